@@ -61,6 +61,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "checkpoint",
         "ranks",
         "publish",
+        "rejection",
         "loop",
         "cli",
     ),

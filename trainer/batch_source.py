@@ -19,9 +19,9 @@ from trainer.batch_progress import BatchProgress, BatchTimeout
 from trainer.clients import NodeClient, SampleClient
 from trainer.config import TrainerConfig
 from trainer.data.gradient_chunks import GradientChunk, GroupChunker
-from trainer.data.token_sequence import TokenSequence, sequence
-from trainer.data.trained_reward import with_trained_reward
+from trainer.data.token_sequence import TokenSequence
 from trainer.node_recall import NodeRecall
+from trainer.rejection.accepted_samples import AcceptedSamples
 from trainer.tracking.step_record import StepRecord
 
 __all__ = ["BatchSource"]
@@ -31,12 +31,16 @@ class BatchSource:
     """Yields the gradient chunks of each step; while a batch fills, the nodes are lent."""
 
     def __init__(
-        self, config: TrainerConfig, samples: SampleClient, nodes: NodeClient, num_ranks: int = 1
+        self,
+        config: TrainerConfig,
+        samples: SampleClient,
+        nodes: NodeClient,
+        accepted: AcceptedSamples,
+        num_ranks: int = 1,
     ) -> None:
-        self._samples, self._nodes = samples, nodes
+        self._samples, self._nodes, self._accepted = samples, nodes, accepted
         self._stream_groups = config.batch.stream_groups
         self._start_groups = 0  # of the current step; 0: a full batch
-        self._algorithm = config.algorithm
         self._chunk_tokens = num_ranks * config.batch.micro_batch_tokens
         self._timeout_seconds = config.batch.timeout_seconds or math.inf
         self._min_groups = config.batch.min_groups
@@ -69,18 +73,21 @@ class BatchSource:
     async def _whole(
         self, record: StepRecord, timeout: BatchTimeout
     ) -> AsyncIterator[GradientChunk]:
-        leased = None
-        while leased is None:
+        sequences = None
+        while sequences is None:
             progress = await self._wait_for_batch_and_nodes(record, timeout)
             with record.phase("lease"):
                 min_groups = 0 if progress.full else self._min_groups
                 leased = await self._samples.lease(
                     record.step, record.base_weight_version, min_groups
                 )
+            if leased is not None:
+                sequences = await self._accepted.read(record.step, leased)
+            if leased is not None and sequences is not None:
+                record.leased(leased.max_staleness)
         if not progress.full:
             self._log_timeout(progress)
-        record.leased(leased.max_staleness)
-        yield GradientChunk(sequences=self._sequences(leased), last=True)
+        yield GradientChunk(sequences=sequences, last=True)
 
     async def _streamed(
         self, record: StepRecord, timeout: BatchTimeout
@@ -92,8 +99,10 @@ class BatchSource:
                 page = await self._next_page(record, timeout, chunker)
                 if page is None and not await self._nodes.others_generate():
                     await self._nodes.release(record.step)
+            fresh = [] if page is None else await self._accepted.read(record.step, page, chunker)
+            if fresh is None:
+                continue  # the page without what was rejected
             last = page is not None and page.next_sample == 0
-            fresh = [] if page is None else self._sequences(page)
             for chunk in chunker.push(fresh, group_complete=page is None, last=last):
                 yield chunk
         if chunker.num_groups < progress.needed and timeout.time <= time.time():
@@ -117,13 +126,6 @@ class BatchSource:
         if page is not None:
             record.leased(page.max_staleness)
         return page
-
-    def _sequences(self, page: sample_pb2.LeaseSamplesResponse) -> list[TokenSequence]:
-        column = self._algorithm.reference_column
-        return [
-            with_trained_reward(sequence(sample, column), self._algorithm)
-            for sample in page.samples
-        ]
 
     async def _wait_for_batch_and_nodes(
         self, record: StepRecord, timeout: BatchTimeout

@@ -26,6 +26,7 @@ from trainer.model.lora import adapter_settings
 from trainer.publish.publisher import Publisher
 from trainer.rank_group import RankGroup
 from trainer.servicer import TrainerServicer
+from trainer.tracking.alarms import Alarms
 from trainer.tracking.tracker import Trackers
 
 __all__ = ["build", "connect_services", "main"]
@@ -45,19 +46,19 @@ def main() -> None:
 @asynccontextmanager
 async def build(config: TrainerConfig) -> AsyncIterator[Service]:
     """Rank 0: the ranks, the training loop and the TrainerService."""
-    ranks = RankGroup()
+    ranks, alarms = RankGroup(), Alarms()
     async with AsyncExitStack() as stack:
         trackers = Trackers(config)
         stack.push_async_callback(asyncio.to_thread, trackers.close)
         stack.push_async_callback(ranks.stop)
         try:
-            find_checkpoint(config)
+            find_checkpoint(config, alarms)
             await ranks.start(config)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         device = DeviceLease(ranks, config.gang.nodes)
         samples, nodes, publisher = await connect_services(config, stack)
-        trainer = Trainer(config, ranks, device, samples, nodes, publisher, trackers)
+        trainer = Trainer(config, ranks, device, samples, nodes, publisher, trackers, alarms)
         servicer = TrainerServicer(config, trainer, device, ranks)
         yield Service(
             servicers=[(trainer_grpc.add_TrainerServiceServicer_to_server, servicer)],

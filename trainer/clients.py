@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 import grpc.aio
@@ -35,6 +35,7 @@ _TAG = "train"
 _POLL_SECONDS = 20.0
 """Longest duration of one long poll."""
 _PAGE_BYTES = 1 << 20
+_MAX_MESSAGE = 2048
 _LEASE_POLL_SECONDS = 5.0
 """Shorter: during a lease poll the gang holds nodes that could be lent."""
 _MARGIN_SECONDS = 15.0
@@ -70,6 +71,8 @@ class SampleClient:
         self._leases: dict[int, str] = {}
         self.epoch = 0
         """Fencing number; 0 until `reconcile`."""
+        self.newest_pending = 0
+        """Newest step that an earlier trainer leased and none committed; 0: none."""
 
     async def reconcile(self, step: int) -> None:
         """Fence older trainers and commit all steps up to `step`, that of the newest checkpoint."""
@@ -79,6 +82,13 @@ class SampleClient:
         response = await retry_forever("Reconcile", lambda: self._stub.Reconcile(request))
         self.epoch = response.epoch
         self._pending = frozenset(response.pending_steps) - {response.open_step}
+        self.newest_pending = max(response.pending_steps, default=0)
+
+    async def committed_step(self) -> int:
+        """Newest step that a trainer committed."""
+        request = sample_pb2.GetReadinessRequest(run_id=self._run_id)
+        response = await retry_forever("GetReadiness", lambda: self._stub.GetReadiness(request))
+        return int(response.readiness.committed_step)
 
     async def check_rules(self, algorithm: AlgorithmConfig) -> None:
         """Check that agents are held to the reward that is trained on.
@@ -198,6 +208,31 @@ class SampleClient:
         return await retry_forever(
             "LeaseSamples", lambda: self._stub.LeaseSamples(request, timeout=timeout)
         )
+
+    async def read_pending(self, step: int) -> sample_pb2.LeaseSamplesResponse:
+        """What a step has that was leased before; it may wait for more."""
+        request = self._request(step, 0, 0.0)
+        request.streaming = True
+        batch = page = await self._call_lease(request)
+        samples = [*batch.samples]
+        while page.samples and page.next_sample:
+            request.first_sample = page.next_sample
+            page = await self._call_lease(request)
+            samples += page.samples
+        if page.lease_token and not page.next_sample:
+            self._pending |= {step}  # whole now, if it was open before
+        return sample_pb2.LeaseSamplesResponse(samples=samples, num_deliveries=batch.num_deliveries)
+
+    async def reject(self, step: int, messages: Mapping[str, str]) -> None:
+        """Take groups that cannot be trained out of `step`; `messages` by group say why.
+
+        The step is to be leased again: it waits for others in their place.
+        """
+        request = sample_pb2.RejectGroupsRequest(run_id=self._run_id, epoch=self.epoch, step=step)
+        for group_id, message in messages.items():
+            request.groups.add(group_id=group_id, message=message[:_MAX_MESSAGE])
+        response = await retry_forever("RejectGroups", lambda: self._stub.RejectGroups(request))
+        self._pending = self._pending - {step} if response.open else self._pending | {step}
 
     async def commit(self, step: int) -> None:
         """Commit `step` and all before it: a durable checkpoint covers them."""

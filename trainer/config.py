@@ -68,6 +68,12 @@ class BatchConfig(Settings):
     micro_batch_tokens: int = Field(8192, gt=0)
     """Tokens of a forward pass on one rank, padding included. A longer sequence, or group for tba
     and dpo, is a pass by itself."""
+    max_rejected_groups: int = Field(64, ge=0)
+    """A group that cannot be trained is replaced; after more than this many in a row the trainer
+    ends, since all agents err. 0: at the first."""
+    trial_deliveries: int = Field(3, ge=0)
+    """When the trainer starts with a step that this many trainers got and none committed, it tries
+    the step's groups one by one and replaces one that ends the process. 0: never."""
     packing: bool = True
     """Compute sequences without padding and shared prefixes once, where the model allows it."""
 

@@ -51,9 +51,9 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         raise OSError(f"{path}: {error}") from error
 
 
-def write_marker(folder: Path) -> None:
-    """Mark `folder` complete; its content is durable before the marker is."""
+def write_marker(folder: Path, text: str = "") -> None:
+    """Mark `folder` complete, by a file with `text`; its content is durable before the marker."""
     sync(folder)
-    (folder / COMPLETE).touch()
+    (folder / COMPLETE).write_text(text)
     sync(folder / COMPLETE)
     sync(folder)

@@ -21,7 +21,10 @@ from trainer.device_lease import DeviceLease
 from trainer.publish.async_publisher import AsyncPublisher
 from trainer.publish.publisher import Publisher
 from trainer.rank_group import RankGroup
+from trainer.rejection.accepted_samples import AcceptedSamples
+from trainer.rejection.trial import Trial
 from trainer.step_runner import Progress, StepRunner
+from trainer.tracking.alarms import Alarms
 from trainer.tracking.sample_table import SampleTable
 from trainer.tracking.step_record import StepFile, StepRecord
 from trainer.tracking.tracker import Trackers
@@ -40,6 +43,7 @@ class Trainer:
         nodes: client of the scheduler.
         publisher: client of the weights service.
         trackers: get the metrics of each step.
+        alarms: what an operator must know.
     """
 
     def __init__(
@@ -51,11 +55,16 @@ class Trainer:
         nodes: NodeClient,
         publisher: Publisher,
         trackers: Trackers,
+        alarms: Alarms,
     ) -> None:
         self._config = config
         self._device, self._samples, self._nodes = device, samples, nodes
-        self._batches = BatchSource(config, samples, nodes, ranks.world_size)
+        self.alarms = alarms
+        """What an operator must know."""
+        accepted = AcceptedSamples(config, samples, self.alarms, ranks.vocabulary_size)
+        self._batches = BatchSource(config, samples, nodes, accepted, ranks.world_size)
         self._steps = StepRunner(config, ranks)
+        self._trial = Trial(config, samples, accepted, self._steps)
         self._checkpointer = AsyncCheckpointer(config, ranks, samples)
         self._publisher = AsyncPublisher(
             config, publisher, samples, self._checkpointer, self._gather
@@ -88,6 +97,9 @@ class Trainer:
         """Resume, then train up to the last step: batch, gradient, update, checkpoint, publish."""
         await self._samples.check_rules(self._config.algorithm)
         await self._resume()
+        if await self._trial.is_due():
+            async with self._device.use(self._nodes.acquire):
+                await self._trial.run()
         while self.progress.step < self.progress.last_step:
             record = StepRecord(self.progress.step + 1, self._publisher.started_version)
             async for chunk in self._batches.chunks(record):
@@ -149,13 +161,15 @@ class Trainer:
 
     async def _resume(self) -> None:
         """Take over the run, load its newest checkpoint and publish weights lost in a crash."""
-        found = await take_over(self._config, self._samples)
+        found = await take_over(self._config, self._samples, self.alarms)
         if found is not None:
             folder, checkpoint = found
             self.progress.step = checkpoint.step
             self._checkpointer.resume(checkpoint.step)
             changed = changed_settings(checkpoint, self._config)
             get_logger().info("resumed", step=checkpoint.step, changed=changed)
+            if changed:
+                self.alarms.add(f"it resumed with other settings: {', '.join(changed)}")
             async with self._device.use(self._nodes.acquire):
                 await self._steps.load(folder)
         self._metrics.begin(self.progress.step, found[1].record if found else {})

@@ -45,6 +45,11 @@ class RankGroup:
         """Whether the model computes sequences without padding."""
         return self._started().worker.packed
 
+    @property
+    def vocabulary_size(self) -> int:
+        """Token ids of the model are below it."""
+        return self._started().worker.vocabulary_size
+
     async def do(self, command: Command) -> list[dict[str, float]]:
         """Give all ranks the same command; their answers in rank order."""
         return await self._run(lambda: self._started().do(command))

@@ -46,6 +46,7 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
             checkpoint_step=self._trainer.checkpoint_step,
             metrics=progress.record.numbers() if progress.record else {},
             suspended=self._device.is_suspended(request.node_id),
+            alarms=self._trainer.alarms.texts,
         )
 
     async def Suspend(  # noqa: N802 -- named by the contract

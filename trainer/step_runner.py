@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +16,14 @@ from trainer.config import TrainerConfig
 from trainer.data.advantages import compute_advantages
 from trainer.data.gradient_chunks import GradientChunk
 from trainer.data.micro_batch import plan_micro_batches
-from trainer.data.token_sequence import trainable_tokens
-from trainer.policy.commands import Accumulate, Gather, Load, Optimize
+from trainer.data.token_sequence import TokenSequence, trainable_tokens
+from trainer.policy.commands import Accumulate, Discard, Gather, Load, Optimize
 from trainer.rank_group import RankGroup
 from trainer.tracking.step_record import StepRecord
 
 __all__ = ["Progress", "StepRunner"]
+
+_FINITE = ("loss", "grad_norm")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,6 +68,21 @@ class StepRunner:
             await self._ranks.do_each(commands)
         record.add(chunk.sequences)
         self.progress.training = chunk.last
+
+    async def try_group(self, step: int, sequences: Sequence[TokenSequence]) -> str:
+        """Compute the gradient of one group and forget it; what of it is not finite, if anything.
+
+        Raises what an algorithm or model raises on the group.
+        """
+        chunk, record = GradientChunk(sequences=sequences, last=True), StepRecord(step, 0)
+        await self._ranks.do_each(self._commands(chunk, record))
+        found = (await self._ranks.do(Discard()))[0]
+        bad = [
+            f"{name} is {found[name]}"
+            for name in _FINITE
+            if not math.isfinite(found.get(name, 0.0))
+        ]
+        return ", ".join(bad)
 
     async def optimize(self, record: StepRecord) -> None:
         """Update the weights with the gradient of the step."""

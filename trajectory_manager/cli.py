@@ -42,7 +42,13 @@ async def build(config: TrajectoryManagerConfig) -> AsyncIterator[Service]:
     """The service on the store that `config` names."""
     required = Durability[config.durability.upper()]
     url = config.redis_url.get_secret_value()
-    opened = redis_store(url, required, config.start_seconds, replicas=config.replicas)
+    opened = redis_store(
+        url,
+        required,
+        config.start_seconds,
+        replicas=config.replicas,
+        check_seconds=config.durability_check_seconds,
+    )
     async with opened as store:
         yield service(config, store)
 

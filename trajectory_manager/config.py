@@ -20,7 +20,10 @@ class TrajectoryManagerConfig(ServerConfig):
     """Store: redis://:password@host:6379/0, redis+sentinel://host1,host2,host3/service/0 or
     redis+cluster://host1,host2/."""
     durability: Literal["fast", "durable", "replicated"] = "fast"
-    """Durability the store must provide; checked against its settings at start."""
+    """Durability the store must provide; checked against its settings at start, and again every
+    durability_check_seconds: while they give less, the store refuses calls."""
+    durability_check_seconds: float = Field(5.0, gt=0)
+    """Time between two checks of the store's settings."""
     replicas: int = Field(1, gt=0)
     """For durability replicated: replicas of each master, all of which confirm each write."""
     start_seconds: float = Field(15.0, gt=0)

@@ -34,8 +34,9 @@ class RolloutServerConfig(ServerConfig):
     "shared_folder" (if a probe shows that this machine sees the weights service's folder under the
     same path), "relay" (once weight_relay_address is set), "shard_stream", or plug-ins as
     "package.module:Name"."""
-    weight_folder_check: Literal["size", "sha256"] = "size"
-    """Check of a shared file; the weights service has verified its checksum at the commit."""
+    weight_folder_check: Literal["size", "sha256"] = "sha256"
+    """Check of a shared file: its checksum, read while the engine samples, or its size alone: the
+    weights service verified the checksum at the commit."""
     weight_relay_address: str | None = None
     """Address of this server for others, as "host:port". If set, rollout servers relay weights to
     each other and the weights service sends each file about once."""

@@ -251,12 +251,12 @@ def _dry_run(config: LauncherConfig, layout: Layout, plans: Mapping[str, Process
     """Run the configuration check of every process; print the commands, errors and a verdict."""
     checked = [process for process in plans.values() if process.check is not None]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        results = dict(zip(checked, threads.map(_checked, checked), strict=True))
+        results = list(threads.map(_checked, checked))
     for process in plans.values():
         print(f"{process.name:24} {' '.join(process.command)}")
-    for done in results.values():
+    for done in results:
         sys.stderr.write(done.stderr)
-    worst = max((done.returncode for done in results.values()), default=int(ExitCode.CLEAN))
+    worst = max((done.returncode for done in results), default=int(ExitCode.CLEAN))
     if worst == 0 and (amount := _check_tasks(config, layout, plans)) is not None:
         print(amount)
     print("nothing was started" if worst == 0 else "the configuration has errors", flush=True)

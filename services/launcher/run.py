@@ -47,6 +47,7 @@ from services.launcher.report.token_audit import audit_figures
 from services.launcher.service_clients import Services, Snapshot, connected
 from services.launcher.supervisor import Supervisor, child_environment
 from services.launcher.view import View
+from services.lib.alarm_notes import AlarmNotes
 from services.lib.failure_notes import FailureNotes
 from services.lib.run_rules import rules
 
@@ -54,6 +55,7 @@ __all__ = ["Run"]
 
 T = TypeVar("T")
 
+_AGENTS = ("agent", "agent_runner")
 CORE_SERVICES = ("trajectory_manager", "weights", "scheduler")
 _REFRESH_SECONDS = 0.5
 _AGENT_END_SECONDS = 10.0
@@ -145,7 +147,7 @@ class Run:
         watching = asyncio.create_task(self._watch(processes, services))
         following = asyncio.create_task(services.follow_allocations(self.events))
         try:
-            await self._start_others(processes)
+            await self._start_others(processes, services)
             yield
         finally:
             watching.cancel()
@@ -160,13 +162,34 @@ class Run:
         for name in CORE_SERVICES:
             await processes.start(self.plans[name])
 
-    async def _start_others(self, processes: Supervisor) -> None:
+    async def _start_others(self, processes: Supervisor, services: Services) -> None:
         self.view.phase("loading the model in rollout servers and trainer")
-        for name, plan in self.plans.items():
-            if name not in ("redis", "dataloader", *CORE_SERVICES):
-                await processes.start(plan)
+        others = [n for n in self.plans if n not in ("redis", "dataloader", *CORE_SERVICES)]
+        for name in others:
+            if name not in _AGENTS:
+                await processes.start(self.plans[name])
+        await self._wait_until_run_goes_on(services)
+        for name in filter(_AGENTS.__contains__, others):
+            await processes.start(self.plans[name])
         if self.config.are_agents_outside:
             self.view.note(instructions(self.config, self.layout))
+
+    async def _wait_until_run_goes_on(self, services: Services) -> None:
+        """Give a resumed run its nodes back, and wait until its trainer has started it again.
+
+        A run that had ended has drained its nodes, and agents would leave it at once.
+        """
+        for node in (await services.snapshot()).nodes:
+            request = scheduler_pb.DrainNodeRequest(node_id=node.node_id, drain=False)
+            await retrying(lambda request=request: services.scheduler.DrainNode(request))  # type: ignore[misc]
+        get = run_pb.GetRunRequest(run_id=self.layout.run_id)
+        while "trainer" in self.plans and (
+            (await retrying(lambda: services.runs.GetRun(get))).run.HasField("end_time")
+        ):
+            status = await services.trainer_status()
+            if status is not None and status.state == trainer_pb.TRAINER_STATE_FINISHED:
+                return
+            await asyncio.sleep(_REFRESH_SECONDS)
 
     async def _prepare(self) -> None:
         """Make model and tasks, unless an interrupted run has already done so."""
@@ -326,6 +349,7 @@ class Run:
 
     async def _watch(self, processes: Supervisor, services: Services) -> None:
         hint = LeaseHint(self._advice(), are_tasks_own=self.config.tasks is None)
+        alarms = AlarmNotes()
         failures = FailureNotes(lambda: trajectories(services, headers_only=True))
         while True:
             snapshot = await services.snapshot()
@@ -334,6 +358,8 @@ class Run:
                 self.view.note(advice)
             for line in await failures.look(snapshot.readiness):
                 self.view.note(f"{line} Logs: {self._logs()}")
+            for line in alarms.look(snapshot.trainer):
+                self.view.note(line)
             if self.is_learning:
                 self.occupancy.add(snapshot)
             if "agent" in processes.ended:

@@ -59,6 +59,13 @@ class SampleLedger(sample_grpc.SampleServiceServicer):
         pending = [step for step in self._batches if step > request.step]
         return sample_pb2.ReconcileResponse(epoch=self.epoch, pending_steps=pending)
 
+    async def GetReadiness(
+        self, request: sample_pb2.GetReadinessRequest, context: object
+    ) -> sample_pb2.GetReadinessResponse:
+        """The committed step alone."""
+        readiness = sample_pb2.Readiness(committed_step=self.committed)
+        return sample_pb2.GetReadinessResponse(readiness=readiness)
+
     async def AwaitStep(
         self, request: sample_pb2.AwaitStepRequest, context: object
     ) -> sample_pb2.AwaitStepResponse:

@@ -22,7 +22,10 @@ from trainer import batch_source
 from trainer.batch_progress import BatchProgress
 from trainer.batch_source import BatchSource
 from trainer.clients import NodeClient, SampleClient
+from trainer.config import TrainerConfig
 from trainer.data.token_sequence import TokenSequence
+from trainer.rejection.accepted_samples import AcceptedSamples
+from trainer.tracking.alarms import Alarms
 from trainer.tracking.step_record import StepRecord
 
 OVER = {"batch__timeout_seconds": 1e-9}
@@ -117,6 +120,11 @@ class FakeNodeClient(NodeClient):
         self.calls.append(f"acquire for {batch}")
 
 
+def source(config: TrainerConfig, samples: SampleClient, nodes: NodeClient) -> BatchSource:
+    """Of a model with 16 tokens."""
+    return BatchSource(config, samples, nodes, AcceptedSamples(config, samples, Alarms(), 16))
+
+
 async def leased(batches: BatchSource, step: int) -> list[TokenSequence]:
     """All that a step is trained on."""
     parts = [part async for part in batches.chunks(StepRecord(step, 0))]
@@ -129,7 +137,7 @@ async def waited(
     """The calls for the second of two batches, and what there was of it."""
     config = trainer_config(run_id="run", model=tmp_path, checkpoint__folder=tmp_path, **fields)
     samples, nodes = FakeSampleClient(*first, *second), FakeNodeClient(return_seconds)
-    batches = BatchSource(config, samples, nodes)
+    batches = source(config, samples, nodes)
     for step in (1, 2):
         nodes.calls.clear()
         await leased(batches, step)
@@ -204,7 +212,7 @@ async def test_done_rollouts_are_reported_once(tmp_path: Path) -> None:
     """
     config = trainer_config(run_id="run", model=tmp_path, checkpoint__folder=tmp_path, **OVER)
     samples, nodes = FakeSampleClient(8, 0, 8, 9, 0, 3, 0, 8), FakeNodeClient(60.0)
-    batches = BatchSource(config, samples, nodes)
+    batches = source(config, samples, nodes)
     for step in (1, 2, 3, 4, 5):
         await leased(batches, step)
     assert nodes.done == [0, 32 + 32, 12]
@@ -219,7 +227,7 @@ async def test_nodes_are_taken_for_a_part_only_while_others_generate(
         run_id="run", model=tmp_path, checkpoint__folder=tmp_path, batch__stream_groups=3
     )
     samples, nodes = FakeSampleClient(8, 1, 3, 8), FakeNodeClient(0.0, shared)
-    batches = BatchSource(config, samples, nodes)
+    batches = source(config, samples, nodes)
     await leased(batches, 1)
     nodes.calls.clear()
     await leased(batches, 2)
@@ -234,9 +242,7 @@ async def test_a_timeout_interrupts_rollout_on_the_gang_s_node(tmp_path: Path) -
         rollout = await register(stub, "both", *BOTH)
         await heartbeat(stub, "both", rollout.epoch)
         assert rollout.tag == "rollout"
-        batches = BatchSource(
-            config, FakeSampleClient(0, 2), NodeClient(channel, RUN, "trainer", 1)
-        )
+        batches = source(config, FakeSampleClient(0, 2), NodeClient(channel, RUN, "trainer", 1))
         waiting = asyncio.create_task(leased(batches, 1))
         train = await heartbeat(stub, "both", rollout.epoch, wait=5.0)
         assert train.tag == "train"

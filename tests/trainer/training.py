@@ -75,12 +75,15 @@ class Training:
                 trajectory_manager=f"127.0.0.1:{self.port}",
                 weights=self.weights_address or weights.address,
                 num_steps=num_steps,
-                optimizer__learning_rate=3e-3,
                 resume=True,
-                **{"end_run": False, **values},
+                **{"optimizer__learning_rate": 3e-3, "end_run": False, **values},
             )
             async with build(config) as trainer:
                 yield trainer
+
+    def records(self) -> list[dict[str, Any]]:
+        """Of the steps so far."""
+        return list(read_lines(self.metrics_file)) if self.metrics_file.exists() else []
 
     async def readiness(self) -> sample_pb2.Readiness:
         """Counts of the run."""

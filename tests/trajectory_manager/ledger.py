@@ -10,7 +10,7 @@ from typing import Any
 from tests.trajectory_manager.support import RULES
 from trajectory_manager.model.records import EmptyReason, Purpose, RolloutResult, Task, TaskLease
 from trajectory_manager.model.runs import RunConfig
-from trajectory_manager.model.steps import LeaseAttempt, PublishWait, StepLease
+from trajectory_manager.model.steps import LeaseAttempt, PublishWait, Rejected, StepLease
 from trajectory_manager.store.interface import Store
 
 WIDE = replace(RULES, group_size=1, groups_per_step=2, max_staleness=9)
@@ -119,6 +119,10 @@ class Ledger:
         attempt = await self.attempt(step, base)
         assert attempt.lease is not None
         return attempt.lease
+
+    async def reject(self, step: int, messages: Mapping[str, str]) -> Rejected:
+        """Take groups out of a step."""
+        return await self.store.ledger.reject(self.run_id, self.epoch, step, messages)
 
     async def commit(self, step: int) -> int:
         """Commit a step; the samples covered."""

@@ -2,19 +2,19 @@
 
     checkpoint.folder/step_000012/rank_00000_of_00002.safetensors   `Policy.state`, random state
                                   state.json                        `Checkpoint`
-                                  .complete                         written last
+                                  checksums.json, .complete         `checksums.py`; written last
 
 A folder is filled under a temporary name and renamed when complete: one named step_* is complete.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from safetensors import safe_open
 
 from trainer import fsync_files
+from trainer.checkpoint.checksums import DamagedError, note_digest, read_json, seal, verify
 from trainer.config import Setting
 from trainer.model.lora import is_adapter
 from trainer.policy.forward import VALUE_HEAD
@@ -69,12 +70,44 @@ class Checkpoint:
     """Record of the step; after a crash its line may be missing in the metrics file."""
 
 
-def newest(folder: Path) -> tuple[Path, Checkpoint] | None:
-    """The newest complete checkpoint in `folder`."""
-    found = sorted(path for path in folder.glob("step_*") if (path / fsync_files.COMPLETE).exists())
-    if not found:
-        return None
-    return found[-1], read_state(found[-1])
+def newest(
+    folder: Path, on_damaged: Callable[[DamagedError, Path], None] | None = None
+) -> tuple[Path, Checkpoint] | None:
+    """The newest complete checkpoint in `folder` whose files are what was written.
+
+    Newer ones that are damaged are kept under another name, and reported to `on_damaged`, with it.
+
+    Raises:
+        DamagedError: all are damaged.
+    """
+    damaged: DamagedError | None = None
+    for path in sorted(folder.glob("step_*"), reverse=True):
+        if not (path / fsync_files.COMPLETE).exists():
+            continue
+        try:
+            _verify(path, (path / fsync_files.COMPLETE).stat().st_mtime_ns)
+            return path, read_state(path)
+        except DamagedError as error:
+            damaged = error
+            if on_damaged is not None:
+                on_damaged(error, _set_aside(path))
+    if damaged is not None:
+        raise damaged
+    return None
+
+
+@lru_cache(maxsize=8)
+def _verify(folder: Path, mtime_ns: int) -> None:
+    verify(folder)
+
+
+def _set_aside(folder: Path) -> Path:
+    """Keep a damaged checkpoint where no trainer looks."""
+    kept = folder.with_name(f"damaged_{folder.name}")
+    shutil.rmtree(kept, ignore_errors=True)
+    folder.rename(kept)
+    fsync_files.sync(folder.parent)
+    return kept
 
 
 def read_state(folder: Path) -> Checkpoint:
@@ -89,7 +122,7 @@ def read_state(folder: Path) -> Checkpoint:
             f"which holds {_STATE} and {fsync_files.COMPLETE}"
         )
     known = {field.name for field in fields(Checkpoint)}
-    record = json.loads((folder / _STATE).read_text())
+    record = read_json(folder / _STATE)
     return Checkpoint(**{k: v for k, v in record.items() if k in known})
 
 
@@ -143,6 +176,7 @@ def _write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write a shard; once it has its final name it is durable."""
     partial = path.with_suffix(".partial")
     fsync_files.write_tensors(partial, tensors)
+    note_digest(partial, path.name)
     partial.rename(path)
 
 
@@ -154,7 +188,7 @@ def is_written(folder: Path, world_size: int) -> bool:
 
 
 def complete(partial: Path, checkpoint: Checkpoint, keep: int) -> Path:
-    """Write state.json, rename the folder, and delete all but the `keep` newest checkpoints.
+    """Write state.json and checksums, rename the folder, delete all but the `keep` newest.
 
     Raises:
         OSError: a shard is missing.
@@ -162,7 +196,7 @@ def complete(partial: Path, checkpoint: Checkpoint, keep: int) -> Path:
     if not is_written(partial, checkpoint.world_size):
         raise OSError(f"checkpoint {partial} lacks shards of its {checkpoint.world_size} ranks")
     fsync_files.write_json(partial / _STATE, asdict(checkpoint))
-    fsync_files.write_marker(partial)
+    seal(partial)
     final = partial.parent / f"step_{checkpoint.step:09d}"
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)

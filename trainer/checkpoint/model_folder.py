@@ -17,6 +17,7 @@ from torch import nn
 from services.lib.weight_files.folder_names import fingerprint
 from trainer import fsync_files
 from trainer.checkpoint.checkpoint_files import Checkpoint, read_parameters, read_state
+from trainer.checkpoint.checksums import verify
 from trainer.config import TrainerConfig
 from trainer.model.checkpoint_names import checkpoint_tensors
 from trainer.model.lora import add_adapter, is_adapter, merged, plain_name
@@ -44,9 +45,11 @@ def write_model_folder(checkpoint: Path, base_model: Path | None, out: Path) -> 
         `out`.
 
     Raises:
-        ValueError: `checkpoint` is not one, `base_model` is another model, or `out` exists.
+        ValueError: `checkpoint` is not one, or damaged; `base_model` is another model; `out`
+            exists.
     """
     state = read_state(checkpoint)
+    verify(checkpoint)
     if out.exists():
         raise ValueError(f"{out} exists: give a new folder")
     config = _config(state, base_model, checkpoint)

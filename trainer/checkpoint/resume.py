@@ -6,20 +6,25 @@ from pathlib import Path
 
 from trainer.checkpoint import checkpoint_files
 from trainer.checkpoint.checkpoint_files import Checkpoint
+from trainer.checkpoint.checksums import DamagedError
 from trainer.clients import SampleClient
 from trainer.config import TrainerConfig
+from trainer.tracking.alarms import Alarms
 
 __all__ = ["changed_settings", "find_checkpoint", "take_over"]
 
 
-def find_checkpoint(config: TrainerConfig) -> tuple[Path, Checkpoint] | None:
+def find_checkpoint(config: TrainerConfig, alarms: Alarms) -> tuple[Path, Checkpoint] | None:
     """The checkpoint to resume from; None: the run starts from its model.
 
+    The newest intact one; each newer one that is damaged raises an alarm.
+
     Raises:
+        DamagedError: all checkpoints are damaged.
         ValueError: `resume` is not set and there is a checkpoint, or it is of another run, model or
             kind of training.
     """
-    found = checkpoint_files.newest(config.checkpoint.folder)
+    found = _newest_intact(config.checkpoint.folder, alarms)
     if found is None:
         return None
     folder, checkpoint = found
@@ -46,23 +51,53 @@ def find_checkpoint(config: TrainerConfig) -> tuple[Path, Checkpoint] | None:
     return found
 
 
-async def take_over(config: TrainerConfig, samples: SampleClient) -> tuple[Path, Checkpoint] | None:
+def _newest_intact(folder: Path, alarms: Alarms) -> tuple[Path, Checkpoint] | None:
+    def report(error: DamagedError, kept: Path) -> None:
+        alarms.add(f"{error}; the checkpoint was set aside as {kept}, training resumes before it")
+
+    try:
+        return checkpoint_files.newest(folder, report)
+    except DamagedError as error:
+        raise ValueError(
+            f"{error}, and {folder} has no intact checkpoint: restore a copy of one there, or give "
+            "another folder and run_id to start a new run"
+        ) from error
+
+
+async def take_over(
+    config: TrainerConfig, samples: SampleClient, alarms: Alarms
+) -> tuple[Path, Checkpoint] | None:
     """Fence older trainers and find the newest checkpoint; None: there is none.
 
     Repeats until the checkpoint is the newest: a trainer may write one until it is fenced.
     """
     while True:
-        step = _step(find_checkpoint(config))
+        step = _step(find_checkpoint(config, alarms))
+        committed = await samples.committed_step()
         await samples.reconcile(step)
-        found = find_checkpoint(config)
+        found = find_checkpoint(config, alarms)
         if _step(found) == step:
+            if committed > step:
+                alarms.add(_undone(step, committed))
             return found
 
 
+def _undone(step: int, committed: int) -> str:
+    return (
+        f"the newest intact checkpoint is of step {step}, and steps up to {committed} were "
+        f"committed, whose samples are never leased again: steps {step + 1} to {committed} are "
+        "trained on new groups. If no tasks are left, submit more, or ask FinishTraining to end"
+    )
+
+
 def changed_settings(checkpoint: Checkpoint, config: TrainerConfig) -> list[str]:
-    """Settings that differ from the checkpoint's and change the results of the steps."""
+    """Settings that differ from the checkpoint's and change results, as "name old → new"."""
     now, before = config.reproducibility_settings(), checkpoint.settings
-    return sorted(name for name in now.keys() & before.keys() if now[name] != before[name])
+    return [
+        f"{name} {before[name]} → {now[name]}"
+        for name in sorted(now.keys() & before.keys())
+        if now[name] != before[name]
+    ]
 
 
 def _step(found: tuple[Path, Checkpoint] | None) -> int:

@@ -6,7 +6,7 @@ is the sum of the gradients of its chunks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -68,6 +68,12 @@ class GroupChunker:
                 yield self._take_chunk(last=False)
         if last:
             yield self._take_chunk(last=True)
+
+    def drop(self, group_ids: Collection[str]) -> None:
+        """Forget what has arrived of incomplete groups, which left the step."""
+        kept = [item for item in self._incomplete if item.group_id not in group_ids]
+        self.num_sequences -= len(self._incomplete) - len(kept)
+        self._incomplete = kept
 
     def _take_chunk(self, *, last: bool) -> GradientChunk:
         sequences, self._chunk = self._chunk, []

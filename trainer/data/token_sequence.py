@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
+from services.chassis.errors import ConfigError
+from services.lib.trainable_bounds import MIN_TEMPERATURE
+
 __all__ = ["TokenSequence", "TurnReward", "sequence", "temperature", "trainable_tokens"]
 
 _VALUE_BYTES = 4
@@ -70,8 +73,8 @@ def sequence(sample: trajectory_pb2.Sample, reference_column: str = "") -> Token
         algorithm.reference_column: column with log-probs under a frozen model; empty: none.
 
     Raises:
-        ValueError: parallel fields differ in length, a temperature is not positive, or the
-            column is missing.
+        ValueError: parallel fields differ in length, or a temperature is too low.
+        ConfigError: the column is missing.
     """
     arrays = _arrays(sample)
     _check(sample, arrays)
@@ -133,7 +136,7 @@ def _reference(sample: trajectory_pb2.Sample, column: str, length: int) -> NDArr
         return np.zeros(length, np.float32)
     found = {entry.name: entry.values for entry in sample.columns}
     if column not in found:
-        raise ValueError(
+        raise ConfigError(
             f"sample {sample.sample_id!r} has no column {column!r} but {sorted(found)}: add it to "
             "the run's required_columns, and start a scoring service that writes it"
         )
@@ -160,11 +163,11 @@ def _check(sample: trajectory_pb2.Sample, arrays: _Arrays) -> None:
                 f"sample {sample.sample_id!r}: {name} covers {size} tokens, token_ids {length}"
             )
     for turn in sample.turns:
-        if not temperature(turn) > 0:
+        if not temperature(turn) >= MIN_TEMPERATURE:
             raise ValueError(
                 f"sample {sample.sample_id!r}: temperature of turn {turn.turn_id!r} is "
-                f"{temperature(turn)}, greedy turns cannot be trained on: sample with a "
-                "temperature above 0, or leave the turn out of training"
+                f"{temperature(turn)}, greedy turns cannot be trained on: sample with at least "
+                f"{MIN_TEMPERATURE:g}, or leave the turn out of training"
             )
 
 

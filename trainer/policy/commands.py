@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from trainer.data.micro_batch import MicroBatch
 __all__ = [
     "Accumulate",
     "Command",
+    "Discard",
     "Exit",
     "Gather",
     "Load",
@@ -47,6 +48,11 @@ class Optimize:
 
     step: int
     """Number of the step, from 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discard:
+    """Forget the accumulated gradient, after computing the loss and gradient norm it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +99,10 @@ class Exit:
     """End the process."""
 
 
-Command = Accumulate | Optimize | Save | Written | Load | Gather | Release | Restore | Exit
-_KINDS: dict[str, type[Command]] = {
-    kind.__name__: kind
-    for kind in (Accumulate, Optimize, Save, Written, Load, Gather, Release, Restore, Exit)
-}
+Command = (
+    Accumulate | Optimize | Discard | Save | Written | Load | Gather | Release | Restore | Exit
+)
+_KINDS: dict[str, type[Command]] = {kind.__name__: kind for kind in get_args(Command)}
 
 
 def encode(command: Command) -> bytes:

@@ -74,11 +74,10 @@ class Policy:
         Raises:
             NonFiniteError: the loss or the gradient norm is not finite.
         """
-        totals, self._totals = self._totals, _Totals()
+        totals = self._take_totals()
         if totals.num_tokens == 0:
             return {}
-        metrics = totals.reduced()
-        metrics["grad_norm"] = self._grad_norm() / totals.denominator
+        metrics = self._measured(totals)
         for name in ("loss", "grad_norm"):
             if not math.isfinite(metrics[name]):
                 self.model.zero_grad(set_to_none=True)
@@ -90,6 +89,22 @@ class Policy:
         scale = min(1.0, self._config.optimizer.max_grad_norm / (metrics["grad_norm"] + 1e-6))
         metrics["grad_scale"] = scale
         self._update(scale / totals.denominator, metrics["learning_rate"])
+        return metrics
+
+    def discard(self) -> dict[str, float]:
+        """Forget the accumulated gradient; its loss and norm, which may be infinite. Collective."""
+        totals = self._take_totals()
+        metrics = self._measured(totals) if totals.num_tokens else {}
+        self.model.zero_grad(set_to_none=True)
+        return metrics
+
+    def _take_totals(self) -> _Totals:
+        totals, self._totals = self._totals, _Totals()
+        return totals
+
+    def _measured(self, totals: _Totals) -> dict[str, float]:
+        metrics = totals.reduced()
+        metrics["grad_norm"] = self._grad_norm() / totals.denominator
         return metrics
 
     def published_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

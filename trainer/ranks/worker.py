@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from trainer.model.checkpoint_names import checkpoint_tensors
 from trainer.policy.commands import (
     Accumulate,
     Command,
+    Discard,
     Exit,
     Gather,
     Load,
@@ -43,6 +45,8 @@ class Worker:
         algorithm = make_algorithm(config)
         model, self.packed = load_sharded(config, mesh, critic=algorithm.critic)
         """Whether sequences are computed without padding."""
+        self.vocabulary_size = int(cast(Any, model).get_input_embeddings().weight.shape[0])
+        """Rows of the embedding: token ids are below it."""
         self._model = model
         self._publishes_adapter = config.publish.content == "adapter"
         self._policy = Policy(model, algorithm, config, packed=self.packed)
@@ -57,6 +61,8 @@ class Worker:
                 self._policy.accumulate(command)
             case Optimize(step=step):
                 return self._policy.optimize(step)
+            case Discard():
+                return self._policy.discard()
             case Save(folder=folder):
                 self._shard_writer.start(self._policy, Path(folder))
             case Written(folder=folder):

@@ -153,6 +153,8 @@ def rewards_from(field: str, message: tokens_pb2.Rewards) -> Outcome:
     if len({(reward.name, reward.turn_id) for reward in rewards}) < len(rewards):
         names = [reward.name for reward in rewards]
         raise invalid_argument(f"{field}.rewards", names, "each name once per turn")
+    for name, total in Outcome(rewards=rewards).totals.items():
+        validation.reward(f"{field}.rewards (the sum of {name!r})", total)
     failure = validation.text(f"{field}.policy_failure", message.policy_failure)
     return Outcome(
         rewards=rewards,
@@ -164,7 +166,7 @@ def rewards_from(field: str, message: tokens_pb2.Rewards) -> Outcome:
 def _reward_from(field: str, reward: tokens_pb2.Reward) -> Reward:
     return Reward(
         name=validation.name(f"{field}.name", reward.name),
-        value=validation.finite(f"{field}.value", reward.value),
+        value=validation.reward(f"{field}.value", reward.value),
         turn_id=validation.optional_name(f"{field}.turn_id", reward.turn_id),
     )
 

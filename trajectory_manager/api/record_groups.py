@@ -14,6 +14,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import invalid_argument
+from services.lib.trainable_bounds import MIN_TEMPERATURE
 from trajectory_manager.api import conversion, sampling_params, validation
 from trajectory_manager.api.inflight_bytes import InflightBytes
 from trajectory_manager.model import sampling
@@ -22,7 +23,7 @@ from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.tokens import Turn, TurnBegin, TurnRecord
 from trajectory_manager.service import outcomes
 from trajectory_manager.service.rollouts import Rollouts
-from trajectory_manager.store.errors import greedy_training
+from trajectory_manager.store.errors import cold_training
 from trajectory_manager.store.interface import Store
 
 _MAX_GROUPS = 1024
@@ -130,8 +131,8 @@ def _turn(field: str, message: trajectory_pb2.Turn) -> TurnRecord:
         raise invalid_argument(f"{field}.finish_reason", message.finish_reason, "STOP or LENGTH")
     tokens = conversion.tokens_from(f"{field}.tokens", message.tokens)
     params = sampling_params.stored(f"{field}.sampling", message.sampling)
-    if sampling.temperature(params) == 0:
-        raise greedy_training(f"{field}.sampling.temperature")
+    if (temperature := sampling.temperature(params)) < MIN_TEMPERATURE:
+        raise cold_training(f"{field}.sampling.temperature", temperature)
     begin = TurnBegin(
         turn_id=validation.name(f"{field}.turn_id", message.turn_id),
         attempt_id="-",

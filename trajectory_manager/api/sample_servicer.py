@@ -25,6 +25,7 @@ from trajectory_manager.store.interface import Store
 # Bound on the size of one ListSamples response.
 _PAGE_BYTES = 16 << 20
 _READ_ROLLOUTS = 32
+_MAX_REJECTED = 1024
 
 
 class SampleServicer(pb_grpc.SampleServiceServicer):
@@ -112,6 +113,25 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
             validation.positive("step", request.step),
         )
         return pb.CommitStepResponse(num_samples=num_samples)
+
+    async def RejectGroups(
+        self, request: pb.RejectGroupsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.RejectGroupsResponse:
+        """Take groups that cannot be trained out of a leased step."""
+        validation.bounded("groups", len(request.groups), _MAX_REJECTED)
+        rejected = await self._store.ledger.reject(
+            validation.run_name(request.run_id),
+            request.epoch,
+            validation.positive("step", request.step),
+            {
+                validation.name(f"groups[{i}].group_id", group.group_id): validation.text(
+                    f"groups[{i}].message", group.message
+                )
+                for i, group in enumerate(request.groups)
+            },
+        )
+        self._metrics.discarded("rejected", rejected.num_rejected)
+        return pb.RejectGroupsResponse(num_rejected=rejected.num_rejected, open=rejected.is_open)
 
     async def AwaitPublish(
         self, request: pb.AwaitPublishRequest, context: grpc.aio.ServicerContext[Any, Any]

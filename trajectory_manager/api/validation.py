@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from google.protobuf.duration_pb2 import Duration
@@ -13,6 +12,7 @@ from seamflow.common.v1 import tokens_pb2
 
 from services.chassis.errors import ServiceError, invalid_argument
 from services.lib.token_bytes import unpack_logprobs
+from services.lib.trainable_bounds import MAX_LOGPROB, MAX_REWARD, MIN_LOGPROB
 from trajectory_manager.model.tokens import BYTES_PER_TOKEN, Origin, Span, VersionSource
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -22,6 +22,8 @@ _COLUMN = re.compile(r"[a-z0-9_]{1,60}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ORIGINS = frozenset(map(int, Origin))
 _VERSION_SOURCES = frozenset(map(int, VersionSource))
+_POSSIBLE = bytes([0, *range(0x80, 0xC2)])
+"""Highest bytes of float32 from -32 to 0, both included; -80 begins with 0xc2."""
 _MAX_TEXT = 4096
 _MAX_PAGE = 1000
 _DEFAULT_PAGE = 100
@@ -131,10 +133,10 @@ def page(size: int, page_token: str) -> tuple[int, int]:
     return int(page_token or 0), page_size(size)
 
 
-def finite(field: str, value: float) -> float:
-    """A number that is neither infinite nor NaN."""
-    if not math.isfinite(value):
-        raise invalid_argument(field, value, "a finite number")
+def reward(field: str, value: float) -> float:
+    """A number that float32 training survives."""
+    if not abs(value) <= MAX_REWARD:  # NaN is not
+        raise invalid_argument(field, value, f"a finite number between ±{MAX_REWARD:g}")
     return value
 
 
@@ -156,21 +158,21 @@ def ids(field: str, data: bytes) -> None:
 
 
 def packed_tokens(field: str, token_ids: bytes, logprobs: bytes) -> None:
-    """Arrays as bytes, of equal length, maybe empty; ids of at least 0 and finite log-probs."""
+    """Arrays as bytes, of equal length, maybe empty; ids of at least 0 and possible log-probs."""
     ids(f"{field}.token_ids", token_ids)
     if len(logprobs) != len(token_ids):
         cure = f"as many as token_ids, which are {len(token_ids)}"
         raise invalid_argument(f"{field}.logprobs", f"{len(logprobs)} bytes", cure)
-    if not _finite(logprobs):
-        raise invalid_argument(f"{field}.logprobs", "NaN or infinite", "finite numbers")
+    # Looks at single values only where a highest byte allows an impossible one.
+    if logprobs[3::4].translate(None, _POSSIBLE):
+        _check_logprobs(f"{field}.logprobs", unpack_logprobs(logprobs))
 
 
-def _finite(floats: bytes) -> bool:
-    """Whether no float32 is infinite or NaN: their exponents are all ones."""
-    highest = floats[3::4]
-    if b"\x7f" not in highest and b"\xff" not in highest:
-        return True
-    return all(map(math.isfinite, unpack_logprobs(floats)))
+def _check_logprobs(field: str, values: Sequence[float]) -> None:
+    for value in values:
+        if not MIN_LOGPROB <= value <= MAX_LOGPROB:  # NaN is not
+            cure = f"finite numbers between {MIN_LOGPROB:g} and 0"
+            raise invalid_argument(field, value, cure)
 
 
 def spans(messages: Iterable[tokens_pb2.Span], num_tokens: int) -> tuple[Span, ...]:

@@ -69,6 +69,7 @@ class DeadLetterReason(IntEnum):
     WITHHELD = 3
     ZERO_VARIANCE = 4
     DELIVERIES = 5
+    REJECTED = 6
     OTHER = 0
     """Written by a newer manager."""
 

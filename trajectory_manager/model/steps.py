@@ -55,3 +55,13 @@ class PublishWait:
     """Groups with a finished sample that would be too old."""
     running: tuple[str, ...] = ()
     """Rollouts under way of the other groups that are not leased to a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """The result of rejecting groups of a step."""
+
+    num_rejected: int
+    """Groups that left it."""
+    is_open: bool
+    """Whether it takes others now."""

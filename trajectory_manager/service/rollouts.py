@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from services.chassis.errors import Reason, ServiceError
+from services.lib.trainable_bounds import MIN_TEMPERATURE
 from trajectory_manager.model import sampling
 from trajectory_manager.model.records import (
     Effect,
@@ -124,11 +125,11 @@ class Rollouts:
 
         Raises:
             ServiceError: as `TokenStore.begin_turn`; NOT_FOUND for a parent that does not exist;
-                INVALID_ARGUMENT for temperature 0 in a TRAIN rollout.
+                INVALID_ARGUMENT for a TRAIN rollout that samples greedily, or nearly.
         """
         tokens = self._store.tokens
-        if sampling.temperature(begin.sampling) == 0:
-            await self._check_greedy(run_id, rollout_id)
+        if (temperature := sampling.temperature(begin.sampling)) < MIN_TEMPERATURE:
+            await self._check_not_trained(run_id, rollout_id, temperature)
         if (run_id, rollout_id) in self._without_turns and not begin.parent_turn_id:
             first = await self._begin_first_turn(
                 run_id, rollout_id, credential_digest, begin, prompt
@@ -180,10 +181,10 @@ class Rollouts:
             divergence=None,
         )
 
-    async def _check_greedy(self, run_id: str, rollout_id: str) -> None:
+    async def _check_not_trained(self, run_id: str, rollout_id: str, temperature: float) -> None:
         rollout = await self._store.tokens.rollout(run_id, rollout_id)
         if rollout is not None and rollout.purpose is Purpose.TRAIN:
-            raise errors.greedy_training("sampling.temperature")
+            raise errors.cold_training("sampling.temperature", temperature)
 
     async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
         """Record tokens; a result is an error where an append failed, as in `TokenStore.append`.

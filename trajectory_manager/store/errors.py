@@ -19,6 +19,7 @@ from services.chassis.errors import (
     shortened,
     stale_epoch,
 )
+from services.lib.trainable_bounds import MIN_TEMPERATURE
 from trajectory_manager.model.records import RolloutState
 
 _QUEUE_RETRY_SECONDS = 1.0
@@ -129,10 +130,10 @@ def pinned_training(version: int) -> ServiceError:
     return invalid_argument("pinned_weight_version", version, cure)
 
 
-def greedy_training(field: str) -> ServiceError:
-    """INVALID_ARGUMENT: greedy tokens have no log-probs to train with."""
-    cure = "more than 0 in a TRAIN rollout; only EVAL may be greedy"
-    return invalid_argument(field, 0.0, cure)
+def cold_training(field: str, temperature: float) -> ServiceError:
+    """INVALID_ARGUMENT: tokens sampled greedily, or nearly, have no log-probs to train with."""
+    cure = f"at least {MIN_TEMPERATURE:g} in a TRAIN rollout; only EVAL may be greedy"
+    return invalid_argument(field, temperature, cure)
 
 
 def other_turn(turn_id: str, differs: str) -> ServiceError:

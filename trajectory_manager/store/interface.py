@@ -7,7 +7,7 @@ own clock decides about leases.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,7 +29,7 @@ from trajectory_manager.model.records import (
 )
 from trajectory_manager.model.run_counts import RunCounts
 from trajectory_manager.model.runs import Run, RunConfig
-from trajectory_manager.model.steps import LeaseAttempt, PublishWait, Reconciled
+from trajectory_manager.model.steps import LeaseAttempt, PublishWait, Reconciled, Rejected
 from trajectory_manager.model.tokens import (
     Append,
     Appended,
@@ -338,6 +338,19 @@ class LedgerStore(Protocol):
 
         Raises:
             ServiceError: STALE_EPOCH.
+        """
+        ...
+
+    async def reject(
+        self, run_id: str, epoch: int, step: int, messages: Mapping[str, str]
+    ) -> Rejected:
+        """Take groups that cannot be trained out of `step`; `messages` by group say why.
+
+        They become dead letters, the step opens for others, and later steps return to the head of
+        the queue. Replayed groups leave the step and the replay buffer. Others are ignored.
+
+        Raises:
+            ServiceError: STALE_EPOCH, NOT_FOUND (the step is committed, or not leased).
         """
         ...
 

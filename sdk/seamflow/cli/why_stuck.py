@@ -38,6 +38,7 @@ from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 __all__ = ["why_stuck"]
 
 _SLOW_ROLLOUT_SECONDS = 600.0
+_ALARMS = 3
 
 
 def why_stuck(snapshot: Snapshot) -> list[Finding]:
@@ -101,6 +102,17 @@ def _late_switches(snapshot: Snapshot) -> Iterator[Finding]:
             "log of its node agent.",
             since=last_event(snapshot, "assigned", node.node_id),
             normal=True,
+        )
+
+
+def _trainer_alarms(snapshot: Snapshot) -> Iterator[Finding]:
+    """The newest of what its trainer went on after."""
+    for alarm in reversed([] if snapshot.trainer is None else snapshot.trainer.alarms[-_ALARMS:]):
+        yield Finding(
+            rule="trainer_alarm",
+            sentence=f"The trainer goes on, but {alarm}.",
+            cure="`seamflow dead-letters` lists the groups that it could not train; for the rest "
+            "see its log.",
         )
 
 
@@ -353,6 +365,7 @@ _RULES: tuple[Callable[[Snapshot], Iterator[Finding]], ...] = (
     _unreachable_services,
     _lost_nodes,
     failed_rollouts,
+    _trainer_alarms,
     _trainer_waits_for_nodes,
     _no_server_serves,
     _ejected_servers,

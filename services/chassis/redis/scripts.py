@@ -13,7 +13,7 @@ from typing import Any
 
 from redis import exceptions
 
-from services.chassis.errors import ServiceError
+from services.chassis.errors import Reason, ServiceError, unavailable
 from services.chassis.redis.connect import store_errors
 from services.chassis.redis.pipeline import Command, Pipeline, Pipelines, slot_of
 from services.chassis.redis.script_batcher import PLAIN, RUN_ID, Call, ScriptBatcher
@@ -41,6 +41,8 @@ class Scripts:
         self._sources = {path.stem: _source(path) for path in sorted(folder.glob("[!_]*.lua"))}
         if not self._sources:
             raise ValueError(f"folder {folder} holds no *.lua file")
+        self.refusal = ""
+        """Why all calls are refused now; empty: they are not."""
         self._pipelines = pipelines
         self._batchers: dict[Pipeline, ScriptBatcher] = {}
 
@@ -126,6 +128,10 @@ class Scripts:
     async def _send(
         self, name: str, calls: Sequence[Call], indexes: Iterable[int], replies: list[Any]
     ) -> None:
+        if self.refusal:
+            refused = unavailable(Reason.STORE_UNAVAILABLE, self.refusal)
+            replies[:] = [refused if reply is None else reply for reply in replies]
+            return
         by_server: defaultdict[ScriptBatcher, list[int]] = defaultdict(list)
         try:
             if not self._pipelines.are_many:

@@ -90,6 +90,7 @@ PERMISSIONS: Mapping[str, Mapping[str, _Roles]] = {
         "CommitStep": SERVICES,
         "AwaitPublish": SERVICES,
         "AwaitStep": SERVICES,
+        "RejectGroups": SERVICES,
         "ListSamples": BOTH,
         "GetReadiness": BOTH,
     },

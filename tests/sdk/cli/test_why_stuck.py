@@ -144,6 +144,21 @@ def test_a_waiting_trainer_has_group_counts_and_time_since_publish() -> None:
     assert (finding.since, finding.normal) == (NOW - 60, True)
 
 
+def test_alarms_of_the_trainer_are_findings_newest_first() -> None:
+    """Three of them, whatever else is found; none is normal."""
+    status = trainer("WAITING")
+    status.alarms.extend(["w", "x", "y", "group 'g' of step 3 cannot be trained"])
+    found = why_stuck(dataclasses.replace(HEALTHY, trainer=status))
+    found = [each for each in found if each.rule == "trainer_alarm"]
+    assert [each.sentence for each in found] == [
+        "The trainer goes on, but group 'g' of step 3 cannot be trained.",
+        "The trainer goes on, but y.",
+        "The trainer goes on, but x.",
+    ]
+    assert not any(each.normal for each in found)
+    assert "trainer_alarm" not in findings(trainer=trainer("WAITING"))
+
+
 def test_a_trainer_that_does_not_take_ready_groups_is_noticed() -> None:
     """Enough groups are ready, and still it waits."""
     found = findings(trainer=trainer("WAITING"), readiness=readiness(4))

@@ -7,6 +7,7 @@ import pytest
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
+from services.chassis.errors import ConfigError
 from tests.trainer.support import make_sample
 from trainer.data.token_sequence import sequence
 
@@ -67,7 +68,7 @@ def test_a_column_that_is_not_there_or_not_of_tokens_is_named(
     """With what to do about it."""
     sample = make_sample(np.random.default_rng(3), "s", "g")
     sample.columns[0].values = values
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, ConfigError), match=message):
         sequence(sample, name)
 
 

@@ -39,6 +39,7 @@ from trainer.model.lora import (
     published_name,
 )
 from trainer.model.weight_folder import write_folder
+from trainer.tracking.alarms import Alarms
 
 LORA: dict[str, Any] = {
     **JOB_CONFIG,
@@ -160,9 +161,9 @@ def test_an_adapter_to_other_weights_is_rejected(
     with pytest.raises(WeightsError, match="belongs to other weights"):
         merge_lora(folder, other)
     config = changed(config, checkpoint__folder=straight / "checkpoints", resume=True)
-    assert find_checkpoint(config) is not None
+    assert find_checkpoint(config, Alarms()) is not None
     with pytest.raises(ValueError, match="adapter for other weights"):
-        find_checkpoint(config.replace(model=other))
+        find_checkpoint(config.replace(model=other), Alarms())
 
 
 def test_an_adapter_of_other_layers_is_not_resumed(

@@ -209,6 +209,8 @@ async def test_a_message_without_room_ends_no_rollout(run: Run) -> None:
         (pack_ids([1, -2]), pack_logprobs([0.0, 0.0]), "token_ids"),
         (pack_ids([1, 2]), pack_logprobs([0.0, float("nan")]), "logprobs"),
         (pack_ids([1, 2]), pack_logprobs([float("-inf"), 0.0]), "logprobs"),
+        (pack_ids([1, 2]), pack_logprobs([-80.01, 0.0]), "logprobs"),
+        (pack_ids([1, 2]), pack_logprobs([0.02, 0.0]), "logprobs"),
         (pack_ids([1]), pack_logprobs([0.0]), "spans"),
     ],
 )
@@ -223,10 +225,11 @@ async def test_bad_arrays_are_named(
     assert f"tokens.{wrong}" in result.error.message
 
 
-async def test_large_finite_numbers_are_kept(run: Run) -> None:
-    """The quick check for NaN and infinity does not reject large finite numbers."""
+@pytest.mark.parametrize("value", [-80.0, -32.5, -1e-30, 1e-30, 0.01 - 1e-9])
+async def test_log_probs_at_the_bounds_are_kept(run: Run, value: float) -> None:
+    """The quick check of their highest bytes does not reject what is possible."""
     (epoch,) = await opened(run, "a")
     append = message(run, "a", epoch, 0, [1, 2])
-    append.tokens.logprobs = pack_logprobs([-3.4e38, 0.0])
+    append.tokens.logprobs = pack_logprobs([value, 0.0])
     (result,) = (await appends(run).append(pb.AppendTokensRequest(appends=[append]))).results
     assert result.appended.num_tokens == 2

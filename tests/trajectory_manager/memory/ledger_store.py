@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
 from tests.trajectory_manager.memory import replay_draw
 from tests.trajectory_manager.memory.run_state import GroupState, LedgerEntry, Runs, RunState
 from trajectory_manager.model.records import DeadLetterReason, SlotName, StalenessPolicy, Topic
-from trajectory_manager.model.steps import LeaseAttempt, PublishWait, Reconciled, StepLease
+from trajectory_manager.model.steps import (
+    LeaseAttempt,
+    PublishWait,
+    Reconciled,
+    Rejected,
+    StepLease,
+)
 from trajectory_manager.store.errors import store_error
 
 
@@ -183,6 +189,35 @@ class MemoryLedgerStore:
         if withholds:
             _keep(run, group, step)
 
+    async def reject(
+        self, run_id: str, epoch: int, step: int, messages: Mapping[str, str]
+    ) -> Rejected:
+        """See `LedgerStore`."""
+        run = self._led(run_id, epoch)
+        if step not in run.ledger:
+            raise store_error("UNKNOWN_STEP", step)
+        entry = run.ledger[step]
+        num_replayed = _reject_replayed(run, entry, messages)
+        fresh = [task_id for task_id in entry.groups if task_id in messages]
+        if fresh:
+            self._give_back(run, after=step)
+            self._reject_fresh(run, entry, {task_id: messages[task_id] for task_id in fresh})
+        return Rejected(num_rejected=len(fresh) + num_replayed, is_open=entry.lease.is_open)
+
+    def _reject_fresh(self, run: RunState, entry: LedgerEntry, messages: Mapping[str, str]) -> None:
+        run.num_taken -= _num_taken(entry)
+        for task_id, message in messages.items():
+            entry.groups.remove(task_id)
+            run.discard(run.groups[task_id], DeadLetterReason.REJECTED, message, self._clock())
+        entry.lease = replace(
+            entry.lease,
+            sample_ids=_without(entry.lease.sample_ids, messages),
+            replayed_ids=(),
+            num_deliveries=1,
+            is_open=True,
+        )
+        run.awaits(entry.lease.base_weight_version)
+
     async def extend_samples(self, run_id: str, epoch: int, step: int) -> float:
         """See `LedgerStore`."""
         run = self._led(run_id, epoch)
@@ -274,6 +309,19 @@ def _wanted(run: RunState, num_groups: int, min_groups: int) -> int:
 def _num_taken(entry: LedgerEntry) -> int:
     """Groups that admission counts as taken: those of an open step wait still."""
     return 0 if entry.lease.is_open else len(entry.groups)
+
+
+def _reject_replayed(run: RunState, entry: LedgerEntry, messages: Mapping[str, str]) -> int:
+    """Take replayed groups out of the entry and the replay buffer; how many were in that."""
+    left = _without(entry.lease.replayed_ids, messages)
+    if left == entry.lease.replayed_ids:
+        return 0
+    entry.lease = replace(entry.lease, replayed_ids=left)
+    return sum(run.replay.pop(task_id, None) is not None for task_id in messages)
+
+
+def _without(sample_ids: Sequence[str], messages: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(name for name in sample_ids if name.rsplit("/", 2)[0] not in messages)
 
 
 def _masks(run: RunState) -> bool:

@@ -104,6 +104,7 @@ CALLS: dict[str, Callable[[Store, str], Awaitable[object]]] = {
     "reconcile": lambda store, run: store.ledger.reconcile(run, 0, "trainer"),
     "lease_samples": lambda store, run: store.ledger.lease_samples(run, 1, 1, 0, 0),
     "extend_samples": lambda store, run: store.ledger.extend_samples(run, 1, 1),
+    "reject": lambda store, run: store.ledger.reject(run, 1, 1, {"a": "bad"}),
     "commit": lambda store, run: store.ledger.commit(run, 1, 1),
     "publish_wait": lambda store, run: store.ledger.publish_wait(run, 1, 1),
     "committed_steps": lambda store, run: store.ledger.committed_steps(run, ["a"]),

@@ -30,6 +30,10 @@ class Trainer(Base):
     num_trainers = 0
     consumed: frozenset[str] = frozenset()
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.leases: dict[int, tuple[str, ...]] = {}
+
     def fence(self, stale: bool) -> int:
         """The trainer's epoch, or one of a trainer that was replaced."""
         return self.epochs[-2] if stale else self.epoch
@@ -65,6 +69,7 @@ class Trainer(Base):
             return
         assert not self.consumed & set(lease.sample_ids), "a sample is in two committed steps"
         self.delivered.add(step)
+        self.leases[step] = (*lease.sample_ids, *lease.replayed_ids)
         self.step = max(self.step, step)
 
     @rule(**PROGRESS)
@@ -98,6 +103,18 @@ class Trainer(Base):
         self.consumed |= sample_ids
         self.committed = max(self.committed, step)
         self.delivered = {later for later in self.delivered if later > step}
+
+    @rule(behind=st.integers(-1, 2), number=PICK, stale=STALE, lost=LOST)
+    def reject(self, behind: int, number: int, stale: bool, lost: bool) -> None:
+        """A trainer cannot train a group of a step, fresh or replayed."""
+        step, epoch = max(1, self.step - behind), self.fence(stale)
+        names = self.leases.get(step) or ("task-0/0/1#t",)
+        group = picked(names, number).rsplit("/", 2)[0]
+        asked = (RUN_ID, epoch, step, {group: "a reward of 1e308"})
+        answer = self.both(lambda on: on.store.ledger.reject(*asked), lost=lost, stable=_is_open)
+        if not isinstance(answer, ServiceError) and answer.is_open:
+            self.step = step
+            self.delivered = {earlier for earlier in self.delivered if earlier <= step}
 
     @rule(again=st.booleans(), behind=st.integers(-1, 2), old=PICK, lost=LOST)
     def replace_trainer(self, again: bool, behind: int, old: int, lost: bool) -> None:
@@ -184,6 +201,10 @@ class Consumers(Base):
         self, about: tuple[str, str, int], values: dict[str, bytes], new: bool, lost: bool
     ) -> None:
         self.both(lambda on: on.store.columns.put(*about, values, new=new), lost=lost)
+
+
+def _is_open(rejected: Any) -> Any:
+    return getattr(rejected, "is_open", rejected)
 
 
 def _lease(attempt: Any) -> Any:

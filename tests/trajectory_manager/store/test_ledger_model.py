@@ -19,7 +19,7 @@ from trajectory_manager.model.steps import StepLease
 from trajectory_manager.store.redis.connect import redis_store
 
 _ACTIONS = ("admit", "admit", "finish", "finish", "finish", "finish", "lease", "lease") * 2
-_RARE = ("commit", "commit", "restart", "requeue")
+_RARE = ("commit", "commit", "restart", "requeue", "reject", "reject")
 
 
 def rules_of(dice: random.Random) -> RunConfig:
@@ -115,6 +115,21 @@ class Pair:
         self.fresh[lease.step] = lease.sample_ids
         if lease.is_open or lease.step == self.open:
             self.open = lease.step if lease.is_open else 0
+
+    async def reject(self) -> None:
+        """A group of a step, fresh or replayed, or one that it has not."""
+        if self.step == self.committed:
+            return
+        step = self.dice.randint(self.committed + 1, self.step)
+        trained = sorted(self.consumed) if self.dice.random() < 0.3 else []
+        names = trained or self.fresh[step] or (f"task-{self.tasks}/0/1#t",)
+        bad = {self.dice.choice(names).rsplit("/", 2)[0]: "bad"}
+        rejected = await self.both("reject", step, bad)
+        if isinstance(rejected, tuple) or not rejected.is_open or not rejected.num_rejected:
+            return
+        self.open = self.step = step
+        self.fresh = {n: names for n, names in self.fresh.items() if n <= step}
+        self.fresh[step] = tuple(n for n in names if n.rsplit("/", 2)[0] not in bad)
 
     async def commit(self) -> None:
         step = self.dice.randint(self.committed, self.step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -191,6 +191,52 @@ async def test_settings_that_would_lose_tokens_are_rejected(redis_server: RedisS
         await client.config_set("maxmemory", 1 << 30, "maxmemory-policy", "allkeys-lru")
         with pytest.raises(ConfigError, match=r"allkeys-lru.*noeviction"):
             await _open(redis_server.url, Durability.FAST)
+
+
+async def test_a_setting_that_is_weakened_while_it_runs_stops_the_store(
+    redis_server: RedisServer,
+) -> None:
+    """No write is acknowledged until it is set back; the error names the setting."""
+    async with Redis(port=redis_server.port) as client:
+        await client.config_set("appendfsync", "always", "no-appendfsync-on-rewrite", "yes")
+        with pytest.raises(ConfigError, match="no-appendfsync-on-rewrite yes"):
+            await _open(redis_server.url, Durability.DURABLE)
+        await client.config_set("no-appendfsync-on-rewrite", "no")
+        opened = redis_store(redis_server.url, Durability.DURABLE, 5.0, check_seconds=0.01)
+        async with opened as store:
+            await store.runs.create_run("run", RULES)
+            for name, weak, strong in (
+                ("no-appendfsync-on-rewrite", "yes", "no"),
+                ("appendfsync", "everysec", "always"),
+            ):
+                await client.config_set(name, weak)
+                await _until(lambda: store.ready(), False)
+                with pytest.raises(ServiceError, match=name) as caught:
+                    await store.runs.submit("run", [], 1)
+                assert caught.value.reason is Reason.STORE_UNAVAILABLE
+                await client.config_set(name, strong)
+                await _until(lambda: store.ready(), True)
+                await store.runs.submit("run", [], 1)
+
+
+async def test_without_the_check_a_weakened_store_still_acknowledges(
+    redis_server: RedisServer,
+) -> None:
+    """Negative control."""
+    async with Redis(port=redis_server.port) as client:
+        await client.config_set("appendfsync", "always")
+        opened = redis_store(redis_server.url, Durability.DURABLE, 5.0, check_seconds=3600.0)
+        async with opened as store:
+            await store.runs.create_run("run", RULES)
+            await client.config_set("appendfsync", "everysec")
+            assert await store.ready()
+            await store.runs.submit("run", [], 1)
+
+
+async def _until(ready: Callable[[], Awaitable[bool]], wanted: bool) -> None:
+    async with asyncio.timeout(30):
+        while await ready() is not wanted:
+            await asyncio.sleep(0.01)
 
 
 async def test_a_topology_that_could_promote_a_stale_replica_is_rejected(

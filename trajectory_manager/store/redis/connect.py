@@ -19,6 +19,7 @@ from services.chassis.redis.url import parse_redis_url
 from trajectory_manager.model.records import Durability
 from trajectory_manager.store.interface import Store
 from trajectory_manager.store.redis.column_store import RedisColumnStore
+from trajectory_manager.store.redis.durability_watch import watched
 from trajectory_manager.store.redis.ledger_store import RedisLedgerStore
 from trajectory_manager.store.redis.retention_store import RedisRetentionStore
 from trajectory_manager.store.redis.run_store import RedisRunStore
@@ -36,11 +37,13 @@ async def redis_store(
     start_seconds: float,
     scripts: Path = SCRIPTS,
     replicas: int = 1,
+    check_seconds: float = 5.0,
 ) -> AsyncIterator[Store]:
     """The store at `url`, once it answers and gives `durability`.
 
     For `replicated`, each master has `replicas` replicas, and all of them confirm each write: one
-    that does not could be promoted without it.
+    that does not could be promoted without it. The settings are checked again every
+    `check_seconds`: while they give less, it is not ready and refuses every call.
 
     Raises:
         DependencyUnavailable: it or a required replica was unavailable for `start_seconds`.
@@ -56,27 +59,28 @@ async def redis_store(
 
         async def check() -> None:
             await _check_settings(redis, durability, replicas)
-            if durability is Durability.DURABLE:
-                await _check_no_failover(url, redis)
 
         await _until(lambda: _answers(check), deadline, cure)
+        if durability is Durability.DURABLE:
+            await _until(lambda: _answers(lambda: _check_no_failover(url, redis)), deadline, cure)
         if confirmed_by:
             cure = f"durability is replicated, and a master has not {replicas} replica(s) connected"
             await _until(lambda: _has_replicas(redis, replicas), deadline, cure)
         lua = Scripts(pipelines, scripts)
 
         async def ready() -> bool:
-            return await _pings(redis)
+            return not lua.refusal and await _pings(redis)
 
-        yield Store(
-            tokens=RedisTokenStore(lua),
-            runs=RedisRunStore(redis, lua),
-            ledger=RedisLedgerStore(lua),
-            columns=RedisColumnStore(lua),
-            retention=RedisRetentionStore(lua),
-            durability=durability,
-            ready=ready,
-        )
+        async with watched(lua, check, check_seconds):
+            yield Store(
+                tokens=RedisTokenStore(lua),
+                runs=RedisRunStore(redis, lua),
+                ledger=RedisLedgerStore(lua),
+                columns=RedisColumnStore(lua),
+                retention=RedisRetentionStore(lua),
+                durability=durability,
+                ready=ready,
+            )
     finally:
         await pipelines.aclose()
         await redis.aclose()
@@ -118,7 +122,7 @@ async def _ask_masters(redis: Any, command: str, *args: str) -> list[dict[str, A
 
 
 async def _check_settings(redis: Redis, durability: Durability, replicas: int) -> None:
-    asked = ("append*", "maxmemory*", "min-replicas*")
+    asked = ("append*", "no-appendfsync*", "maxmemory*", "min-replicas*")
     for settings in await _ask_masters(redis, "CONFIG GET", *asked):
         if settings["maxmemory"] != "0" and settings["maxmemory-policy"] != "noeviction":
             raise ConfigError(
@@ -130,6 +134,12 @@ async def _check_settings(redis: Redis, durability: Durability, replicas: int) -
             raise ConfigError(
                 f"durability is {durability.name.lower()}, and redis has appendonly {gives[0]}, "
                 f"appendfsync {gives[1]}: start it with appendonly yes and appendfsync always"
+            )
+        if durability is not Durability.FAST and settings["no-appendfsync-on-rewrite"] != "no":
+            raise ConfigError(
+                f"durability is {durability.name.lower()}, and redis has no-appendfsync-on-rewrite "
+                "yes, which acknowledges writes before they are on the disk while the append-only "
+                "file is rewritten: set it to no"
             )
         needed, lag = settings["min-replicas-to-write"], settings["min-replicas-max-lag"]
         if durability is Durability.REPLICATED and (int(needed) < replicas or lag == "0"):

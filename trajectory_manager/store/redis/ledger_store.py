@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from services.chassis.redis.scripts import Scripts
 from trajectory_manager.model.records import SlotName
-from trajectory_manager.model.steps import LeaseAttempt, PublishWait, Reconciled, StepLease
+from trajectory_manager.model.steps import (
+    LeaseAttempt,
+    PublishWait,
+    Reconciled,
+    Rejected,
+    StepLease,
+)
 from trajectory_manager.store.errors import unwrap
 from trajectory_manager.store.interface import MAX_DEAD_LETTERS
 from trajectory_manager.store.redis import keys
@@ -46,6 +53,15 @@ class RedisLedgerStore:
     ) -> None:
         """Record that the trainer waits for `step`."""
         await self._call("await_step", run_id, epoch, step, base_weight_version)
+
+    async def reject(
+        self, run_id: str, epoch: int, step: int, messages: Mapping[str, str]
+    ) -> Rejected:
+        """Take groups out of `step`, which opens for others."""
+        named = chain.from_iterable(messages.items())
+        reply = await self._call("reject_groups", run_id, epoch, step, MAX_DEAD_LETTERS, *named)
+        num_rejected, is_open = reply
+        return Rejected(num_rejected=num_rejected, is_open=bool(is_open))
 
     async def extend_samples(self, run_id: str, epoch: int, step: int) -> float:
         """Renew the lease of a step; return the seconds it lives."""

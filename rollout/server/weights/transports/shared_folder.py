@@ -30,8 +30,8 @@ class SharedFolder:
 
     The weights service names their folder; it is the same one here if the service's probe is in it.
     Hard links, so that a version in use survives its deletion by the service; symbolic links if
-    the cache is on another file system. `weight_folder_check` is "size" (the weights service has
-    verified the SHA-256 on this file system) or "sha256" (read the whole file).
+    the cache is on another file system. `weight_folder_check` is "sha256" (read the whole file) or
+    "size" (trust that it is as the weights service verified it at the commit).
     """
 
     def __init__(self, context: TransportContext) -> None:

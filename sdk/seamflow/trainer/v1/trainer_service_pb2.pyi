@@ -100,6 +100,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     CHECKPOINT_STEP_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
     SUSPENDED_FIELD_NUMBER: builtins.int
+    ALARMS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     state: global___TrainerState.ValueType
@@ -122,6 +123,12 @@ class GetStatusResponse(google.protobuf.message.Message):
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
         """Metrics of the last step by name, such as "loss", "reward_mean"."""
 
+    @property
+    def alarms(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What an operator must know of this process though it goes on, oldest first: groups that could not be
+        trained, a checkpoint that is damaged. At most 20; each one line with its cure.
+        """
+
     def __init__(
         self,
         *,
@@ -134,8 +141,9 @@ class GetStatusResponse(google.protobuf.message.Message):
         checkpoint_step: builtins.int = ...,
         metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         suspended: builtins.bool = ...,
+        alarms: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint_step", b"checkpoint_step", "metrics", b"metrics", "num_steps", b"num_steps", "run_id", b"run_id", "state", b"state", "step", b"step", "suspended", b"suspended", "weight_version", b"weight_version", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["alarms", b"alarms", "checkpoint_step", b"checkpoint_step", "metrics", b"metrics", "num_steps", b"num_steps", "run_id", b"run_id", "state", b"state", "step", b"step", "suspended", b"suspended", "weight_version", b"weight_version", "world_size", b"world_size"]) -> None: ...
 
 global___GetStatusResponse = GetStatusResponse
 

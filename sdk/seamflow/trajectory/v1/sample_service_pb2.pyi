@@ -497,6 +497,82 @@ class AwaitStepResponse(google.protobuf.message.Message):
 global___AwaitStepResponse = AwaitStepResponse
 
 @typing.final
+class RejectGroupsRequest(google.protobuf.message.Message):
+    """Request of RejectGroups."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    GROUPS_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Training job."""
+    epoch: builtins.int
+    """From Reconcile."""
+    step: builtins.int
+    """Step that was leased and is not committed."""
+    @property
+    def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RejectedGroup]:
+        """Groups of the step; others are ignored."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        epoch: builtins.int = ...,
+        step: builtins.int = ...,
+        groups: collections.abc.Iterable[global___RejectedGroup] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "groups", b"groups", "run_id", b"run_id", "step", b"step"]) -> None: ...
+
+global___RejectGroupsRequest = RejectGroupsRequest
+
+@typing.final
+class RejectedGroup(google.protobuf.message.Message):
+    """A group that cannot be trained."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    group_id: builtins.str
+    """The group."""
+    message: builtins.str
+    """Why, for people; at most 4,096 characters."""
+    def __init__(
+        self,
+        *,
+        group_id: builtins.str = ...,
+        message: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group_id", b"group_id", "message", b"message"]) -> None: ...
+
+global___RejectedGroup = RejectedGroup
+
+@typing.final
+class RejectGroupsResponse(google.protobuf.message.Message):
+    """Response of RejectGroups."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_REJECTED_FIELD_NUMBER: builtins.int
+    OPEN_FIELD_NUMBER: builtins.int
+    num_rejected: builtins.int
+    """Groups that left the step with this call."""
+    open: builtins.bool
+    """Whether the step waits for other groups now."""
+    def __init__(
+        self,
+        *,
+        num_rejected: builtins.int = ...,
+        open: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_rejected", b"num_rejected", "open", b"open"]) -> None: ...
+
+global___RejectGroupsResponse = RejectGroupsResponse
+
+@typing.final
 class Readiness(google.protobuf.message.Message):
     """Groups, tasks and rollouts of a run by what they wait for."""
 

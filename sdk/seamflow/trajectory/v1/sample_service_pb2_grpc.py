@@ -55,6 +55,11 @@ class SampleServiceStub(object):
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.AwaitStepRequest.SerializeToString,
                 response_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.AwaitStepResponse.FromString,
                 )
+        self.RejectGroups = channel.unary_unary(
+                '/seamflow.trajectory.v1.SampleService/RejectGroups',
+                request_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.RejectGroupsRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.RejectGroupsResponse.FromString,
+                )
 
 
 class SampleServiceServicer(object):
@@ -124,6 +129,15 @@ class SampleServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RejectGroups(self, request, context):
+        """Takes groups that cannot be trained out of a leased step. Each becomes a dead letter with its reason, and
+        the step takes another group in its place: lease it again. Steps leased after it return to the queue.
+        Replayed groups leave the step and the replay, without replacement. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SampleServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -166,6 +180,11 @@ def add_SampleServiceServicer_to_server(servicer, server):
                     servicer.AwaitStep,
                     request_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.AwaitStepRequest.FromString,
                     response_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.AwaitStepResponse.SerializeToString,
+            ),
+            'RejectGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.RejectGroups,
+                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.RejectGroupsRequest.FromString,
+                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.RejectGroupsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -311,5 +330,22 @@ class SampleService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.SampleService/AwaitStep',
             seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.AwaitStepRequest.SerializeToString,
             seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.AwaitStepResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def RejectGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.SampleService/RejectGroups',
+            seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.RejectGroupsRequest.SerializeToString,
+            seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.RejectGroupsResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

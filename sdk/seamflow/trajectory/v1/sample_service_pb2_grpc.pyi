@@ -81,6 +81,15 @@ class SampleServiceStub:
     waits again. Idempotent.
     """
 
+    RejectGroups: grpc.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.sample_service_pb2.RejectGroupsRequest,
+        seamflow.trajectory.v1.sample_service_pb2.RejectGroupsResponse,
+    ]
+    """Takes groups that cannot be trained out of a leased step. Each becomes a dead letter with its reason, and
+    the step takes another group in its place: lease it again. Steps leased after it return to the queue.
+    Replayed groups leave the step and the replay, without replacement. Idempotent.
+    """
+
 class SampleServiceAsyncStub:
     """Hands complete groups to the trainer: delivery at least once, effect exactly once."""
 
@@ -142,6 +151,15 @@ class SampleServiceAsyncStub:
     `min_ready_groups` are ready. A trainer that reports this before each step gets no groups that are too old:
     while it trains, only groups that will be fresh enough for later steps are admitted, and the others when it
     waits again. Idempotent.
+    """
+
+    RejectGroups: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.sample_service_pb2.RejectGroupsRequest,
+        seamflow.trajectory.v1.sample_service_pb2.RejectGroupsResponse,
+    ]
+    """Takes groups that cannot be trained out of a leased step. Each becomes a dead letter with its reason, and
+    the step takes another group in its place: lease it again. Steps leased after it return to the queue.
+    Replayed groups leave the step and the replay, without replacement. Idempotent.
     """
 
 class SampleServiceServicer(metaclass=abc.ABCMeta):
@@ -221,6 +239,17 @@ class SampleServiceServicer(metaclass=abc.ABCMeta):
         `min_ready_groups` are ready. A trainer that reports this before each step gets no groups that are too old:
         while it trains, only groups that will be fresh enough for later steps are admitted, and the others when it
         waits again. Idempotent.
+        """
+
+    @abc.abstractmethod
+    def RejectGroups(
+        self,
+        request: seamflow.trajectory.v1.sample_service_pb2.RejectGroupsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trajectory.v1.sample_service_pb2.RejectGroupsResponse, collections.abc.Awaitable[seamflow.trajectory.v1.sample_service_pb2.RejectGroupsResponse]]:
+        """Takes groups that cannot be trained out of a leased step. Each becomes a dead letter with its reason, and
+        the step takes another group in its place: lease it again. Steps leased after it return to the queue.
+        Replayed groups leave the step and the replay, without replacement. Idempotent.
         """
 
 def add_SampleServiceServicer_to_server(servicer: SampleServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -41,6 +41,8 @@ class _DeadLetterReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrappe
     """All its samples had the same reward."""
     DEAD_LETTER_REASON_DELIVERIES: _DeadLetterReason.ValueType  # 5
     """Its step was delivered max_deliveries times and never committed."""
+    DEAD_LETTER_REASON_REJECTED: _DeadLetterReason.ValueType  # 6
+    """The trainer cannot train it; the message says why."""
 
 class DeadLetterReason(_DeadLetterReason, metaclass=_DeadLetterReasonEnumTypeWrapper):
     """Why a group is a dead letter."""
@@ -57,6 +59,8 @@ DEAD_LETTER_REASON_ZERO_VARIANCE: DeadLetterReason.ValueType  # 4
 """All its samples had the same reward."""
 DEAD_LETTER_REASON_DELIVERIES: DeadLetterReason.ValueType  # 5
 """Its step was delivered max_deliveries times and never committed."""
+DEAD_LETTER_REASON_REJECTED: DeadLetterReason.ValueType  # 6
+"""The trainer cannot train it; the message says why."""
 global___DeadLetterReason = DeadLetterReason
 
 @typing.final

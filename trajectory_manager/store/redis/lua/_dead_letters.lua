@@ -1,5 +1,5 @@
 -- Dead letters: groups that leave the run without being trained. The values equal DeadLetterReason.
-local FAILURES, DROPPED, WITHHELD, ZERO_VARIANCE, DELIVERIES = 1, 2, 3, 4, 5
+local FAILURES, DROPPED, WITHHELD, ZERO_VARIANCE, DELIVERIES, REJECTED = 1, 2, 3, 4, 5, 6
 
 -- Moves a group to the dead letters, of which the newest `limit` are kept. `step` is the committed step from which
 -- retention counts. The caller updates the counters.

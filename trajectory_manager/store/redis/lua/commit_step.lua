@@ -1,4 +1,4 @@
--- requires: _dead_letters _replay
+-- requires: _dead_letters _replay _steps
 -- Commits every ledger entry up to a step. ARGV: run_id, step, epoch, trainer_id, max_dead_letters.
 -- Without an epoch the trainer takes over (Reconcile): `step` is the one its checkpoint covers; later entries stay,
 -- return to the queue, or become dead letters.
@@ -49,33 +49,13 @@ local function commit_group(task_id, number)
   redis.call('HDEL', groups, task_id)
 end
 
--- Admission counts the groups of a whole step as leased, those of an open one not yet.
-local function uncount(entry)
-  if entry.open then
-    redis.call('HSET', counters, 'open_groups', 0)
-  else
-    redis.call('HINCRBY', counters, 'leased_groups', -#entry.groups)
-  end
-end
-
--- Returns the groups of an entry to the head of the queue.
-local function return_groups(entry)
-  for i = #entry.groups, 1, -1 do
-    local task_id = entry.groups[i]
-    local group = cjson.decode(redis.call('HGET', groups, task_id))
-    redis.call('LPUSH', ready, task_id)
-    redis.call('ZADD', order, group.admission, task_id)
-  end
-  uncount(entry)
-end
-
 local function dead_letter_step(entry, number)
   local message = string.format('step %d was delivered %d times and never committed', number, entry.deliveries)
   for _, task_id in ipairs(entry.groups) do
     local group = cjson.decode(redis.call('HGET', groups, task_id))
     dead_letter(task_id, group, DELIVERIES, message, step, max_dead_letters)
   end
-  uncount(entry)
+  uncount_step(entry)
   redis.call('HINCRBY', counters, 'discarded', #entry.groups)
   redis.call('HINCRBY', counters, 'version:tasks', 1)
 end
@@ -120,7 +100,7 @@ for _, number in ipairs(numbers) do
 end
 for i = #numbers, 1, -1 do
   if numbers[i] > last then
-    return_groups(entries[numbers[i]])
+    return_step(entries[numbers[i]])
     redis.call('HDEL', ledger, numbers[i])
   end
 end

@@ -1,0 +1,1 @@
+"""Samples that cannot be trained: found, and replaced by the trajectory manager."""
