@@ -17,7 +17,7 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline \
-	chaos-store chaos-scheduler chaos-trainer chaos-environments model-store test-mixed test-agents test-environments test-models test-roundtrips \
+	chaos-store chaos-scheduler chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-environments test-models test-roundtrips \
 	test test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up down clean help .venv-sglang $(ADAPTERS)
 
 help: ## List the targets.
@@ -104,6 +104,9 @@ chaos-trainer: $(VENV)/.dev ## Kills of real trainers, one rank and two: the wei
 
 chaos-environments: $(VENV)/.dev ## Environments that are killed, stuck and slow: no reward from a failure, no group lost.
 	$(RUN) tests.chaos.environments
+
+chaos-edges: $(VENV)/.dev ## One broken server of three, agents that send too much, poisoned samples, flipped bits: now harmless.
+	$(RUN) tests.chaos.edges --seed $(SEED)
 
 test-mixed: $(VENV)/.dev ## Services of RELEASE (v0.2.0) among the present ones, training meanwhile; forward and back.
 	$(RUN) tests.mixed --release $(RELEASE) --seed $(SEED)

@@ -63,7 +63,8 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Also the time that a connection may take to come about: several round trips of a slow link.
+    ("grpc.min_reconnect_backoff_ms", 4_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
     # Channels of a process to one address must not share a broken connection.

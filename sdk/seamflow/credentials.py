@@ -1,16 +1,18 @@
-"""What proves a caller's identity to the services."""
+"""What proves a caller's identity to the services, from files that may be rotated."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 
-from seamflow.secret_file import FilesWatch, SecretFile
+__all__ = ["Credentials", "FilesWatch", "SecretFile"]
 
-__all__ = ["Credentials"]
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,3 +55,68 @@ class Credentials:
             private_key=self.key_file.read_bytes() if self.key_file else None,
             certificate_chain=self.cert_file.read_bytes() if self.cert_file else None,
         )
+
+
+class FilesWatch:
+    """Whether files have changed since the last question; looks at most once a second."""
+
+    def __init__(self, *files: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
+        """Watch `files`; those that are None are left out."""
+        self._files = [file for file in files if file is not None]
+        self._clock = clock
+        self._seen = self._look()
+        self._next = clock() + _LOOK_SECONDS
+
+    def changed(self, *, now: bool = False) -> bool:
+        """Whether a file is another than at the last question; `now`: look in any case."""
+        if not self._files or not (now or self._clock() >= self._next):
+            return False
+        self._next = self._clock() + _LOOK_SECONDS
+        before, self._seen = self._seen, self._look()
+        return before != self._seen
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        return [_state(file) for file in self._files]
+
+
+class SecretFile:
+    """The text of a file, without white space around it.
+
+    While the file is missing or empty, as during its replacement, the last text counts.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        """Read `path`.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is empty, or no text.
+        """
+        self.path = path
+        self._watch = FilesWatch(path, clock=clock)
+        self._text = _read(path)
+
+    def text(self, *, now: bool = False) -> str:
+        """The current text; a change is seen within a second, with `now` at once."""
+        if self._watch.changed(now=now):
+            with suppress(OSError, ValueError):
+                self._text = _read(self.path)
+        return self._text
+
+    def __repr__(self) -> str:
+        return f"SecretFile({str(self.path)!r})"
+
+
+def _read(path: Path) -> str:
+    text = path.read_text(encoding="utf-8").strip()
+    if not text:
+        raise ValueError(f"{path} is empty")
+    return text
+
+
+def _state(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

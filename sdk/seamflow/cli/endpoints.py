@@ -14,9 +14,8 @@ from typing import Any
 import grpc.aio
 
 from seamflow.channel import connect
-from seamflow.credentials import Credentials
+from seamflow.credentials import Credentials, SecretFile
 from seamflow.errors import SeamflowError, UnavailableError, decode
-from seamflow.secret_file import SecretFile
 
 __all__ = [
     "SERVICES",

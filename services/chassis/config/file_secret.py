@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pydantic import SecretStr
-from seamflow.secret_file import SecretFile
+from seamflow.credentials import SecretFile
 
 __all__ = ["FileSecret"]
 

@@ -40,6 +40,7 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
     "seamflow.rollout.v1.RolloutService": {
         "LeaseRollouts": {_AGENT, _ENVIRONMENTS, _OPERATOR},
         "StartRollout": {_AGENT, _ENVIRONMENTS, _OPERATOR},
+        "ListServers": {_OPERATOR},
         "GetRun": {_AGENT, _HTTP_GATEWAY, _ENVIRONMENTS, _OPERATOR},
         "GetModel": {_AGENT, _HTTP_GATEWAY, _ENVIRONMENTS, _OPERATOR},
         "Tokenize": {_AGENT, _HTTP_GATEWAY, _ENVIRONMENTS, _OPERATOR},

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-import seamflow.secret_file
+import seamflow.credentials
 from seamflow.channel import connect
 from seamflow.rollout.v1 import rollout_service_pb2, rollout_service_pb2_grpc
 
@@ -31,7 +31,7 @@ OK, STRANGER = grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED
 @pytest.fixture(autouse=True)
 def look_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are looked at on each question, not once a second."""
-    monkeypatch.setattr(seamflow.secret_file, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(seamflow.credentials, "_LOOK_SECONDS", 0.0)
 
 
 def replaced(file: Path, text: str) -> None:
@@ -80,7 +80,7 @@ def test_a_replaced_token_is_accepted_for_the_overlap(tmp_path: Path) -> None:
 
 def test_a_new_token_is_known_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that is quicker than the next look is not refused."""
-    monkeypatch.setattr(seamflow.secret_file, "_LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(seamflow.credentials, "_LOOK_SECONDS", 3600.0)
     file = tmp_path / "token"
     file.write_text("first")
     callers = Callers(ServerConfig(token=FileSecret(file)))
