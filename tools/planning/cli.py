@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, NoReturn
 from scheduler.model.node_split import Split, split_datacentres, split_nodes
 from scheduler.model.stage_profile import StageProfile
 from services.chassis.errors import ExitCode, StartupError, UsageError
-from tools.planning.input_files import read_dataflow, read_engines, read_lengths, read_profiles
+from services.lib.fused_schedule.plan import fused_plan
+from services.lib.fused_schedule.problem import Pipeline, Problem, fused_problem
+from tools.planning.fusion import fusion_table, picture, reroute_table
+from tools.planning.input_files import (
+    read_dataflow,
+    read_engines,
+    read_lengths,
+    read_pipelines,
+    read_profiles,
+)
 from tools.planning.role_placement import place
 from tools.planning.tables import BEST, migration_table, placement_table, span_table, split_table
 from tools.planning.tail_migration import simulated, thresholds
@@ -73,8 +82,28 @@ file:
   8 = 0.0085
   64 = 0.012
 
-To apply the plan, set the trainer's gang_nodes so that m nodes are left to rollout, and its
-stream_groups to the value shown with --group-size. Turns on its nodes migrate with their tokens.
+--fuse: find whether training actor and critic in one fused pipeline pays (RLHFuse), and at how many
+micro-batches it stops to. A number of seconds is that of each stage; give a list if they differ:
+
+  [actor]
+  stages = 8                        # one on each node
+  micro_batches = 32
+  forward_seconds = 0.05            # of a micro-batch on a stage
+  backward_seconds = 0.10
+  activation_bytes = 1_950_000_000  # that a micro-batch holds on a stage until its backward
+
+  [critic]                          # replicas side by side, in the opposite direction
+  stages = 4
+  micro_batches = 16                # of a replica
+  forward_seconds = 0.04
+  backward_seconds = 0.08
+  activation_bytes = 2_000_000_000
+
+--device-bytes limits the activations. With --replicas and without [critic]: what it costs to send
+the micro-batches of a failed stage through its peers (ReCycle).
+
+To apply the plan of --tail, set the trainer's gang_nodes so that m nodes are left to rollout, and
+its stream_groups to the value shown with --group-size. Turns on them migrate with their tokens.
 """
 
 
@@ -105,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     files = parser.add_mutually_exclusive_group(required=True)
     files.add_argument("--profile", type=Path, help="split: seconds of both stages")
     files.add_argument("--roles", type=Path, help="placement: costs and order of the roles")
+    files.add_argument("--fuse", type=Path, help="fused pipeline: stages, seconds and bytes")
     files.add_argument("--tail", type=Path, help="tail: costs of the instances that generate")
     parser.add_argument("--lengths", type=Path, help="tail: tokens of a batch's samples")
     parser.add_argument("--group-size", type=int, help="tail: samples of a group")
@@ -113,18 +143,50 @@ def _parser() -> argparse.ArgumentParser:
         "--generation-nodes", type=int, help="split: nodes of the one that generates"
     )
     parser.add_argument("--training-nodes", type=int, help="split: nodes of the one that trains")
-    parser.add_argument("--device-bytes", type=int, help="placement: device memory of a node")
+    parser.add_argument(
+        "--device-bytes", type=int, help="placement, fused pipeline: device memory of a node"
+    )
+    parser.add_argument("--replicas", type=int, help="fused pipeline: of the actor alone")
+    parser.add_argument("--cpu-seconds", type=float, default=10.0, help="fused pipeline: of search")
+    parser.add_argument("--seed", type=int, default=0, help="fused pipeline: of the search")
     return parser
 
 
-def _plan(given: argparse.Namespace) -> list[Table]:
+def _plan(given: argparse.Namespace) -> list[Table | str]:
     if (given.tail is None) is not (given.lengths is None):
         raise UsageError("--tail and --lengths go together")
     if given.tail is None and given.group_size is not None:
         raise UsageError("--group-size goes with --tail")
+    if given.replicas is not None and given.fuse is None:
+        raise UsageError("--replicas goes with --fuse")
+    if given.fuse:
+        return _fused(given)
     if given.tail:
-        return _tail(given)
-    return _placed(given) if given.roles else _split(given)
+        return [*_tail(given)]
+    return [*(_placed(given) if given.roles else _split(given))]
+
+
+def _fused(given: argparse.Namespace) -> list[Table | str]:
+    if (given.nodes, given.generation_nodes, given.training_nodes) != (None, None, None):
+        raise UsageError("--fuse takes --device-bytes, --replicas, --cpu-seconds and --seed")
+    actor, critic = read_pipelines(given.fuse)
+    try:
+        if critic is None and given.replicas is not None:
+            return [reroute_table(actor, given.replicas, given.cpu_seconds, given.seed)]
+        problem = _problem(given, actor, critic)
+    except ValueError as error:
+        raise UsageError(f"{given.fuse}: {error}") from error
+    plan = fused_plan(problem, given.cpu_seconds, given.seed)
+    return [fusion_table(problem, plan), picture(problem, plan.orders)]
+
+
+def _problem(given: argparse.Namespace, actor: Pipeline, critic: Pipeline | None) -> Problem:
+    if given.replicas is not None:
+        raise UsageError("--replicas is for an [actor] without [critic]")
+    capacity = math.inf if given.device_bytes is None else given.device_bytes
+    if critic is None:
+        return Problem(pipelines=(actor,), capacity=capacity)
+    return fused_problem(actor, critic, actor.num_stages // critic.num_stages, capacity)
 
 
 def _tail(given: argparse.Namespace) -> list[Table]:
@@ -203,7 +265,7 @@ def _nodes(split: Split) -> tuple[int, int]:
     return split.generation_nodes, split.training_nodes
 
 
-def _print(tables: Sequence[Table]) -> None:
+def _print(parts: Sequence[Table | str]) -> None:
     from rich.console import Console
 
-    Console().print(*tables)
+    Console().print(*parts, sep="\n", highlight=False)

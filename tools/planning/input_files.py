@@ -15,14 +15,16 @@ from scheduler.model.stage_profile import StageProfile
 from services.chassis.config.sources import nearest
 from services.chassis.errors import ConfigError
 from services.lib.decode_latency import DecodeLatency
+from services.lib.fused_schedule.problem import Pipeline
 from tools.planning.dataflow import Dataflow, Role
 from tools.planning.tail_migration import Engines
 
-__all__ = ["read_dataflow", "read_engines", "read_lengths", "read_profiles"]
+__all__ = ["read_dataflow", "read_engines", "read_lengths", "read_pipelines", "read_profiles"]
 
 Record = TypeVar("Record")
 
 _STAGES = ("generation", "training")
+_PIPELINE = {"stages", "micro_batches", "forward_seconds", "backward_seconds", "activation_bytes"}
 
 
 def read_profiles(path: Path) -> tuple[StageProfile, StageProfile]:
@@ -71,6 +73,25 @@ def read_engines(path: Path, num_instances: int) -> Engines:
             raise ValueError("num_instances: unknown key, it is given with --nodes")
         known = {"num_instances": num_instances, "latency": points}
         return _record(Engines, table | known)
+
+
+def read_pipelines(path: Path) -> tuple[Pipeline, Pipeline | None]:
+    """The pipelines `[actor]` and, if given, `[critic]`; a number of seconds is that of each stage.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+    """
+    tables = _read(path)
+    for name in tables.keys() - {"actor", "critic"}:
+        raise ConfigError(f"{path}: {name}: unknown key, give [actor] and [critic]")
+    found = []
+    for name in ("actor", "critic"):
+        with _named(f"{path}: [{name}]"):
+            found.append(_pipeline(tables[name]) if name in tables else None)
+    actor, critic = found
+    if actor is None:
+        raise ConfigError(f"{path}: [actor] is missing")
+    return actor, critic
 
 
 def read_lengths(path: Path) -> list[int]:
@@ -139,6 +160,29 @@ def _role(tag: str, table: object) -> Role:
     points = {"nodes": list(profile.nodes), "stage_seconds": list(profile.stage_seconds)}
     costs = {key: value for key, value in table.items() if key != "seconds"}
     return _record(Role, {"tag": tag, "profile": points} | costs)
+
+
+def _pipeline(table: object) -> Pipeline:
+    if not isinstance(table, dict):
+        raise ValueError(f"{table!r} is no table: give stages, micro_batches and seconds")  # noqa: TRY004
+    for key in table.keys() - _PIPELINE:
+        raise ValueError(f"{key}: unknown key{nearest(key, _PIPELINE)}")
+    for key in _PIPELINE - table.keys():
+        raise ValueError(f"{key} is missing")
+    stages = _valid(int, table["stages"])
+    return Pipeline(
+        nodes=tuple(range(stages)),
+        num_micro_batches=_valid(int, table["micro_batches"]),
+        forward=_of_stages(table["forward_seconds"], stages),
+        backward=_of_stages(table["backward_seconds"], stages),
+        activation_bytes=_valid(float, table["activation_bytes"]),
+    )
+
+
+def _of_stages(seconds: object, stages: int) -> tuple[float, ...]:
+    if isinstance(seconds, list):
+        return tuple(_valid(float, each) for each in seconds)
+    return (_valid(float, seconds),) * stages
 
 
 def _profile(table: object) -> StageProfile:

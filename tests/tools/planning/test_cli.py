@@ -266,3 +266,69 @@ def test_a_wrong_profile_ends_with_78(
     error = capsys.readouterr().err
     assert str(path) in error
     assert message in error
+
+
+FUSED = """
+[actor]
+stages = 8
+micro_batches = 8
+forward_seconds = 5
+backward_seconds = [10, 10, 10, 10, 10, 10, 10, 10]
+activation_bytes = 1.95
+"""
+CRITIC = """
+[critic]
+stages = 4
+micro_batches = 4
+forward_seconds = 4
+backward_seconds = 8
+activation_bytes = 2
+"""
+
+
+def test_a_fused_pipeline_is_shown_next_to_unfused_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """RLHFuse's third setting: 225 instead of 297; and a line for each node."""
+    path = tmp_path / "pipelines.toml"
+    path.write_text(FUSED + CRITIC)
+    main([f"--fuse={path}"])
+    output = capsys.readouterr().out
+    assert row(output, "1F1B, queued")[0] == "297"
+    assert row(output, "greedy")[0] == "239"
+    assert row(output, "found by")[0] == row(output, "least possible")[0] == "225"
+    assert sum("A" in line and "a" in line for line in output.splitlines()[-8:]) == 8
+
+
+def test_the_device_limits_the_activations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One byte less than a micro-batch of each model is an error."""
+    path = tmp_path / "pipelines.toml"
+    path.write_text(FUSED + CRITIC)
+    with pytest.raises(SystemExit):
+        main([f"--fuse={path}", "--device-bytes=3"])
+    assert "a node needs 3.95" in capsys.readouterr().err
+
+
+def test_the_cost_of_a_failed_stage_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rerouting through a peer costs what the bound says; the last stage gains nothing."""
+    path = tmp_path / "pipelines.toml"
+    four = FUSED.replace("stages = 8", "stages = 4").replace("= 5", "= 1")
+    path.write_text(four.replace("[10, 10, 10, 10, 10, 10, 10, 10]", "2"))
+    main([f"--fuse={path}", "--replicas=2"])
+    output = capsys.readouterr().out
+    assert [row(output, str(stage))[0] for stage in range(4)] == ["48", "51", "54", "57"]
+
+
+def test_a_misspelt_key_of_a_pipeline_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its nearest neighbour."""
+    path = tmp_path / "pipelines.toml"
+    path.write_text(FUSED.replace("micro_batches", "micro_batch"))
+    with pytest.raises(SystemExit):
+        main([f"--fuse={path}"])
+    assert "[actor]: micro_batch: unknown key" in capsys.readouterr().err

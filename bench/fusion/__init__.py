@@ -1,0 +1,1 @@
+"""Fused pipelines of actor and critic next to one after the other."""

@@ -1,0 +1,187 @@
+"""What is scheduled: the pipelines of several models on the same nodes, and bounds on their time.
+
+Each model is cut into stages, each on a node. A micro-batch goes forward through all stages, then
+backward through them in reverse. A node does one task at a time, without preemption; on each node
+the forward tasks of a model go in the order of its micro-batches, and so do its backward tasks. So
+a schedule is the order of (model, kind) on each node. An actor and a critic in opposite directions
+over the same nodes fill each other's idle times (RLHFuse, arXiv 2409.13221, intra-stage fusion).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "BACKWARD",
+    "FORWARD",
+    "Orders",
+    "Pipeline",
+    "Problem",
+    "fused_problem",
+    "lower_bound",
+    "serial_memory",
+    "serial_seconds",
+]
+
+FORWARD, BACKWARD = 0, 1
+"""The kinds of tasks."""
+
+Orders = Sequence[Sequence[tuple[int, int]]]
+"""A schedule: of each node its tasks in order, as (model, kind)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """One model, cut into stages.
+
+    Raises:
+        ValueError: a field that cannot be, by name.
+    """
+
+    nodes: tuple[int, ...]
+    """The node of each stage."""
+    num_micro_batches: int
+    forward: tuple[float, ...]
+    """Time of a micro-batch's forward task on each stage, in any unit."""
+    backward: tuple[float, ...]
+    """The same of its backward task."""
+    activation_bytes: float = 1.0
+    """What a micro-batch holds on a node from the begin of forward to the end of backward."""
+
+    def __post_init__(self) -> None:
+        if not self.nodes or len(set(self.nodes)) < len(self.nodes):
+            raise ValueError(f"nodes is {self.nodes}: give each stage a node of its own")
+        for field in ("forward", "backward"):
+            times = getattr(self, field)
+            if len(times) != self.num_stages or min(times) <= 0:
+                raise ValueError(f"{field} is {times}: give {self.num_stages} times above 0")
+        if self.num_micro_batches < 1:
+            raise ValueError(f"num_micro_batches is {self.num_micro_batches}: give at least 1")
+        if not 0 <= self.activation_bytes < math.inf:
+            raise ValueError(f"activation_bytes is {self.activation_bytes}: give at least 0")
+
+    @property
+    def num_stages(self) -> int:
+        """Its number of stages."""
+        return len(self.nodes)
+
+    @property
+    def seconds_alone(self) -> float:
+        """The time that it takes at least, and with 1F1B takes if all stages are alike."""
+        return max(self._least(stage, self._work(stage)) for stage in range(self.num_stages))
+
+    def arrival(self, stage: int) -> float:
+        """When the first micro-batch can reach a stage."""
+        return sum(self.forward[:stage])
+
+    def departure(self, stage: int) -> float:
+        """What is left to do after the last backward task of a stage."""
+        return sum(self.backward[:stage])
+
+    def _work(self, stage: int) -> float:
+        return self.num_micro_batches * (self.forward[stage] + self.backward[stage])
+
+    def _least(self, stage: int, work: float) -> float:
+        return self.arrival(stage) + work + self.departure(stage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Pipelines on the same nodes.
+
+    Raises:
+        ValueError: the capacity does not hold one micro-batch of each pipeline of a node.
+    """
+
+    pipelines: tuple[Pipeline, ...]
+    """The first is the one that others give way to in the greedy schedule."""
+    capacity: float = math.inf
+    """Bytes of activations that a node holds."""
+
+    def __post_init__(self) -> None:
+        least = max(sum(each.activation_bytes for each, _ in self.on(v)) for v in self.nodes)
+        if self.capacity < least:
+            raise ValueError(
+                f"capacity is {self.capacity:g}: a node needs {least:g} for one micro-batch of "
+                "each of its models"
+            )
+
+    @property
+    def nodes(self) -> range:
+        """All nodes."""
+        return range(1 + max(node for each in self.pipelines for node in each.nodes))
+
+    @property
+    def num_tasks(self) -> int:
+        """Forward and backward tasks of all stages."""
+        return sum(2 * each.num_stages * each.num_micro_batches for each in self.pipelines)
+
+    def on(self, node: int) -> list[tuple[Pipeline, int]]:
+        """The pipelines with a stage on a node, each with that stage."""
+        return [(each, each.nodes.index(node)) for each in self.pipelines if node in each.nodes]
+
+
+def fused_problem(
+    actor: Pipeline, critic: Pipeline, num_replicas: int, capacity: float = math.inf
+) -> Problem:
+    """An actor on all nodes, and replicas of a critic side by side, in the opposite direction.
+
+    Args:
+        actor: stage s on node s.
+        critic: the first replica, whatever its nodes; the others are alike.
+        num_replicas: how many times the critic's stages fit on the actor's nodes.
+        capacity: bytes of activations that a node holds.
+
+    Raises:
+        ValueError: the stages of the replicas are not as many as those of the actor.
+    """
+    size = critic.num_stages
+    if size * num_replicas != actor.num_stages:
+        raise ValueError(
+            f"{num_replicas} critics of {size} stages do not cover {actor.num_stages} stages"
+        )
+    replicas = [
+        Pipeline(
+            nodes=tuple(reversed(range(index * size, (index + 1) * size))),
+            num_micro_batches=critic.num_micro_batches,
+            forward=critic.forward,
+            backward=critic.backward,
+            activation_bytes=critic.activation_bytes,
+        )
+        for index in range(num_replicas)
+    ]
+    return Problem(pipelines=(actor, *replicas), capacity=capacity)
+
+
+def lower_bound(problem: Problem) -> float:
+    """No schedule is shorter: each pipeline alone, and the work of each node between the first
+    arrival and the shortest way out."""
+    alone = max(each.seconds_alone for each in problem.pipelines)
+    return max(alone, *(_least_of_node(problem, node) for node in problem.nodes))
+
+
+def _least_of_node(problem: Problem, node: int) -> float:
+    here = problem.on(node)
+    if not here:
+        return 0.0
+    first = min(each.arrival(stage) for each, stage in here)
+    last = min(each.departure(stage) for each, stage in here)
+    times = (m.num_micro_batches * (m.forward[s] + m.backward[s]) for m, s in here)
+    return first + sum(times) + last
+
+
+def serial_seconds(problem: Problem) -> float:
+    """One model after the other, replicas side by side: RLHFuse's baseline, without any overlap
+    where one model ends and the next begins."""
+    first, *others = problem.pipelines
+    return first.seconds_alone + max((each.seconds_alone for each in others), default=0.0)
+
+
+def serial_memory(problem: Problem) -> float:
+    """The most bytes that 1F1B of one model after the other holds on a node."""
+    return max(
+        min(each.num_micro_batches, each.num_stages) * each.activation_bytes
+        for each in problem.pipelines
+    )
