@@ -24,10 +24,10 @@ from services.launcher.config import LauncherConfig
 from services.launcher.evaluation.heldout import trajectories
 from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import ProcessPlan, plan
+from services.launcher.report.summary import read_steps
+from services.launcher.report.token_audit import Audit, audit, read_token_log
 from services.launcher.service_clients import Services, connected
-from services.launcher.summary import read_steps
 from services.launcher.supervisor import Supervisor
-from services.launcher.token_audit import Audit, audit, read_token_log
 from services.lib.run_rules import rules
 
 __all__ = ["Outcome", "RunWithKills"]

@@ -17,7 +17,7 @@ from rich.table import Table
 from bench.quickstart import seeds
 from bench.quickstart.modes import TARGET, seconds_to
 from bench.report import RESULTS, Report
-from services.launcher.summary import read_steps
+from services.launcher.report.summary import read_steps
 from trainer.algorithms.base import ALGORITHMS
 
 __all__ = ["main"]

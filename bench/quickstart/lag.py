@@ -27,7 +27,7 @@ from rich.table import Table
 from bench.quickstart import seeds
 from bench.quickstart.modes import WINDOW
 from bench.report import RESULTS, Report
-from services.launcher.summary import read_steps
+from services.launcher.report.summary import read_steps
 from trainer.algorithms import dapo
 from trainer.algorithms.base import LossTerms, PolicyTokens
 from trainer.algorithms.terms.policy_gradient import PolicyGradient

@@ -14,7 +14,7 @@ from statistics import fmean, median
 from typing import Any
 
 from bench.report import RESULTS, Report
-from services.launcher.summary import read_steps
+from services.launcher.report.summary import read_steps
 
 __all__ = ["TARGET", "WINDOW", "Learning", "learning", "main", "seconds_to"]
 

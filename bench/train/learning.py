@@ -25,7 +25,7 @@ from bench.report import ratios
 from bench.train.sides import ROOT, read_config
 from bench.train.throughput import OURS, TRL
 from bench.train.trl import trl_command, trl_environment
-from services.launcher.summary import read_steps
+from services.launcher.report.summary import read_steps
 
 __all__ = ["MIN_SEEDS", "Options", "Runs", "best_rate", "figures", "measure", "raw"]
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from services.launcher.summary import read_steps
+from services.launcher.report.summary import read_steps
 
 __all__ = ["ROOT", "Speed", "Window", "read_config", "speed", "waits", "watch"]
 

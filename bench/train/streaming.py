@@ -38,7 +38,7 @@ from bench.report import RESULTS, Report, ratios
 from bench.train.sides import ROOT, Window, read_config, waits, watch
 from bench.train.task import score, user_message, write_tasks
 from bench.train.trl import as_arguments
-from services.launcher.summary import read_steps
+from services.launcher.report.summary import read_steps
 
 __all__ = [
     "ANSWER_TOKENS", "CONFIG", "LONGEST", "SHORTEST", "STREAMED", "WHOLE", "Options", "Run",

@@ -13,8 +13,8 @@ from seamflow.trajectory.v1 import trajectory_pb2
 __all__ = ["Cause", "causes"]
 
 _CURES = {
-    tokens_pb2.FAILURE_CLASS_ENVIRONMENT: "Correct the environment, the reward function or the "
-    "task; the log of the process that raised it has the whole traceback.",
+    tokens_pb2.FAILURE_CLASS_ENVIRONMENT: "Correct the agent, the environment, the reward "
+    "function or the task; the log of the process that raised it has the whole traceback.",
     tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE: "Check that the named server runs and can be reached.",
     tokens_pb2.FAILURE_CLASS_TIMEOUT: "Find what it waits for, or raise the timeout that the "
     "message names.",

@@ -73,8 +73,9 @@ class DataloaderConfig(ServerConfig):
     """With max_samples: required probability that at least one rollout succeeds, in (0, 1)."""
     curriculum: CurriculumConfig = CurriculumConfig()
     """Tasks that are submitted less often."""
-    epochs: int = Field(1, ge=0)
-    """Times all tasks are submitted; 0: without end."""
+    epochs: int | None = Field(None, ge=0)
+    """Times all tasks are submitted; 0: without end. Unset: without end to train on them, once to
+    score them."""
     shuffle: bool = False
     """Submit in an order that depends on seed and epoch alone; functions order their own tasks."""
     seed: int = Field(0, ge=0)
@@ -85,6 +86,11 @@ class DataloaderConfig(ServerConfig):
     """Continue from state_file, if it exists."""
     start_seconds: float = Field(60.0, ge=0)
     """Time the trajectory manager and the run may take to appear."""
+
+    @property
+    def num_epochs(self) -> int:
+        """Times all tasks are submitted; 0: without end."""
+        return int(self.purpose == "eval") if self.epochs is None else self.epochs
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -61,7 +61,8 @@ class Loader:
             DependencyUnavailable: the trajectory manager or the run did not appear in time.
         """
         get_logger().info("loading", epoch=self._position.epoch, place=self._position.place)
-        while not self._config.epochs or self._position.epoch < self._config.epochs:
+        epochs = self._config.num_epochs
+        while not epochs or self._position.epoch < epochs:
             epoch, rows = self._position.epoch, self._rows()
             while tasks := await asyncio.to_thread(self._next_tasks, rows, self._queue.batch_size):
                 drawn = await self._drawn(tasks)
@@ -70,7 +71,7 @@ class Loader:
             if not self._position.place:
                 raise ConfigError(f"tasks: {self._config.tasks} holds no task in epoch {epoch}")
             self._move(self._position.next_epoch())
-        get_logger().info("all_submitted", epochs=self._config.epochs)
+        get_logger().info("all_submitted", epochs=epochs)
 
     def _rows(self) -> Iterator[Row]:
         return self._source.rows(self._position.epoch, self._position.place)

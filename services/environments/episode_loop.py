@@ -30,6 +30,31 @@ _log = get_logger()
 _MAX_LEASES = 8
 _MAX_MESSAGE = 4096
 _POLL_SECONDS = 0.5
+_EVALUATION_PLACES = 16
+"""For evaluation alone, at most a quarter of the environment's: training may have to wait for the
+rollout server that an evaluation holds, so its episodes must not keep the evaluation's out."""
+
+
+class _Places:
+    """Room for so many episodes at once."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._free = asyncio.Semaphore(most)
+
+    async def take(self, number: int) -> int:
+        """Wait for one free place, then take up to `number` of those that are free."""
+        await self._free.acquire()
+        taken = 1
+        while taken < min(self._most, number) and not self._free.locked():
+            await self._free.acquire()
+            taken += 1
+        return taken
+
+    def give_back(self, number: int) -> None:
+        """Free so many."""
+        for _ in range(number):
+            self._free.release()
 
 
 class EpisodeLoop:
@@ -48,20 +73,27 @@ class EpisodeLoop:
         self._rewards = rewards
         self._failures = Backoff(first=0.1, longest=10.0)
         self._run = run_stepped
-        self._places = asyncio.Semaphore(0)
 
     async def run(self) -> None:
         """Work until the run ends or the call is cancelled; its episodes are then abandoned."""
         described = await self._described()
         if described.kind == pb.ENVIRONMENT_KIND_SELF_DRIVING:
             self._run = run_self_driving
-        most = min(self._config.max_episodes, described.max_episodes)
-        self._places = asyncio.Semaphore(most)
+        reserved = min(_EVALUATION_PLACES, described.max_episodes // 4)
+        most = min(self._config.max_episodes, described.max_episodes - reserved)
         _log.info("environment found", name=described.name, max_episodes=most)
+        async with asyncio.TaskGroup() as episodes:
+            episodes.create_task(self._episodes(most))
+            if reserved:
+                episodes.create_task(self._episodes(reserved, train=False))
+
+    async def _episodes(self, most: int, train: bool | None = None) -> None:
+        """Run up to `most` episodes at once until the run ends; `train` False: of evaluations."""
+        places = _Places(most)
         async with asyncio.TaskGroup() as episodes:
             try:
                 while True:
-                    await self._start_some(episodes, most)
+                    await self._start_some(episodes, places, train)
             except RunEndedError as error:
                 _log.info("run ended", why=str(error))
 
@@ -79,30 +111,27 @@ class EpisodeLoop:
             )
         return described
 
-    async def _start_some(self, episodes: asyncio.TaskGroup, most: int) -> None:
+    async def _start_some(
+        self, episodes: asyncio.TaskGroup, places: _Places, train: bool | None
+    ) -> None:
         """Wait for a free place, lease as many rollouts as there are free ones, start them."""
-        await self._places.acquire()
-        taken = 1
-        while taken < min(most, _MAX_LEASES) and not self._places.locked():
-            await self._places.acquire()
-            taken += 1
+        taken = await places.take(_MAX_LEASES)
         rollouts: list[Rollout] = []
         try:
-            rollouts = await self._lease(taken)
+            rollouts = await self._lease(taken, train)
         finally:
-            for _ in range(taken - len(rollouts)):
-                self._places.release()
+            places.give_back(taken - len(rollouts))
         for rollout in rollouts:
-            episodes.create_task(self._episode(rollout))
+            episodes.create_task(self._episode(rollout, places))
 
-    async def _lease(self, number: int) -> list[Rollout]:
+    async def _lease(self, number: int, train: bool | None) -> list[Rollout]:
         try:
-            return await self._client.lease_rollouts(number)
+            return await self._client.lease_rollouts(number, train=train)
         except NotFoundError:
             await asyncio.sleep(_POLL_SECONDS)  # the run does not exist yet
             return []
 
-    async def _episode(self, rollout: Rollout) -> None:
+    async def _episode(self, rollout: Rollout, places: _Places) -> None:
         """One rollout from lease to end; one whose lease is lost is abandoned."""
         working = asyncio.create_task(self._work(rollout))
         lost = asyncio.create_task(rollout.lost.wait())
@@ -114,7 +143,7 @@ class EpisodeLoop:
             working.cancel()
             lost.cancel()
             await asyncio.gather(working, lost, return_exceptions=True)
-            self._places.release()
+            places.give_back(1)
 
     async def _work(self, rollout: Rollout) -> None:
         try:

@@ -13,8 +13,8 @@ import secrets
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,12 +26,16 @@ from rich.table import Table
 from services.chassis.config.load import load, load_or_exit
 from services.chassis.errors import ConfigError, ExitCode, StartupError
 from services.launcher import redis_server
+from services.launcher.checks.process_settings import process_setting
+from services.launcher.checks.task_amount import amount_of_tasks
 from services.launcher.config import LauncherConfig, flags_by_table
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
 from services.launcher.evaluation.heldout_tasks import read_tasks
 from services.launcher.layout import AGENT_PORTS, Layout, free_ports
-from services.launcher.process_plan import ProcessPlan, plan
+from services.launcher.process_plan import CHECK_TASKS, ProcessPlan, plan
+from services.launcher.report.run_end import recorded_end
 from services.launcher.run import Run
+from services.launcher.supervisor import child_environment
 from services.launcher.view import LiveView, PlainView
 from services.lib.model_folder import check_chat_template, check_model_folder
 from services.lib.text_config import check_attention
@@ -39,7 +43,7 @@ from services.lib.text_config import check_attention
 __all__ = ["check_program", "main", "make_layout"]
 
 _TABLE = "evaluation"
-_SERVER, _EMBEDDED = "rollout_server", "torch"
+_EMBEDDED = "torch"
 _MIN_FREE_BYTES = 512 * 1024 * 1024
 
 
@@ -76,20 +80,24 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
         _check(config, layout)
         _check_evaluation(config, evaluation, layout)
         check_program(plans)
+        amount = None if config.dry_run else _check_tasks(config, layout, plans)
     except StartupError:
         # The name is free again for a run that is not refused.
         if not (config.resume or config.dry_run):
             shutil.rmtree(layout.folder)
         raise
     if config.dry_run:
-        return _dry_run(plans)
+        return _dry_run(config, layout, plans)
     model = str(Path(layout.path(config.model)).resolve())
     facts = {"run_id": layout.run_id, "model": model, **layout.addresses()}
     (layout.folder / "addresses.json").write_text(json.dumps(facts, indent=2))
     _link_latest(layout.folder)
     is_terminal = sys.stdout.isatty() and config.live
-    view = LiveView(config.name, layout.folder / "metrics.jsonl") if is_terminal else PlainView()
-    with view:
+    metrics = layout.folder / "metrics.jsonl"
+    view = LiveView(config.name, metrics) if is_terminal else PlainView(metrics)
+    with recorded_end(layout.folder), view:
+        if amount:
+            view.note(amount)
         run = Run(config, layout, plans, view, evaluation=evaluation)
         summary = asyncio.run(run.serve() if config.serve else run.train())
     if summary is not None:
@@ -102,7 +110,9 @@ def make_layout(config: LauncherConfig, config_file: Path) -> Layout:
     """The folder, ports and addresses of a run; makes its folder unless it is a dry run."""
     folder = (Path(config.runs_folder) / config.name).resolve()
     if folder.exists() and not config.resume and not config.dry_run:
-        raise ConfigError(f"run {config.name!r} exists in {folder}: --resume it, or give --name")
+        raise ConfigError(
+            f"run {config.name!r} exists in {folder}: --resume it, give --name, or delete it"
+        )
     if config.resume and not folder.exists():
         raise ConfigError(f"there is no run {config.name!r} in {folder.parent} to --resume")
     if not config.dry_run:
@@ -195,21 +205,11 @@ def _check_model(config: LauncherConfig, folder: Path) -> None:
         check_model_folder(folder)
         if not config.raw_tokens:
             check_chat_template(folder)
-        if _engine(config) == _EMBEDDED:
+        engine = process_setting(config, _config_file(sys.argv), "rollout_server.engine")
+        if engine in (None, _EMBEDDED):
             check_attention(folder)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-
-
-def _engine(config: LauncherConfig) -> str:
-    """That of the rollout servers."""
-    file = tomllib.loads(_config_file(sys.argv).read_text(encoding="utf-8"))
-    given = file.get(_SERVER, {}).get("engine", _EMBEDDED)
-    given = os.environ.get(f"SEAMFLOW_{_SERVER}_ENGINE".upper(), given)
-    for setting in config.set:
-        name, _, value = setting.partition("=")
-        given = value if name == f"{_SERVER}.engine" else given
-    return str(given)
 
 
 def check_program(plans: Mapping[str, ProcessPlan]) -> None:
@@ -222,18 +222,43 @@ def check_program(plans: Mapping[str, ProcessPlan]) -> None:
         )
 
 
-def _dry_run(plans: Mapping[str, ProcessPlan]) -> int:
-    """Run the configuration check of every process, and print the commands."""
-    from services.launcher.supervisor import child_environment
+def _check_tasks(
+    config: LauncherConfig, layout: Layout, plans: Mapping[str, ProcessPlan]
+) -> str | None:
+    """Read all tasks before anything starts; their number next to what training needs, if known.
 
-    worst = int(ExitCode.CLEAN)
+    Raises:
+        ConfigError: a row is no task; its file and line are named.
+    """
+    dataloader = plans.get("dataloader")
+    if dataloader is None or dataloader.check is None or CHECK_TASKS not in dataloader.check:
+        return None
+    done = _checked(dataloader)
+    if done.returncode != 0:
+        raise ConfigError(done.stderr.strip().removeprefix("dataloader: "))
+    return amount_of_tasks(config, layout.config_file, json.loads(done.stdout.splitlines()[-1]))
+
+
+def _checked(process: ProcessPlan) -> subprocess.CompletedProcess[str]:
+    assert process.check is not None
+    environment = child_environment(process.environment)
+    return subprocess.run(
+        process.check, env=environment, check=False, capture_output=True, text=True
+    )
+
+
+def _dry_run(config: LauncherConfig, layout: Layout, plans: Mapping[str, ProcessPlan]) -> int:
+    """Run the configuration check of every process; print the commands, errors and a verdict."""
+    checked = [process for process in plans.values() if process.check is not None]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        results = list(threads.map(_checked, checked))
     for process in plans.values():
         print(f"{process.name:24} {' '.join(process.command)}")
-        if process.check is not None:
-            environment = child_environment(process.environment)
-            worst = max(
-                worst, subprocess.run(process.check, env=environment, check=False).returncode
-            )
+    for done in results:
+        sys.stderr.write(done.stderr)
+    worst = max((done.returncode for done in results), default=int(ExitCode.CLEAN))
+    if worst == 0 and (amount := _check_tasks(config, layout, plans)) is not None:
+        print(amount)
     print("nothing was started" if worst == 0 else "the configuration has errors", flush=True)
     return worst
 

@@ -84,8 +84,9 @@ class LauncherConfig(RunRules):
     replaced, but for a retry of its SDK."""
     heldout_tasks: str | None = None
     """JSONL of held-out tasks, evaluated before and after training."""
-    success: str = "success"
-    """Name of the reward (0 or 1) that measures success."""
+    success: str = ""
+    """Name of the reward (0 or 1) that measures success. Empty: "success", or where rollouts do not
+    have it "reward", or the only one that they have."""
     prepare: str | None = None
     """Module that makes model and tasks: `python -m <prepare> --out {run}/prepared --seed N`."""
     nodes: tuple[str, ...] = ("node-a: rollout", "node-b: rollout train")

@@ -23,7 +23,10 @@ from services.launcher.config import (
 )
 from services.launcher.layout import Layout, environment_server_names, server_name
 
-__all__ = ["ProcessPlan", "environment_addresses", "plan"]
+__all__ = ["CHECK_TASKS", "ProcessPlan", "environment_addresses", "plan"]
+
+CHECK_TASKS = "services.dataloader.check_tasks"
+"""Reads all tasks, and prints how many there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,8 @@ def _with_flags(process: ProcessPlan, flags: tuple[str, ...]) -> ProcessPlan:
     check = process.check
     if check is not None and check[-1] == "--check-config":
         check = (*check[:-1], *flags, check[-1])
+    elif check is not None and CHECK_TASKS in check:
+        check = (*check, *flags)
     return replace(process, command=(*process.command, *flags), check=check)
 
 
@@ -249,7 +254,7 @@ def _agent_runner(agent: str, config: LauncherConfig, layout: Layout) -> Process
         rollout_timeout=config.rollout_timeout,
         token_log=layout.folder / "received.jsonl",
     )
-    loads = f"from seamflow.runner.agent_runner import load_agent; load_agent({agent!r})"
+    loads = _loads("seamflow.runner.agent_runner", f"load_agent({agent!r})")
     return ProcessPlan(
         name="agent_runner",
         command=(sys.executable, "-m", "seamflow.runner"),
@@ -292,8 +297,8 @@ def _environment_server(name: str, config: LauncherConfig, layout: Layout) -> Pr
     given: tuple[str, ...] = ("--environment", str(config.environment), "--port", str(port))
     if config.environment_arguments:
         given += ("--arguments", json.dumps(config.environment_arguments))
-    module = "seamflow.environment.environment_class"
-    loads = f"from {module} import load_object; load_object({config.environment!r}, 'environment')"
+    call = f"load_object({config.environment!r}, 'environment')"
+    loads = _loads("seamflow.environment.environment_class", call)
     return ProcessPlan(
         name=name,
         command=(python, "-m", "seamflow.environment", *given),
@@ -334,7 +339,19 @@ def _dataloader(tasks: str, config: LauncherConfig, layout: Layout) -> ProcessPl
         **({"num_heldout": config.num_heldout} if config.num_heldout else {}),
         **_token(config),
     )
-    return _process("dataloader", "services.dataloader", layout, environment)
+    dataloader = _process("dataloader", "services.dataloader", layout, environment)
+    check = (sys.executable, "-m", CHECK_TASKS, "--config", str(layout.config_file))
+    return dataloader if config.prepare else replace(dataloader, check=check)
+
+
+def _loads(module: str, call: str) -> str:
+    """Python that makes the call and ends with one line if that fails."""
+    function = call.partition("(")[0]
+    return (
+        f"import sys\nfrom {module} import {function}\n"
+        f"try:\n    {call}\nexcept ValueError as error:\n    sys.stderr.write(f'{{error}}\\n')\n"
+        "    sys.exit(78)"
+    )
 
 
 def _environment(table: str, **settings: object) -> dict[str, str]:

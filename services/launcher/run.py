@@ -15,32 +15,37 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from seamflow.common.v1 import tokens_pb2
 from seamflow.retry import retrying
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import run_service_pb2 as run_pb
+from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.chassis.errors import DependencyUnavailable
-from services.launcher import plots, redis_server
+from services.launcher import redis_server
 from services.launcher.agent_access import LeaseHint, instructions
+from services.launcher.checks.trained_rewards import check_trained_reward, trained_rewards
+from services.launcher.checks.used_up_tasks import UsedUpTasks
 from services.launcher.config import LauncherConfig
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
 from services.launcher.evaluation.evaluation_log import EvaluationLine, evaluation_figures
 from services.launcher.evaluation.evaluator import Evaluator
 from services.launcher.evaluation.heldout import trajectories
 from services.launcher.layout import Layout
-from services.launcher.occupancy import CoresBusy, Occupancy
 from services.launcher.process_plan import ProcessPlan
-from services.launcher.service_clients import Services, connected
-from services.launcher.summary import (
+from services.launcher.report import plots
+from services.launcher.report.occupancy import CoresBusy, Occupancy
+from services.launcher.report.summary import (
     TrajectoryFigures,
     lendings,
     num_weight_updates,
     read_steps,
     tail_ratio,
 )
+from services.launcher.report.token_audit import audit_figures
+from services.launcher.service_clients import Services, Snapshot, connected
 from services.launcher.supervisor import Supervisor, child_environment
-from services.launcher.token_audit import audit_figures
 from services.launcher.view import View
 from services.lib.failure_notes import FailureNotes
 from services.lib.run_rules import rules
@@ -53,6 +58,7 @@ CORE_SERVICES = ("trajectory_manager", "weights", "scheduler")
 _REFRESH_SECONDS = 0.5
 _AGENT_END_SECONDS = 10.0
 _AGENT_POLL_SECONDS = 2.0
+_START_POLL_SECONDS = 0.1
 
 
 @dataclass(slots=True)
@@ -126,7 +132,7 @@ class Run:
         async with self._started(processes, services):
             self.view.phase("serving until Ctrl-C")
             await self._start_training(processes)
-            status = await self._trained(services)
+            status = await self._trained(processes, services)
             self.view.note(f"trained for all {status.num_steps} steps; still serving")
             await asyncio.Event().wait()
 
@@ -183,9 +189,20 @@ class Run:
         marker.touch()
 
     async def _create_run(self, services: Services) -> None:
+        await self._wait_for_manager()
         config = self.config.replace(required_columns=self.config.columns)
         request = run_pb.CreateRunRequest(run_id=self.layout.run_id, config=rules(config))
         await retrying(lambda: services.runs.CreateRun(request))
+
+    async def _wait_for_manager(self) -> None:
+        """A refused connection is no news while the process starts."""
+        host, _, port = self.layout.address("trajectory_manager").rpartition(":")
+        while True:
+            with suppress(OSError):
+                _, writer = await asyncio.open_connection(host, int(port))
+                writer.close()
+                return
+            await asyncio.sleep(_START_POLL_SECONDS)
 
     async def _end_run(self, processes: Supervisor, services: Services) -> None:
         """End the run, and give agents with programs of their own time to notice it."""
@@ -214,7 +231,7 @@ class Run:
         await self._start_training(processes)
         evaluating = asyncio.create_task(self._evaluate_beside())
         try:
-            status = await self._trained(services)
+            status = await self._trained(processes, services)
             self.seconds_learning, self.cores_busy = time.monotonic() - began, cores.mean()
             self.is_learning = False
             if self.evaluator is not None:
@@ -237,15 +254,51 @@ class Run:
         for warning in processes.warnings():
             self.view.note(warning)
 
-    async def _trained(self, services: Services) -> trainer_pb.GetStatusResponse:
-        """Wait until the trainer has made its last step."""
-        status = await services.trainer_status()
+    async def _trained(
+        self, processes: Supervisor, services: Services
+    ) -> trainer_pb.GetStatusResponse:
+        """Wait until the trainer has made its last step, or no task is left for another one.
+
+        Raises:
+            ConfigError: training does not know which of a rollout's rewards to use.
+        """
+        status, used_up, is_checked = await services.trainer_status(), UsedUpTasks(), False
         while status is None or status.state != trainer_pb.TRAINER_STATE_FINISHED:
             await asyncio.sleep(_REFRESH_SECONDS)
-            status = await services.trainer_status() or status
+            snapshot = await services.snapshot()
+            status = snapshot.trainer or status
             if status is not None:
                 self.view.progress(status.step, status.num_steps)
+            is_checked = is_checked or await self._check_rewards(services, snapshot)
+            has_all = "dataloader" in processes.ended and not self.config.serve
+            if status and has_all and used_up.look(snapshot, time.monotonic()):
+                return await self._without_tasks(services, status)
         return status
+
+    async def _check_rewards(self, services: Services, snapshot: Snapshot) -> bool:
+        """Check the rewards of one finished rollout; whether there was one."""
+        if snapshot.readiness is None or not snapshot.readiness.num_ready_groups:
+            return False
+        names = trained_rewards(self.config, self.layout.config_file)
+        async for each in trajectories(services, headers_only=True):
+            is_finished = each.state == trajectory_pb2.ROLLOUT_STATE_FINISHED
+            if is_finished and each.purpose == tokens_pb2.PURPOSE_TRAIN:
+                check_trained_reward(each, names)
+                return True
+        return False
+
+    async def _without_tasks(
+        self, services: Services, status: trainer_pb.GetStatusResponse
+    ) -> trainer_pb.GetStatusResponse:
+        """End training before its last step; its newest step gets a checkpoint."""
+        self.view.note(
+            f"all tasks are used up: training ends after step {status.step} of {status.num_steps}. "
+            "dataloader.epochs = 0 repeats them; continue by --resume --set dataloader.epochs=0"
+        )
+        if status.step:
+            request = trainer_pb.SaveCheckpointRequest()
+            await retrying(lambda: services.trainer.SaveCheckpoint(request))
+        return await services.trainer_status() or status
 
     async def _wait_for_version(self, services: Services, version: int) -> None:
         self.view.phase(f"rollout servers load weight version {version}")
@@ -280,7 +333,7 @@ class Run:
             if (advice := hint.look(snapshot, time.monotonic())) is not None:
                 self.view.note(advice)
             for line in await failures.look(snapshot.readiness):
-                self.view.note(line)
+                self.view.note(f"{line} Logs: {self._logs()}")
             if self.is_learning:
                 self.occupancy.add(snapshot)
             if "agent" in processes.ended:

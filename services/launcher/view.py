@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 
+from services.launcher.report.summary import read_steps
 from services.launcher.service_clients import Snapshot
-from services.launcher.summary import read_steps
 
 __all__ = ["LiveView", "PlainView", "View"]
 
@@ -60,10 +60,12 @@ class View(Protocol):
 
 
 class PlainView:
-    """One line per phase, for logs and pipes."""
+    """One line per phase and per optimizer step, for logs and pipes."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics_file: Path | None = None) -> None:
+        self._metrics_file = metrics_file
         self._start = time.monotonic()
+        self._step = 0
 
     def phase(self, text: str) -> None:
         """Print the new phase."""
@@ -77,7 +79,15 @@ class PlainView:
         """Nothing: there is no bar."""
 
     def show(self, snapshot: Snapshot) -> None:
-        """Nothing: phases are enough for a log."""
+        """Print the newest optimizer step, with its mean reward, if it is another one."""
+        trainer = snapshot.trainer
+        if trainer is None or trainer.step <= self._step or self._metrics_file is None:
+            return
+        steps = read_steps(self._metrics_file)
+        if steps and steps[-1]["step"] >= trainer.step:
+            self._step = steps[-1]["step"]
+            reward = f"mean reward {steps[-1]['reward_mean']:.3f}"
+            self.note(f"step {self._step} of {trainer.num_steps}: {reward}")
 
     def __enter__(self) -> Self:
         return self

@@ -25,9 +25,9 @@ from services.launcher.config import LauncherConfig
 from services.launcher.evaluation.heldout import trajectories
 from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import plan
+from services.launcher.report.summary import read_steps
 from services.launcher.run import Run
 from services.launcher.service_clients import Services
-from services.launcher.summary import read_steps
 from services.launcher.supervisor import Supervisor
 from services.launcher.view import PlainView
 

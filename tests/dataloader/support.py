@@ -130,7 +130,9 @@ async def load(
     **settings: Any,
 ) -> None:
     """Run a loader with these settings to its end."""
-    config = DataloaderConfig(**{"run_id": "run", "trajectory_manager": address, **settings})
+    config = DataloaderConfig(
+        **{"run_id": "run", "trajectory_manager": address, "epochs": 1, **settings}
+    )
     source = open_source(config.tasks, shuffle=config.shuffle, seed=config.seed)
     async with grpc.aio.insecure_channel(config.trajectory_manager) as channel:
         queue = TaskQueue(
@@ -151,3 +153,11 @@ def sums(seed: int, epoch: int) -> Iterator[dict[str, Any]]:
 def texts(seed: int, epoch: int) -> Iterator[str]:
     """A function that yields what is no task."""
     yield "not a dict"
+
+
+def endless(seed: int, epoch: int) -> Iterator[dict[str, Any]]:
+    """Tasks of a function."""
+    number = 0
+    while True:
+        yield {"task_id": f"t{number}", "payload": {"seed": seed, "epoch": epoch}}
+        number += 1

@@ -15,6 +15,7 @@ async def dataloader(address: str, tasks: str) -> tuple[int | None, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "services.dataloader", "--port", "0", "--admin-port", "-1", "--run-id", "run"),
+        *("--epochs", "1"),
         *("--trajectory-manager", address, "--tasks", tasks),
         env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
         stdout=asyncio.subprocess.DEVNULL,

@@ -55,14 +55,16 @@ class World:
     def _answer(self, text: str) -> list[int]:
         return [*self.template.encode_text(text), *self.template.stop_token_ids]
 
-    async def submit(self, *payloads: str, num_samples: int = 1) -> None:
-        """Queue tasks "t0", "t1" … for evaluation: they finish with any rewards."""
+    async def submit(
+        self, *payloads: str, num_samples: int = 1, purpose: Purpose = Purpose.EVAL, name: str = "t"
+    ) -> None:
+        """Queue tasks "t0", "t1" …, by default for evaluation: they finish with any rewards."""
         tasks = [
             Task(
-                task_id=f"t{i}",
+                task_id=f"{name}{i}",
                 payload_json=payload,
                 num_samples=num_samples,
-                purpose=Purpose.EVAL,
+                purpose=purpose,
             )
             for i, payload in enumerate(payloads)
         ]
@@ -76,6 +78,10 @@ class World:
                 if len(found) >= number:
                     return sorted(found, key=lambda each: each.rollout_id)
                 await asyncio.sleep(0.02)
+
+    async def started(self) -> list[str]:
+        """Names of all rollouts."""
+        return [each.rollout_id for each in await self._trajectories()]
 
     async def _trajectories(self) -> Sequence[trajectory_pb2.Trajectory]:
         request = trajectories_pb.ListTrajectoriesRequest(run_id="run")

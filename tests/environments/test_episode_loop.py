@@ -25,6 +25,7 @@ from services.environments.failures import failure_class
 from tests.environments.stepped import Counting, Crowd, Drives, Fragile
 from tests.environments.support import World, rewards_of, served, working, world
 from tests.redis_server import free_port
+from trajectory_manager.model.records import Purpose
 
 ROOT = Path(__file__).parents[2]
 HERE = "tests/environments/stepped.py:"
@@ -169,9 +170,9 @@ def next_line(process: subprocess.Popen[str]) -> str:
 
 
 async def test_as_many_episodes_run_as_both_sides_allow(run: World) -> None:
-    """Eight tasks: never more than three at once, and three at once."""
+    """Eight tasks of an evaluation: three at once, and one in the place that is for those alone."""
     Crowd.num_open = Crowd.most_open = 0
-    Crowd.wanted = 3
+    Crowd.wanted = 4
     await run.submit(*["{}"] * 8)
     async with (
         served(Crowd, max_episodes=4) as environment,
@@ -179,7 +180,26 @@ async def test_as_many_episodes_run_as_both_sides_allow(run: World) -> None:
     ):
         found = await run.ended(8)
     assert all(rewards_of(each) == {("reward", ""): 1.0} for each in found)
-    assert Crowd.most_open == 3
+    assert Crowd.most_open == 4
+
+
+async def test_an_evaluation_has_places_of_its_own(run: World) -> None:
+    """Episodes of training that wait, as for new weights, fill all others."""
+    Crowd.num_open = Crowd.most_open = 0
+    Crowd.wanted = 99
+    await run.submit(*["{}"] * 8, purpose=Purpose.TRAIN)
+    async with (
+        served(Crowd, max_episodes=4) as environment,
+        working(run, environment, max_episodes=2),
+        asyncio.timeout(30),
+    ):
+        while Crowd.num_open < 2:
+            await asyncio.sleep(0.01)
+        await run.submit("{}", name="held-out")
+        while Crowd.num_open < 3:
+            await asyncio.sleep(0.01)
+        rollouts = await run.started()
+    assert [each.partition("/")[0] for each in sorted(rollouts)] == ["held-out0", "t0", "t1"]
 
 
 async def test_two_processes_share_an_environment_and_wait_for_room(run: World) -> None:

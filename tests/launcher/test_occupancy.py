@@ -12,7 +12,7 @@ from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
-from services.launcher.occupancy import CoresBusy, Occupancy, observed_activity
+from services.launcher.report.occupancy import CoresBusy, Occupancy, observed_activity
 from services.launcher.service_clients import Snapshot
 
 

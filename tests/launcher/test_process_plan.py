@@ -306,7 +306,7 @@ def test_an_unknown_agents_program_is_a_configuration_error(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("agent", "code"), [("tests.sdk.agents:Answers", 0), ("tests.sdk.agents:Nobody", 1)]
+    ("agent", "code"), [("tests.sdk.agents:Answers", 0), ("tests.sdk.agents:Nobody", 78)]
 )
 def test_a_dry_run_loads_the_agent(tmp_path: Path, agent: str, code: int) -> None:
     """The check of the agent runner ends well for an agent that exists alone."""

@@ -9,7 +9,7 @@ import pytest
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
-from services.launcher.summary import (
+from services.launcher.report.summary import (
     TrajectoryFigures,
     lendings,
     num_weight_updates,

@@ -90,6 +90,8 @@ class Gateway(RolloutServiceServicer):
         """Their names."""
         self.asked: list[rollout_pb.LeaseRolloutsRequest] = []
         """Calls of LeaseRollouts that were given some."""
+        self.evaluation: list[str] = []
+        """Payloads of tasks for calls that ask for evaluation alone."""
         self.most_asking = 0
         """Calls of LeaseRollouts that waited at the same time, at most."""
         self.extended: asyncio.Queue[list[str]] = asyncio.Queue()
@@ -110,6 +112,8 @@ class Gateway(RolloutServiceServicer):
         if self.ended:
             reason = trajectory_pb2.EMPTY_REASON_RUN_ENDED
             return rollout_pb.LeaseRolloutsResponse(empty_reason=reason)
+        if request.purpose == tokens_pb2.PURPOSE_EVAL:
+            return await self._evaluation()
         if not self._payloads:
             self._num_asking += 1
             self.most_asking = max(self.most_asking, self._num_asking)
@@ -121,6 +125,15 @@ class Gateway(RolloutServiceServicer):
         self.opened.set()
         number = min(len(self._payloads), self._most, max(request.max_rollouts, 1))
         return rollout_pb.LeaseRolloutsResponse(leases=[self._next() for _ in range(number)])
+
+    async def _evaluation(self) -> rollout_pb.LeaseRolloutsResponse:
+        """The next task of `evaluation`, or nothing after a short wait."""
+        if self.evaluation:
+            self._payloads.insert(0, self.evaluation.pop(0))
+            return rollout_pb.LeaseRolloutsResponse(leases=[self._next()])
+        await asyncio.sleep(0.05)
+        reason = trajectory_pb2.EMPTY_REASON_NOTHING_QUEUED
+        return rollout_pb.LeaseRolloutsResponse(empty_reason=reason)
 
     def _next(self) -> rollout_pb.RolloutLease:
         number, self._num_leased = self._num_leased, self._num_leased + 1

@@ -66,6 +66,17 @@ async def test_no_more_than_concurrency_rollouts_at_once() -> None:
     assert agent.cancelled.qsize() == 3
 
 
+async def test_an_evaluation_is_not_kept_waiting_by_training() -> None:
+    """All workers wait, as for new weights; a task of an evaluation begins all the same."""
+    agent, gateway = Waits(), Gateway(payloads=["{}"] * 5)
+    async with running(agent, gateway, concurrency=3):
+        for _ in range(3):
+            await agent.began.get()
+        gateway.evaluation.append("{}")
+        assert await agent.began.get() == "task-3"
+    assert agent.cancelled.qsize() == 4
+
+
 async def test_a_lease_is_given_back_where_the_rollout_could_not_be_closed() -> None:
     """The gateway refuses its turn for good: its sample is replaced at once."""
     gateway = Gateway([2], grpc.StatusCode.INVALID_ARGUMENT, payloads=['{"reward": 1}'])
@@ -101,7 +112,9 @@ async def test_an_exception_of_the_agent_is_an_environment_failure() -> None:
     async with running(Breaks(), gateway, concurrency=1):
         assert [await gateway.closed.get() for _ in range(2)] == ["rollout-0", "rollout-1"]
     assert gateway.finished[0].failure.failure_class == tokens_pb2.FAILURE_CLASS_ENVIRONMENT
-    assert "no browser" in gateway.finished[0].failure.message
+    message = gateway.finished[0].failure.message
+    assert message.startswith("agent on task 'task-0' raised RuntimeError('no browser') at ")
+    assert "tests/sdk/agents.py:" in message
 
 
 @pytest.mark.parametrize("reward", ["null", '"good"', "NaN"])

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from seamflow.trajectory.v1 import trajectory_pb2
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.launcher.token_audit import Received, Token
+from services.launcher.report.token_audit import Received, Token
 from tests.launcher.support import make_trajectory, make_turn
 from tests.sglang.checksums import published_checksums
 from tests.sglang.engines import ChecksumWatch, EngineProcess

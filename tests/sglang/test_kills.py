@@ -10,8 +10,8 @@ import pytest
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from bench.report import Report
-from services.launcher.summary import TrajectoryFigures
-from services.launcher.token_audit import Audit, audit, read_token_log
+from services.launcher.report.summary import TrajectoryFigures
+from services.launcher.report.token_audit import Audit, audit, read_token_log
 from tests.sglang.engines import ChecksumWatch
 from tests.sglang.leases import half_segments
 from tests.sglang.logprobs import Recomputed, recompute, sampled_spans

@@ -110,6 +110,8 @@ class Endpoints:
     """host:port of each of SERVICES."""
     model: str | None = None
     """Model folder that the run started from; None: no run folder names it."""
+    ended: str = ""
+    """How the run of the folder ended, and what to do; empty: nobody knows that it has."""
     credentials: Credentials = field(default_factory=Credentials)
     """Token and certificates, if the services require them."""
 
@@ -143,6 +145,8 @@ def _located(name: str, endpoints: Endpoints, error: SeamflowError) -> SeamflowE
     if not isinstance(error, UnavailableError):
         return error
     service = SERVICES[name]
+    if endpoints.ended:
+        return UnavailableError(endpoints.ended)
     return UnavailableError(
         f"the {service.name} at {endpoints.services[name]} does not answer; its address is set by "
         f"{service.flag} or {service.variable}"
@@ -176,6 +180,7 @@ def resolve(given: argparse.Namespace, environment: Mapping[str, str] = os.envir
     def first(flag: str | None, key: str, variable: str, default: str | None) -> str | None:
         return flag or named.get(key) or environment.get(variable) or latest.get(key) or default
 
+    is_elsewhere = any(getattr(given, name) for name in SERVICES)
     return Endpoints(
         run_id=first(given.run, "run_id", "SEAMFLOW_RUN", None),
         services={
@@ -183,6 +188,7 @@ def resolve(given: argparse.Namespace, environment: Mapping[str, str] = os.envir
             for name, s in SERVICES.items()
         },
         model=(named or latest).get("model"),
+        ended="" if is_elsewhere or not (named or latest) else _ended(given.run_folder or LATEST),
         credentials=Credentials(token=_token(environment), **_tls(given, environment)),
     )
 
@@ -199,6 +205,19 @@ def _read(folder: Path) -> Mapping[str, str]:
     if not isinstance(addresses, dict):
         raise UsageError(f"{file} must hold a JSON object of addresses")
     return addresses
+
+
+def _ended(folder: Path) -> str:
+    """Of a run that `seamflow train` made, whose services it has ended."""
+    try:
+        end = json.loads((folder / "end.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    reason = f" ({end['reason']})" if end.get("reason") else ""
+    return (
+        f"the run in {folder} {end['state']} at {end['time']}{reason}, and its services ended with "
+        "it: `seamflow serve --config FILE --resume` starts them again, with all that they recorded"
+    )
 
 
 def _token(environment: Mapping[str, str]) -> str | None:

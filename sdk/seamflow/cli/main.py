@@ -206,12 +206,18 @@ def _add_worker_commands(command: Callable[[str, Command, str], argparse.Argumen
 
 
 async def _status(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    if endpoints.ended and not given.json:
+        print(endpoints.ended)
+        return _OK
     snapshot = await gather(endpoints)
     print(json.dumps(plain(snapshot), indent=2) if given.json else status_screen(snapshot))
     return _answered(snapshot)
 
 
 async def _why_stuck(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    if endpoints.ended and not given.json:
+        print(endpoints.ended)
+        return _OK
     snapshot = await gather(endpoints, history=True)
     findings = why_stuck(snapshot)
     if given.json:

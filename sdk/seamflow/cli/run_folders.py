@@ -53,13 +53,15 @@ def _row(folder: Path) -> Mapping[str, str]:
 
 
 def _state(folder: Path) -> str:
-    """finished: it has a summary; running: its gateway's port answers; stopped: neither."""
+    """running: its gateway's port answers; else how it ended: finished, stopped, or failed."""
     address = str(_json(folder / "addresses.json").get("rollout_gateway", ""))
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=0.2).close()
     except (OSError, ValueError):
-        return "finished" if (folder / "summary.json").is_file() else "stopped"
+        end = _json(folder / "end.json")
+        is_finished = (folder / "summary.json").is_file()
+        return str(end.get("state", "finished" if is_finished else "killed"))
     return "running"
 
 

@@ -211,8 +211,9 @@ def _no_tasks(snapshot: Snapshot) -> Iterator[Finding]:
         rule="no_tasks",
         sentence="Agents wait for tasks: the task queue is empty though admission would let "
         f"{groups(ready.num_admissible_groups)} start.",
-        cure="Has the dataloader ended? Restart it (`python -m services.dataloader`); its log "
-        "shows whether its tasks are used up.",
+        cure="Has the dataloader ended, as all tasks are used up? dataloader.epochs = 0 repeats "
+        "them (`seamflow train … --resume --set dataloader.epochs=0`). Otherwise start it again "
+        "(`python -m services.dataloader`); its log says why it ended.",
         since=created(snapshot) if ready.num_running_groups else published(snapshot),
         normal=has_enough(snapshot),
     )

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hmac
 import logging
-import sysconfig
-import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -18,6 +15,7 @@ from seamflow.common.v1 import error_pb2, tokens_pb2
 from seamflow.durations import to_duration
 from seamflow.enum_names import enum_name
 from seamflow.environment.environment import CapacityReached, EnvironmentFailed
+from seamflow.user_code import user_place
 
 __all__ = ["CallError", "Guard", "environment_failed", "from_user", "invalid_field"]
 
@@ -25,10 +23,6 @@ T = TypeVar("T")
 _log = logging.getLogger("seamflow.environment")
 _MAX_TEXT = 1500
 _MAX_SHOWN = 80
-_LIBRARIES = (
-    Path(__file__).parents[1],
-    *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")),
-)
 _TYPE_URL = "type.googleapis.com/google.rpc."
 
 
@@ -108,24 +102,7 @@ def from_user(error: Exception, what: str) -> CallError:
     _log.exception("%s failed", what, exc_info=error)
     if isinstance(error, EnvironmentFailed):
         return environment_failed(f"{what}: {error}", error.failure_class)
-    return environment_failed(f"{what} raised {error!r}{_place(error)}")
-
-
-def _place(error: Exception) -> str:
-    """ " at file:line" of the innermost call that is the user's own; "" if none is."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not _is_library(frame.filename)]
-    if not own:
-        return ""
-    path, line = Path(own[-1].filename), own[-1].lineno
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f" at {shown}:{line}"
-
-
-def _is_library(file: str) -> bool:
-    """Whether a file is of seamflow, of Python, or installed."""
-    path = Path(file)
-    return any(path.is_relative_to(folder) for folder in _LIBRARIES) or file.startswith("<")
+    return environment_failed(f"{what} raised {error!r}{user_place(error)}")
 
 
 class Guard:

@@ -28,6 +28,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.credentials import Credentials
 from seamflow.errors import NotFoundError, RunEndedError, SeamflowError
 from seamflow.retry import Backoff
+from seamflow.user_code import user_place
 
 __all__ = ["AgentRunner", "RunnerConfig", "load_agent"]
 
@@ -35,6 +36,9 @@ _log = logging.getLogger("seamflow.runner")
 _MAX_LEASES = 8
 _MAX_MESSAGE = 4096
 _POLL_SECONDS = 0.5
+_EVALUATION_WORKERS = 16
+"""Further rollouts at once, of evaluations alone: training may have to wait for the rollout server
+that an evaluation holds, so its rollouts must not keep the evaluation's out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,35 @@ class RunnerConfig:
             raise ValueError(f"token_log {self.token_log!r}: its folder does not exist; create it")
 
 
+class _Leases:
+    """Leases rollouts for several workers; one of the idle ones does it for all of them."""
+
+    def __init__(self, client: Client, train: bool | None) -> None:
+        self._client, self._train = client, train
+        self._leasing = asyncio.Lock()
+        self._num_idle = 0
+        self._leased: deque[Rollout] = deque()
+
+    async def next(self) -> Rollout:
+        """Wait for a rollout. Raises `RunEndedError` when there will be no more."""
+        self._num_idle += 1
+        try:
+            async with self._leasing:
+                while not self._leased:
+                    await self._lease_more()
+                return self._leased.popleft()
+        finally:
+            self._num_idle -= 1
+
+    async def _lease_more(self) -> None:
+        try:
+            most = min(self._num_idle, _MAX_LEASES)
+            self._leased.extend(await self._client.lease_rollouts(most, train=self._train))
+        except NotFoundError:
+            _log.info("run %s does not exist yet", self._client.run_id)
+            await asyncio.sleep(_POLL_SECONDS)
+
+
 class AgentRunner:
     """Runs one agent on the tasks of one run until it is stopped or the run ends."""
 
@@ -80,14 +113,14 @@ class AgentRunner:
             observer=self._token_log.write if self._token_log else None,
         )
         self._failures = Backoff(first=0.1, longest=10.0)
-        # One of the idle workers leases tasks for all of them.
-        self._leasing = asyncio.Lock()
-        self._num_idle = 0
-        self._leased: deque[Rollout] = deque()
+        self._any = _Leases(self._client, None)
+        self._evaluation = _Leases(self._client, False)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set or the run ends; running rollouts are abandoned and replaced."""
-        workers = [asyncio.create_task(self._work()) for _ in range(self._config.concurrency)]
+        number = self._config.concurrency
+        sources = [self._any] * number + [self._evaluation] * min(number, _EVALUATION_WORKERS)
+        workers = [asyncio.create_task(self._work(source)) for source in sources]
         stopped = asyncio.create_task(stop.wait())
         try:
             while not stopped.done() and not all(worker.done() for worker in workers):
@@ -105,31 +138,13 @@ class AgentRunner:
             if self._token_log is not None:
                 self._token_log.close()
 
-    async def _work(self) -> None:
+    async def _work(self, source: _Leases) -> None:
         """Work on one rollout after the other until the run ends."""
         try:
             while True:
-                await self._rollout(await self._lease())
+                await self._rollout(await source.next())
         except RunEndedError as error:
             _log.info("%s", error)
-
-    async def _lease(self) -> Rollout:
-        self._num_idle += 1
-        try:
-            async with self._leasing:
-                while not self._leased:
-                    await self._lease_more()
-                return self._leased.popleft()
-        finally:
-            self._num_idle -= 1
-
-    async def _lease_more(self) -> None:
-        try:
-            most = min(self._num_idle, _MAX_LEASES)
-            self._leased.extend(await self._client.lease_rollouts(most))
-        except NotFoundError:
-            _log.info("run %s does not exist yet", self._config.run_id)
-            await asyncio.sleep(_POLL_SECONDS)
 
     async def _rollout(self, rollout: Rollout) -> None:
         """Run one rollout from lease to end; one whose lease is lost is abandoned."""
@@ -167,7 +182,8 @@ class AgentRunner:
                 await rollout.fail(tokens_pb2.FAILURE_CLASS_TIMEOUT, reason)
                 return
             _log.exception("agent failed on task %s", task.task_id)
-            await rollout.fail(tokens_pb2.FAILURE_CLASS_ENVIRONMENT, repr(error)[:_MAX_MESSAGE])
+            message = f"agent on task {task.task_id!r} raised {error!r}{user_place(error)}"
+            await rollout.fail(tokens_pb2.FAILURE_CLASS_ENVIRONMENT, message[:_MAX_MESSAGE])
             # A broken environment must not use up tasks as fast as they can be leased.
             await self._failures.wait()
         else:

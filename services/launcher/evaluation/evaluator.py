@@ -17,6 +17,7 @@ from seamflow.errors import SeamflowError
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
 from services.chassis.errors import DependencyUnavailable, StartupError
+from services.launcher.checks.trained_rewards import trained_rewards
 from services.launcher.config import LauncherConfig
 from services.launcher.evaluation.best_checkpoint import BestCheckpoint
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
@@ -59,6 +60,7 @@ class Evaluator:
         self._settings, self._config, self._layout = settings, config, layout
         self._services, self._view = services, view
         self._metric = settings.metric or config.success
+        self._trained_rewards = trained_rewards(config, layout.config_file)
         self._tasks: list[HeldoutTask] = []
         self._is_ending = False
         self._running_file = layout.folder / _RUNNING
@@ -160,6 +162,7 @@ class Evaluator:
                     self._best.hold(kept.step)
                 facts |= {"step": kept.step, "weight_version": kept.weight_version}
                 rollouts = self._rollouts(label, kept.weight_version, self._settings.concurrency)
+                rollouts.start_patience = self._settings.start_patience_seconds
                 rewards = await _unless_lost(self._recorded(rollouts, _no_progress), kept.lost)
         except TimeoutError:
             reason = (
@@ -170,6 +173,7 @@ class Evaluator:
         except (EvaluationFailed, VersionLost, StartupError, SeamflowError) as error:
             await self._give_up(str(error), facts, began)
         else:
+            facts["metric"] = self._metric
             await self._show(rollouts, label, int(str(facts["step"])))
             await self._add(line_of(rewards, self._settings, seconds=_since(began), **facts))
         return int(str(facts["step"]))
@@ -184,6 +188,7 @@ class Evaluator:
             samples=self._settings.samples,
             concurrency=concurrency,
             metric=self._metric,
+            trained_rewards=self._trained_rewards,
             num_shown=self._settings.shown_rollouts,
         )
 
@@ -195,6 +200,7 @@ class Evaluator:
         self._running_file.write_text(json.dumps(facts))
         await rollouts.run(progress)
         self._running_file.unlink(missing_ok=True)
+        self._metric = rollouts.metric or "success"
         return rollouts.rewards
 
     async def _show(self, rollouts: PinnedRollouts, label: str, step: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -18,6 +18,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
+from services.launcher.checks.trained_rewards import check_trained_reward
 from services.launcher.evaluation.heldout_tasks import HeldoutTask, pinned_task
 from services.launcher.service_clients import Services
 
@@ -61,9 +62,13 @@ class PinnedRollouts:
     concurrency: int
     """Rollouts in flight; at least one task is."""
     metric: str
-    """Name of the reward."""
+    """Name of the reward; empty: chosen by the first rollout that finishes."""
+    trained_rewards: Collection[str] = ()
+    """Names that training was told to use; none: it takes "reward", or the only one."""
     patience: float = math.inf
     """Seconds without a finished rollout after which the agents are taken to be broken."""
+    start_patience: float = math.inf
+    """Seconds in which no open rollout has started after which agents are taken to be busy."""
     num_shown: int = 0
     """Tasks of which the first rollout is kept in `shown`."""
     rewards: dict[str, list[float]] = field(default_factory=dict)
@@ -71,23 +76,30 @@ class PinnedRollouts:
     shown: list[trajectory_pb2.Trajectory] = field(default_factory=list)
     """For people to look at, in the order in which they finished."""
     _open: list[_Sample] = field(default_factory=list)
+    _num_started: int = 0
+    """Open rollouts that an agent had taken at the last look."""
 
     async def run(self, progress: Callable[[int, int], None]) -> Mapping[str, Sequence[float]]:
         """The rewards of all rollouts. Leaving early takes unfinished tasks back.
 
         Raises:
-            EvaluationFailed: a task failed too often, or was sampled by another version.
+            EvaluationFailed: a task failed too often, was sampled by another version, or no agent
+                has taken one for `start_patience` seconds.
             DependencyUnavailable: nothing finished for `patience` seconds.
             ConfigError: the agent gives no reward of that name.
         """
         waiting, num_done = deque(self.tasks), 0
         loop = asyncio.get_running_loop()
-        last = loop.time()
+        last = started = loop.time()
         try:
             while waiting or self._open:
                 await self._submit_more(waiting)
                 done = await self._collect()
                 num_done += done
+                if done or self._num_started:
+                    started = loop.time()
+                elif loop.time() - started > self.start_patience:
+                    raise EvaluationFailed(self._no_agent())
                 if done:
                     last = loop.time()
                 elif loop.time() - last > self.patience:
@@ -116,11 +128,15 @@ class PinnedRollouts:
         """Take the finished rollouts; returns how many."""
         found = await asyncio.gather(*(self._read(sample) for sample in self._open))
         pairs = list(zip(self._open, found, strict=True))
+        self._num_started = sum(trajectory is not None for trajectory in found)
         done = [(sample, trajectory) for sample, trajectory in pairs if _is_done(trajectory)]
         self._open = [sample for sample, trajectory in pairs if not _is_done(trajectory)]
         for sample, trajectory in done:
             assert trajectory is not None
             self._check_version(trajectory)
+            if _has_rewards(trajectory):
+                check_trained_reward(trajectory, self.trained_rewards)
+                self.metric = self.metric or _chosen(trajectory)
             value = _reward(trajectory, self.metric)
             self.rewards.setdefault(sample.task.name, []).append(value)
             if sample.slot == 0 and sample.task in self.tasks[: self.num_shown]:
@@ -160,6 +176,13 @@ class PinnedRollouts:
                 f"instead of {self.weight_version}: a process of another release does not pin tasks"
             )
 
+    def _no_agent(self) -> str:
+        return (
+            f"no agent took one of its {len(self._open)} rollouts for {self.start_patience:g} s: "
+            "all are busy with training, which waits for the rollout server of the evaluation; "
+            "give another rollout server, or agents that lease evaluation tasks alone"
+        )
+
     def _silence(self) -> str:
         return (
             f"none of {len(self._open)} rollouts finished for {self.patience:g} s; "
@@ -190,14 +213,26 @@ def _is_replaced(trajectory: trajectory_pb2.Trajectory) -> bool:
     return trajectory.state == trajectory_pb2.ROLLOUT_STATE_FAILED and not _is_done(trajectory)
 
 
+def _has_rewards(trajectory: trajectory_pb2.Trajectory) -> bool:
+    is_finished = trajectory.state == trajectory_pb2.ROLLOUT_STATE_FINISHED
+    return is_finished and not trajectory.rewards.policy_failure
+
+
+def _chosen(trajectory: trajectory_pb2.Trajectory) -> str:
+    """The metric, where no setting names it."""
+    names = {reward.name for reward in trajectory.rewards.rewards}
+    if len(names) == 1:
+        return names.pop()
+    return "reward" if "reward" in names and "success" not in names else "success"
+
+
 def _reward(trajectory: trajectory_pb2.Trajectory, name: str) -> float:
     """The rollout's reward of that name plus those of its turns, as in training."""
     given = defaultdict[str, float](float)
     for reward in trajectory.rewards.rewards:
         given[reward.name] += reward.value
     if name not in given:
-        is_finished = trajectory.state == trajectory_pb2.ROLLOUT_STATE_FINISHED
-        if not is_finished or trajectory.rewards.policy_failure:
+        if not _has_rewards(trajectory):
             return 0.0  # the policy's own failure
         raise ConfigError(
             f"rollout {trajectory.rollout_id!r} has rewards {sorted(given)} but no {name!r}: "

@@ -150,6 +150,26 @@ async def test_a_missing_reward_is_named(client: Client) -> None:
         await evaluated(client, client.finish, metric="success")
 
 
+async def test_without_a_setting_the_metric_is_what_the_rollouts_have(client: Client) -> None:
+    """Here "reward", the only one."""
+    found = await evaluated(client, client.finish, metric="")
+    assert found.metric == "reward"
+
+
+async def test_a_reward_that_training_would_not_use_is_named(client: Client) -> None:
+    """Before the trainer has seen a rollout."""
+    with pytest.raises(ConfigError, match=r"has the rewards 'reward', and training would use 'x'"):
+        await evaluated(client, client.finish, trained_rewards=("x",))
+
+
+async def test_an_evaluation_that_no_agent_takes_is_given_up(client: Client) -> None:
+    """Its tasks are taken back."""
+    found = rollouts(client, start_patience=0.05)
+    with pytest.raises(EvaluationFailed, match="no agent took one of its 4 rollouts"):
+        await found.run(no_progress)
+    assert await lease(client) is None
+
+
 @pytest.mark.parametrize("is_cancelled", [True, False])
 async def test_what_is_given_up_is_taken_back(
     client: Client, monkeypatch: pytest.MonkeyPatch, is_cancelled: bool

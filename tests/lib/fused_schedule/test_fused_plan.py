@@ -6,8 +6,8 @@ import dataclasses
 import random
 
 import pytest
-from bench.fusion.settings import SETTINGS, Setting
 
+from bench.fusion.settings import SETTINGS, Setting
 from services.lib.fused_schedule.annealing import anneal
 from services.lib.fused_schedule.dispatch import Rule, dispatch
 from services.lib.fused_schedule.greedy import greedy

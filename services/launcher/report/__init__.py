@@ -1,0 +1,1 @@
+"""What a run leaves: summary, pictures, how it ended."""
