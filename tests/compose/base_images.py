@@ -14,7 +14,7 @@ from bench.provenance import ROOT
 __all__ = ["base_images"]
 
 _PUBLISHED = {"BASE_IMAGE": "python:3.11-slim-bookworm", "REDIS_IMAGE": "redis:7.4-bookworm"}
-_LOCAL = "seamflow/local-base:bookworm"
+_LOCAL, _LOCAL_REDIS = "seamflow/local-base:bookworm", "seamflow/local-redis:bookworm"
 _SUITE = "bookworm"
 _MIRROR = "http://deb.debian.org/debian"
 _PACKAGES = "python3,python3-venv,redis-server,ca-certificates"
@@ -31,8 +31,9 @@ def base_images(folder: Path) -> Mapping[str, str]:
         return _PUBLISHED
     if not _exists(_LOCAL):
         _build(folder / "rootfs")
+    _build_redis()
     # With the wheels of the local image; pip's own index serves the rest.
-    return {"BASE_IMAGE": _LOCAL, "REDIS_IMAGE": _LOCAL, "TORCH_INDEX_URL": ""}
+    return {"BASE_IMAGE": _LOCAL, "REDIS_IMAGE": _LOCAL_REDIS, "TORCH_INDEX_URL": ""}
 
 
 def _pull(image: str) -> bool:
@@ -60,6 +61,14 @@ def _build(rootfs: Path) -> None:
     if tar.wait() != 0:
         raise RuntimeError(f"tar of {rootfs} failed")
     shutil.rmtree(rootfs)
+
+
+def _build_redis() -> None:
+    """As the published image: its user owns the folder of the volume."""
+    code = "import os; os.makedirs('/data'); os.chown('/data', 999, 999)"
+    lines = f'FROM {_LOCAL}\nRUN ["python3", "-c", "{code}"]\n'
+    command = ["docker", "build", "--quiet", "--tag", _LOCAL_REDIS, "-"]
+    subprocess.run(command, input=lines, text=True, check=True, stdout=subprocess.DEVNULL)
 
 
 def _torch() -> str:
