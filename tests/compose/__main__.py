@@ -91,6 +91,7 @@ def _host_agent() -> dict[str, float]:
 def _restarted() -> dict[str, float]:
     """Restart each container in turn: training goes on after each."""
     names = [each.service for each in containers.containers() if each.service not in _JOBS]
+    figures: dict[str, float] = {"containers_restarted": float(len(names))}
     for name in names:
         wanted = steps() + STEPS_AFTER_RESTART
         containers.compose("restart", name)
@@ -99,7 +100,8 @@ def _restarted() -> dict[str, float]:
         _console.print(
             f"{name}: {STEPS_AFTER_RESTART} steps and all healthy after {seconds():.0f} s"
         )
-    return {"containers_restarted": float(len(names)), "steps_trained": float(steps())}
+        figures[f"seconds_after_restart_of_{name}"] = seconds()
+    return {**figures, "steps_trained": float(steps())}
 
 
 def _goes_on(wanted: int) -> bool:
