@@ -18,7 +18,7 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline \
 	chaos-store chaos-scheduler chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-environments test-models test-roundtrips \
-	test test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up down clean help .venv-sglang $(ADAPTERS)
+	test test-compose test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up health down clean help .venv-sglang $(ADAPTERS)
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
@@ -170,11 +170,17 @@ proto: .venv-proto/.made ## Generate sdk/seamflow/*/v1 from protos/.
 descriptors: $(VENV)/.dev ## At a release only: what later versions must not break.
 	$(VENV)/bin/buf build --as-file-descriptor-set -o protos/released.binpb
 
-up: ## Every service and Redis in containers.
-	docker compose up --build
+up: ## Every service and Redis in containers, until all are healthy; PROFILES=environments adds more.
+	$(PYTHON) deploy/containers.py up $(addprefix --profile ,$(PROFILES))
 
-down:
-	docker compose down
+health: ## One line: which containers are ready, and which are not.
+	@$(PYTHON) deploy/containers.py health
+
+down: ## Stop and remove the containers; volumes stay.
+	$(PYTHON) deploy/containers.py down
+
+test-compose: $(VENV)/.dev ## Build the images, train in containers, restart each, take all down (needs root or Docker).
+	$(RUN) tests.compose
 
 clean:
 	rm -rf $(VENV) .venv-proto .venv-oldest .venv-peers .venv-sglang .venv-adapters runs

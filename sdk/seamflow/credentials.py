@@ -7,12 +7,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import grpc
 
 __all__ = ["Credentials", "FilesWatch", "SecretFile"]
 
 _LOOK_SECONDS = 1.0
+_FILES = ("token", "ca.pem", "cert.pem", "key.pem")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,24 @@ class Credentials:
     """PEM file of the caller's certificate, where the services require one."""
     key_file: Path | None = None
     """PEM file of the caller's private key."""
+
+    @classmethod
+    def from_folder(cls, folder: Path | str) -> Self:
+        """Read `token`, `ca.pem`, `cert.pem` and `key.pem`, as far as the folder has them.
+
+        Raises:
+            FileNotFoundError: the folder has none of them.
+        """
+        files = {name: Path(folder) / name for name in _FILES}
+        found = {name: file if file.is_file() else None for name, file in files.items()}
+        if not any(found.values()):
+            raise FileNotFoundError(f"{folder} has none of {', '.join(_FILES)}")
+        return cls(
+            token_file=found["token"],
+            ca_file=found["ca.pem"],
+            cert_file=found["cert.pem"],
+            key_file=found["key.pem"],
+        )
 
     def bearer(self) -> Callable[[], str | None]:
         """What to send as token now; follows `token_file`.

@@ -63,7 +63,9 @@ def test_each_service_is_confined(name: str) -> None:
     assert "no-new-privileges:true" in entry["security_opt"]
     assert not entry.get("privileged")
     assert entry.get("user", "10001").split(":")[0] not in ("0", "root")
-    assert "ports" not in entry, "nothing is published on the host unasked"
+    published = entry.get("ports", ())
+    assert bool(published) == (name in ("rollout-gateway", "http-gateway"))
+    assert all(each.startswith("127.0.0.1:") for each in published), "for this machine alone"
 
 
 @pytest.mark.parametrize("name", NAMES)
