@@ -16,9 +16,9 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-store bench-growth \
-	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline \
-	chaos-store chaos-scheduler chaos-trainer chaos-environments model-store test-mixed test-agents test-environments test-models test-roundtrips \
-	test test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up down clean help .venv-sglang $(ADAPTERS)
+	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-fusion \
+	chaos-store chaos-scheduler chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-environments test-models test-roundtrips \
+	test test-compose test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up health down clean help .venv-sglang $(ADAPTERS)
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
@@ -88,6 +88,9 @@ bench-ranker: $(VENV)/.dev ## Recall of the ranker, and generation on an emulate
 bench-pipeline: $(VENV)/.dev ## Six ways to use the same nodes, simulated, then on the real control plane (hours).
 	$(RUN) sim
 
+bench-fusion: $(VENV)/.dev ## Schedules of actor and critic in one fused pipeline: RLHFuse's twelve settings and their bounds.
+	$(RUN) bench.fusion
+
 test-clients: $(VENV)/.dev ## Train with an agent in Node alone, while services are killed; Go and C++ beside it.
 	@missing=$$(dpkg-query -W -f='$${Package} ' $(CLIENT_PACKAGES) 2>&1 >/dev/null | sed 's/.* //' | tr '\n' ' '); \
 		if [ -n "$$missing" ]; then echo "missing Debian packages: apt-get install $$missing" >&2; exit 1; fi
@@ -107,6 +110,9 @@ chaos-trainer: $(VENV)/.dev ## Kills of real trainers, one rank and two: the wei
 
 chaos-environments: $(VENV)/.dev ## Environments that are killed, stuck and slow: no reward from a failure, no group lost.
 	$(RUN) tests.chaos.environments
+
+chaos-edges: $(VENV)/.dev ## One broken server of three, agents that send too much, poisoned samples, flipped bits: now harmless.
+	$(RUN) tests.chaos.edges --seed $(SEED)
 
 test-mixed: $(VENV)/.dev ## Services of RELEASE (v0.2.0) among the present ones, training meanwhile; forward and back.
 	$(RUN) tests.mixed --release $(RELEASE) --seed $(SEED)
@@ -170,11 +176,17 @@ proto: .venv-proto/.made ## Generate sdk/seamflow/*/v1 from protos/.
 descriptors: $(VENV)/.dev ## At a release only: what later versions must not break.
 	$(VENV)/bin/buf build --as-file-descriptor-set -o protos/released.binpb
 
-up: ## Every service and Redis in containers.
-	docker compose up --build
+up: ## Every service and Redis in containers, until all are healthy; PROFILES=environments adds more.
+	$(PYTHON) deploy/containers.py up $(addprefix --profile ,$(PROFILES))
 
-down:
-	docker compose down
+health: ## One line: which containers are ready, and which are not.
+	@$(PYTHON) deploy/containers.py health
+
+down: ## Stop and remove the containers; volumes stay.
+	$(PYTHON) deploy/containers.py down
+
+test-compose: $(VENV)/.dev ## Build the images, train in containers, restart each, take all down (needs root or Docker).
+	$(RUN) tests.compose
 
 clean:
 	rm -rf $(VENV) .venv-proto .venv-oldest .venv-peers .venv-sglang .venv-adapters runs

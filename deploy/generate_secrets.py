@@ -2,13 +2,16 @@
 
     python generate_secrets.py --authority /authority --out /secrets
 
-`--out` gets `ca.pem`, `token`, `agent_token`, `operator_token`, `credential_secret`,
-`redis/users.acl` and, for each service, `<service>/cert.pem`, `key.pem` and, where it has a
-store, `redis_url`. `--authority` gets `ca.key`, which no service may see. Everything that exists
-is kept, and what was half written when a first run was interrupted is an error and not
-overwritten. Running it again gives a certificate and a key to services that have no key: those
-that are new, or whose folder a cut off run left half written. To rotate, remove both folders and
-restart.
+`--out` gets a folder for each service, which is mounted to it alone: `<service>/ca.pem`,
+`<service>/<service>/cert.pem` and `key.pem`, whose URI spiffe://seamflow/<identity> says who it is,
+and what else that service needs: `redis_url` where it has a store, `agent_token`,
+`credential_secret`. `--authority` gets what no service may see: `ca.key`, and the secrets of which
+services get a copy or a digest.
+
+Running it again keeps what exists, completes what was cut off, and gives new services theirs; a
+folder of another authority is an error and not overwritten. With `--renew` every certificate and
+the agents' token are made anew, which running services notice by themselves. An authority of
+release 0.2.0 keeps its key; its one folder of secrets for all services is not used any more.
 
 Needs `cryptography` and nothing else.
 """
@@ -32,42 +35,45 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _AUTHORITY_DAYS = 3650
 _SERVICE_DAYS = 825
-_COMPLETE = ".complete"
+_MOUNT = "/secrets"
+"""Where a service sees its folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """One service's access to Redis."""
+class Service:
+    """What one service gets."""
 
-    keys: tuple[str, ...]
-    """Patterns of the keys it may touch."""
+    identity: str = ""
+    """Name in the URI of its certificate; empty: its own."""
+    hosts: tuple[str, ...] = ()
+    """Additional host names of its certificate."""
+    keys: tuple[str, ...] = ()
+    """Patterns of the keys of Redis that it may touch, as a user of its own; none: no access."""
+    presents_agent_token: bool = False
+    checks_agent_token: bool = False
+    derives_credentials: bool = False
+    """It makes the credentials of rollouts."""
 
 
-SERVICES: dict[str, tuple[str, ...]] = {
-    "redis": (),
-    "trajectory-manager": (),
-    "weights": (),
-    "scheduler": (),
-    "rollout-gateway": (),
-    "http-gateway": (),
-    "rollout-server": ("rollout-server-a", "rollout-server-b"),
-    "trainer": (),
-    "node-agent": ("node-agent-a", "node-agent-b"),
-    "dataloader": (),
-    "ranker": (),
-    "agent-runner": (),
-    "tool-loop": (),
-    "environments": (),
-    "create-run": (),
+SERVICES: dict[str, Service] = {
+    "redis": Service(),
+    "trajectory-manager": Service(keys=("sf:{*", "sf:runs")),
+    "weights": Service(keys=("sf:weights:*",)),
+    "scheduler": Service(keys=("sf:scheduler:*",)),
+    "rollout-gateway": Service(checks_agent_token=True, derives_credentials=True),
+    "http-gateway": Service(),
+    "rollout-server": Service(hosts=("rollout-server-a", "rollout-server-b")),
+    "trainer": Service(),
+    "node-agent": Service(hosts=("node-agent-a", "node-agent-b")),
+    "dataloader": Service(),
+    "ranker": Service(),
+    "agent-runner": Service(identity="agent", presents_agent_token=True),
+    "tool-loop": Service(),
+    "environments": Service(),
+    "create-run": Service(),
+    "operator": Service(),
 }
-"""Services, with the additional host names of their certificates."""
-
-ACCOUNTS = {
-    "trajectory-manager": Account(keys=("sf:{*", "sf:runs")),
-    "weights": Account(keys=("sf:weights:*",)),
-    "scheduler": Account(keys=("sf:scheduler:*",)),
-}
-"""Services with state: each has its own user and keys, isolated from the others."""
+"""By name in docker-compose.yml; replicas share what their service gets."""
 
 # The trajectory manager reads the server's settings to check the promised durability.
 _COMMANDS = "+@all -@admin -@dangerous +info +config|get"
@@ -84,80 +90,124 @@ class Authority:
 
 
 def main() -> None:
-    """Generate the secrets once; no effect if all exist, an error if only some do."""
+    """Generate what is missing."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--authority", type=Path, required=True, help="folder for the CA's key")
-    parser.add_argument("--out", type=Path, required=True, help="folder for everything else")
+    parser.add_argument("--authority", type=Path, required=True, help="folder of the CA")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the services' folders")
+    parser.add_argument("--renew", action="store_true", help="new certificates and agents' token")
     given = parser.parse_args()
     try:
-        made = generate(given.authority, given.out)
+        made = generate(given.authority, given.out, renew=given.renew)
     except (FileExistsError, PermissionError) as error:
         sys.stderr.write(f"generate_secrets: {error}\n")
         sys.exit(78)
     sys.stdout.write(f"{'generated' if made else 'kept'} the secrets in {given.out}\n")
 
 
-def generate(authority_folder: Path, out: Path) -> bool:
-    """Write all secrets; returns False if they exist already.
+def generate(authority_folder: Path, out: Path, *, renew: bool = False) -> bool:
+    """Write all secrets that are missing; returns whether there were any.
 
     Raises:
-        FileExistsError: a folder holds files, but not all of them.
+        FileExistsError: a service's secrets are of another authority, or the authority's are lost.
     """
-    if (out / _COMPLETE).exists() and (authority_folder / "ca.key").exists():
-        return _add_services(authority_folder, out)
-    for folder in (authority_folder, out):
+    authority = _authority(authority_folder, out)
+    if renew:
+        (authority_folder / "agent_token").unlink(missing_ok=True)
+    shared = _shared(authority_folder)
+    made = [_write_service(out / name, authority, shared, name, renew) for name in SERVICES]
+    return any(made)
+
+
+def _authority(folder: Path, out: Path) -> Authority:
+    """The authority, made if there is none."""
+    folders = [out / name for name in SERVICES if (out / name / "ca.pem").exists()]
+    if not (folder / "ca.key").exists():
+        if folders:
+            cure = f"empty the folders in {out} to begin anew"
+            raise FileExistsError(f"{folder} has no ca.key, and {folders[0]} has secrets: {cure}")
         folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            cure = "empty both folders to begin anew"
-            raise FileExistsError(f"{folder} is not empty and not complete: {cure}")
-    authority = _make_authority()
-    _write(authority_folder / "ca.key", _private_pem(authority.key))
-    _write(out / "ca.pem", _public_pem(authority.certificate))
-    for name, hosts in SERVICES.items():
-        _write_certificate(out / name, authority, (name, *hosts))
-    for name in ("token", "agent_token", "operator_token", "credential_secret"):
-        _write(out / name, secrets.token_urlsafe(32).encode())
-    _write_redis(out)
-    _write(out / _COMPLETE, b"")
-    return True
-
-
-def _add_services(authority_folder: Path, out: Path) -> bool:
-    """Generate certificates for services that an older release did not have."""
-    # A user of Redis cannot be added: Redis has read its users.
-    # The key is written last; a certificate without its key is unusable.
-    services = SERVICES.keys() - ACCOUNTS.keys()
-    new = sorted(name for name in services if not (out / name / "key.pem").exists())
-    if not new:
-        return False
-    key = serialization.load_pem_private_key((authority_folder / "ca.key").read_bytes(), None)
+        _write(folder / "ca.key", _private_pem(ec.generate_private_key(ec.SECP256R1())))
+    key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
-    certificate = x509.load_pem_x509_certificate((out / "ca.pem").read_bytes())
-    authority = Authority(certificate=certificate, key=key)
-    for name in new:
-        _write_certificate(out / name, authority, (name, *SERVICES[name]))
-    return True
+    if not (folder / "ca.pem").exists():  # new, or of release 0.2.0
+        _write(folder / "ca.pem", _public_pem(_self_signed(key)))
+    certificate = (folder / "ca.pem").read_bytes()
+    for each in folders:
+        if (each / "ca.pem").read_bytes() != certificate:
+            raise FileExistsError(f"{each} is of another authority: empty it to begin anew")
+    return Authority(certificate=x509.load_pem_x509_certificate(certificate), key=key)
 
 
-def _write_redis(out: Path) -> None:
+def _shared(folder: Path) -> dict[str, str]:
+    """The secrets that more than one service knows, by their file in the authority's folder."""
+    accounts = [f"redis_password_{name}" for name, service in SERVICES.items() if service.keys]
+    names = ["agent_token", "credential_secret", *accounts]
+    for name in names:
+        if not (folder / name).exists():
+            _write(folder / name, secrets.token_urlsafe(32).encode())
+    return {name: (folder / name).read_text() for name in names}
+
+
+def _write_service(
+    folder: Path, authority: Authority, shared: dict[str, str], name: str, renew: bool
+) -> bool:
+    """Write what one service lacks; returns whether it lacked something."""
+    own = folder / name
+    lacks = renew or not (own / "key.pem").exists()
+    if lacks:
+        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        _write(folder / "ca.pem", _public_pem(authority.certificate))
+        # The key is written last: a certificate without its key is made anew.
+        _write_certificate(own, authority, name)
+    texts = _texts(SERVICES[name], name, shared)
+    stale = {path: text for path, text in texts.items() if _text(folder / path) != text}
+    for path, text in stale.items():
+        _write(folder / path, text.encode())
+    return lacks or bool(stale)
+
+
+def _texts(service: Service, name: str, shared: dict[str, str]) -> dict[str, str]:
+    """The other files of a service: path -> content."""
+    texts = {}
+    if service.presents_agent_token:
+        texts["agent_token"] = shared["agent_token"]
+    if service.checks_agent_token:  # the digest is enough
+        texts["agent_token"] = f"sha256:{_digest(shared['agent_token'])}"
+    if service.derives_credentials:
+        texts["credential_secret"] = shared["credential_secret"]
+    if service.keys:
+        texts[f"{name}/redis_url"] = _redis_url(name, shared[f"redis_password_{name}"])
+    if name == "redis":
+        texts["redis/users.acl"] = _redis_users(shared)
+    return texts
+
+
+def _redis_url(name: str, password: str) -> str:
+    own = f"{_MOUNT}/{name}"
+    files = f"ssl_certfile={own}/cert.pem&ssl_keyfile={own}/key.pem"
+    return f"rediss://{name}:{password}@redis:6379/0?ssl_ca_certs={_MOUNT}/ca.pem&{files}"
+
+
+def _redis_users(shared: dict[str, str]) -> str:
     # Any holder of a deployment certificate may PING Redis, and nothing else.
     users = ["user default on nopass resetkeys resetchannels -@all +ping"]
-    for service, account in ACCOUNTS.items():
-        password = secrets.token_urlsafe(32)
-        digest = hashlib.sha256(password.encode()).hexdigest()
-        keys = " ".join(f"~{pattern}" for pattern in account.keys)
-        users.append(f"user {service} on #{digest} resetchannels {keys} {_COMMANDS}")
-        folder = out / service
-        tls = (
-            f"ssl_ca_certs={out}/ca.pem&ssl_certfile={folder}/cert.pem&ssl_keyfile={folder}/key.pem"
-        )
-        url = f"rediss://{service}:{password}@redis:6379/0?{tls}"
-        _write(folder / "redis_url", url.encode())
-    _write(out / "redis" / "users.acl", ("\n".join(users) + "\n").encode())
+    for name, service in SERVICES.items():
+        if service.keys:
+            digest = _digest(shared[f"redis_password_{name}"])
+            keys = " ".join(f"~{pattern}" for pattern in service.keys)
+            users.append(f"user {name} on #{digest} resetchannels {keys} {_COMMANDS}")
+    return "\n".join(users) + "\n"
 
 
-def _make_authority() -> Authority:
-    key = ec.generate_private_key(ec.SECP256R1())
+def _text(path: Path) -> str | None:
+    return path.read_text() if path.exists() else None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "seamflow deployment CA")])
     usage = x509.KeyUsage(
         digital_signature=False,
@@ -173,20 +223,23 @@ def _make_authority() -> Authority:
     builder = _builder(name, name, key.public_key(), _AUTHORITY_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(usage, critical=True)
-    return Authority(certificate=builder.sign(key, hashes.SHA256()), key=key)
+    return builder.sign(key, hashes.SHA256())
 
 
-def _write_certificate(folder: Path, authority: Authority, hosts: tuple[str, ...]) -> None:
+def _write_certificate(folder: Path, authority: Authority, service: str) -> None:
     """One certificate for both sides of a connection: every service is also a client."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, service)])
     builder = _builder(name, authority.certificate.subject, key.public_key(), _SERVICE_DAYS)
-    names = [x509.DNSName(host) for host in (*hosts, "localhost")]
-    loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    hosts = (service, *SERVICES[service].hosts, "localhost")
+    names: list[x509.GeneralName] = [x509.DNSName(host) for host in hosts]
+    names.append(x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
+    identity = SERVICES[service].identity or service
+    names.append(x509.UniformResourceIdentifier(f"spiffe://seamflow/{identity}"))
     purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
     for extension, critical in (
-        (x509.SubjectAlternativeName([*names, loopback]), False),
+        (x509.SubjectAlternativeName(names), False),
         (x509.BasicConstraints(ca=False, path_length=None), True),
         (x509.ExtendedKeyUsage(purposes), False),
         (issuer, False),

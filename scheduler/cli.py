@@ -74,7 +74,7 @@ def _policy(config: SchedulerConfig) -> AllocationPolicy:
 
 
 async def _open_store(config: SchedulerConfig) -> Store:
-    store = RedisStore(connect(config.redis_url.get_secret_value()), config.max_events)
+    store = RedisStore(connect(config.redis_url.get_secret_value), config.max_events)
     if not await store.reachable():
         await store.close()
         cure = "start it, or correct redis_url in [scheduler]"

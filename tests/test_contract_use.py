@@ -5,14 +5,16 @@ from __future__ import annotations
 import ast
 import importlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
-from services.chassis.rpc.permissions import PERMISSIONS, Role
+from services.chassis.rpc.identities import Identity
+from services.chassis.rpc.permissions import PERMISSIONS, ROLLOUT
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = (
@@ -37,6 +39,7 @@ def services() -> Iterator[ServiceDescriptor]:
 def product() -> dict[Path, ast.Module]:
     """The modules of the product, without generated ones."""
     files = [file for root in PRODUCT for file in (ROOT / root).rglob("*.py")]
+    files.append(ROOT / "deploy" / "create_run.py")
     return {
         file: ast.parse(file.read_text(encoding="utf-8"))
         for file in files
@@ -98,11 +101,15 @@ def has_caller(method: MethodDescriptor) -> bool:
 
     The stub may be made in one module and used in another one of the process.
     """
+    return any(is_called(method, trees) for trees in processes().values())
+
+
+def is_called(method: MethodDescriptor, trees: Sequence[ast.Module]) -> bool:
+    """Whether these modules make the service's stub and call the rpc, or call it by path."""
     stub = f"{method.containing_service.name}Stub"
     path = f"/{method.containing_service.full_name}/{method.name}"
-    return any(names_path(tree, path) for tree in product().values()) or any(
+    return any(names_path(tree, path) for tree in trees) or (
         any(uses(tree, stub) for tree in trees) and any(calls(tree, method.name) for tree in trees)
-        for trees in processes().values()
     )
 
 
@@ -124,8 +131,46 @@ def test_every_service_has_a_server() -> None:
     assert [service.full_name for service in services() if not has_server(service)] == []
 
 
+_CLIENT = "sdk/seamflow/client/"
+_CLOSED_ROLLOUTS = "services/lib/closed_rollouts.py"
+_ENVIRONMENT_CLIENT = "sdk/seamflow/environment/environment_client.py"
+
+FOLDERS: Mapping[Identity, str] = {
+    Identity.OPERATOR: "sdk/seamflow/cli/",
+    Identity.AGENT: _CLIENT,
+    Identity.TRAJECTORY_MANAGER: "trajectory_manager/",
+    Identity.ROLLOUT_GATEWAY: "rollout/gateway/",
+    Identity.HTTP_GATEWAY: "rollout/http_gateway/",
+    Identity.ROLLOUT_SERVER: "rollout/server/",
+    Identity.SCHEDULER: "scheduler/",
+    Identity.NODE_AGENT: "services/node_agent/",
+    Identity.TRAINER: "trainer/",
+    Identity.WEIGHTS: "services/weights/",
+    Identity.DATALOADER: "services/dataloader/",
+    Identity.RANKER: "services/ranker/",
+    Identity.SCORING: "services/scoring/",
+    Identity.ENVIRONMENTS: "services/environments/",
+    Identity.TOOL_LOOP: "services/tool_loop/",
+    Identity.LAUNCHER: "services/launcher/",
+    Identity.CREATE_RUN: "deploy/create_run.py",
+}
+LIBRARIES: Mapping[Identity, tuple[str, ...]] = {
+    Identity.HTTP_GATEWAY: (_CLIENT,),
+    Identity.DATALOADER: (_CLOSED_ROLLOUTS, _ENVIRONMENT_CLIENT),
+    Identity.RANKER: (_CLOSED_ROLLOUTS,),
+    Identity.ENVIRONMENTS: (_CLIENT, _ENVIRONMENT_CLIENT),
+    Identity.LAUNCHER: (_ENVIRONMENT_CLIENT,),
+}
+"""What makes calls for a process, beside its own folder."""
+
+PASSED_ON = {(Identity.HTTP_GATEWAY, rpc) for rpc in ("LeaseRollouts", "StartRollout")}
+"""Calls with the token of the agent that asked for them, not with the process's own."""
+HOMONYMS = {(Identity.ROLLOUT_GATEWAY, "Heartbeat")}
+"""Not the scheduler's rpc: a message of the rollout service."""
+
+
 def called_in(*roots: str) -> set[tuple[str, str]]:
-    """(service, rpc) of every call in modules below these folders that make or hold its stub."""
+    """(service, rpc) of what modules below these folders call, with stubs made in any of them."""
     trees = [
         tree
         for file, tree in product().items()
@@ -134,19 +179,37 @@ def called_in(*roots: str) -> set[tuple[str, str]]:
     return {
         (service.full_name, method.name)
         for service in services()
-        for tree in trees
-        if uses(tree, f"{service.name}Stub")
         for method in service.methods
-        if calls(tree, method.name)
+        if is_called(method, trees)
     }
 
 
-def test_callers_may_call_what_they_call() -> None:
-    """The commands of the CLI are open to operators, the calls of processes to services."""
-    for role, roots in ((Role.OPERATOR, ("sdk/seamflow/cli/",)), (Role.SERVICE, PRODUCT[1:])):
-        called = called_in(*roots)
-        assert len(called) > 15
-        assert [name for name in sorted(called) if role not in PERMISSIONS[name[0]][name[1]]] == []
+def granted_to(identity: Identity) -> set[tuple[str, str]]:
+    """(service, rpc) of the table."""
+    return {
+        (service, rpc)
+        for service, rpcs in PERMISSIONS.items()
+        for rpc, callers in rpcs.items()
+        if identity in callers
+    }
+
+
+@pytest.mark.parametrize("identity", Identity)
+def test_each_identity_may_call_what_its_process_calls(identity: Identity) -> None:
+    """A new call of a process needs its entry."""
+    called = {
+        (service, rpc)
+        for service, rpc in called_in(FOLDERS[identity])
+        if PERMISSIONS[service][rpc] != ROLLOUT and (identity, rpc) not in PASSED_ON | HOMONYMS
+    }
+    assert called - granted_to(identity) == set()
+
+
+@pytest.mark.parametrize("identity", sorted(set(Identity) - {Identity.OPERATOR}))
+def test_no_process_may_do_more_than_it_calls(identity: Identity) -> None:
+    """A grant without a call goes; operators read everything."""
+    called = called_in(FOLDERS[identity], *LIBRARIES.get(identity, ()))
+    assert granted_to(identity) - called == set()
 
 
 def test_a_servicer_alone_is_no_caller() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import fields
 from typing import NoReturn
 
 from seamflow.trajectory.v1.column_service_pb2_grpc import add_ColumnServiceServicer_to_server
@@ -16,8 +15,6 @@ from seamflow.trajectory.v1.trajectory_service_pb2_grpc import (
     add_TrajectoryServiceServicer_to_server,
 )
 
-from services.chassis.errors import ServiceError
-from services.chassis.log import get_logger
 from services.chassis.rpc.server import Service, run
 from trajectory_manager.api.column_servicer import ColumnServicer
 from trajectory_manager.api.inflight_bytes import InflightBytes
@@ -27,11 +24,10 @@ from trajectory_manager.api.task_servicer import TaskServicer
 from trajectory_manager.api.trajectory_servicer import TrajectoryServicer
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.model.records import Durability
-from trajectory_manager.model.run_counts import RunCounts
 from trajectory_manager.service.long_poll import LongPoll
 from trajectory_manager.service.metrics import Metrics
-from trajectory_manager.service.retention import Retention
 from trajectory_manager.service.rollouts import Rollouts
+from trajectory_manager.service.sweeper import Sweeper
 from trajectory_manager.store.interface import Store
 from trajectory_manager.store.redis.connect import redis_store
 
@@ -45,7 +41,7 @@ def main() -> NoReturn:
 async def build(config: TrajectoryManagerConfig) -> AsyncIterator[Service]:
     """The service on the store that `config` names."""
     required = Durability[config.durability.upper()]
-    url = config.redis_url.get_secret_value()
+    url = config.redis_url.get_secret_value  # as it is at each connect
     opened = redis_store(
         url,
         required,
@@ -61,6 +57,7 @@ def service(config: TrajectoryManagerConfig, store: Store) -> Service:
     """The five gRPC services and the sweeper on `store`; any number of them may share it."""
     metrics = Metrics()
     rollouts = Rollouts(store, metrics)
+    sweeps = Sweeper(store, rollouts, metrics, config.unleased_rollout_seconds)
     waiting = LongPoll(store.runs)
 
     draining = asyncio.Event()
@@ -68,7 +65,7 @@ def service(config: TrajectoryManagerConfig, store: Store) -> Service:
     async def sweeper() -> None:
         # Ends at the drain, uncancelled: redis-py may swallow a cancellation that meets a reply.
         while not draining.is_set():
-            await sweep(store, rollouts, metrics)
+            await sweeps.sweep()
             with suppress(TimeoutError):
                 await asyncio.wait_for(draining.wait(), config.sweep_seconds)
 
@@ -91,28 +88,3 @@ def service(config: TrajectoryManagerConfig, store: Store) -> Service:
         ready=store.ready,
         drain=drain,
     )
-
-
-async def sweep(store: Store, rollouts: Rollouts, metrics: Metrics) -> None:
-    """Sweep every run once; an unavailable store is retried at the next sweep."""
-    retention = Retention(store.retention, store.runs)
-    totals = dict.fromkeys((field.name for field in fields(RunCounts)), 0)
-    try:
-        run_ids = await store.runs.run_ids()
-    except ServiceError as error:
-        get_logger().warning("sweep_failed", reason=error.reason, error=error.message)
-        return
-    for run_id in run_ids:
-        try:
-            await rollouts.sweep(run_id)
-            await retention.sweep(run_id)
-            counts = await store.runs.run_counts(run_id)
-        except ServiceError as error:
-            # The other runs are swept all the same.
-            get_logger().warning("sweep_failed", run_id=run_id, error=error.message)
-            continue
-        except Exception as error:  # such as a damaged record
-            get_logger().error("sweep_failed", run_id=run_id, exc_info=error)
-            continue
-        totals = {name: total + getattr(counts, name) for name, total in totals.items()}
-    metrics.depth(RunCounts(**totals))

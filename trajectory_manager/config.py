@@ -35,4 +35,8 @@ class TrajectoryManagerConfig(ServerConfig):
     max_inflight_bytes: int = Field(32 << 20, gt=0)
     """Bytes of tokens that may wait for a slow store; appends beyond are refused for a while."""
     sweep_seconds: float = Field(1.0, gt=0)
-    """Time between two sweeps for expired leases and unsettled rollouts."""
+    """Time between two sweeps for expired leases and unsettled rollouts; of runs in which nothing
+    happens up to 16 times as long."""
+    unleased_rollout_seconds: float = Field(86_400.0, ge=0)
+    """Time after which a rollout without a lease that nobody finished fails (TIMEOUT); what is
+    recorded of it stays readable. 0: never."""

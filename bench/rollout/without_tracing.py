@@ -62,7 +62,7 @@ def _none() -> None:
 
 
 def _with_ours(self: Any, given: Sequence[tuple[str, str | bytes]]) -> channel.Metadata:
-    ours = () if any(key == "authorization" for key, _ in given) else self._metadata
+    ours = () if any(key == "authorization" for key, _ in given) else self._shown()
     return (*given, *ours)
 
 

@@ -12,10 +12,11 @@ FROM ${BASE_IMAGE}
 LABEL org.opencontainers.image.title="seamflow secrets" \
       org.opencontainers.image.licenses="Apache-2.0"
 ENV PATH=/opt/seamflow/bin:/usr/local/bin:/usr/bin:/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-RUN ["python3", "-c", "import os; [(os.makedirs(p), os.chown(p, 10001, 10001)) for p in ('/secrets', '/authority')]"]
 COPY --from=build /opt/seamflow /opt/seamflow
 WORKDIR /app
 COPY deploy/generate_secrets.py ./
+# Mount points of volumes, one for each service: a new volume inherits their owner.
+RUN ["python", "-c", "import os, generate_secrets as g; [(os.makedirs(p), os.chown(p, 10001, 10001)) for p in ('/authority', '/secrets', *(f'/secrets/{name}' for name in g.SERVICES))]"]
 USER 10001:10001
 HEALTHCHECK NONE
 ENTRYPOINT ["python", "/app/generate_secrets.py", "--authority", "/authority", "--out", "/secrets"]

@@ -24,6 +24,9 @@ ENV PATH=/opt/seamflow/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONSAFEPATH=1 \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
+    OMP_NUM_THREADS=1 \
+    TOKENIZERS_PARALLELISM=false \
+    HF_HUB_OFFLINE=1 \
     HOME=/tmp
 # Mount points of volumes: a new volume inherits their owner.
 RUN ["python3", "-c", "import os; [(os.makedirs(p), os.chown(p, 10001, 10001)) for p in ('/data', '/weights', '/cache')]"]

@@ -19,12 +19,14 @@ from rollout.gateway.dispatch.server_pool import ServerPool
 from rollout.gateway.leases import Leases
 from rollout.gateway.model_info import ModelInfo
 from rollout.gateway.prompt.chat_template import ChatTemplate
+from rollout.gateway.prompt.prompt_lanes import PromptLanes
 from rollout.gateway.record.recorder import Recorder
 from rollout.gateway.record.turn_opener import TurnOpener
 from rollout.gateway.servicer import GatewayServicer, Prompting
 from rollout.gateway.turn import TurnServices
 from services.chassis.rpc import clients
 from services.chassis.rpc.server import Service, run
+from services.lib.request_budget import RequestBudget
 
 __all__ = ["build", "main"]
 
@@ -43,11 +45,13 @@ async def build(config: GatewayConfig) -> AsyncIterator[Service]:
         store = async_stub(TrajectoryServiceStub, channel)
         servers = ServerPool(config)
         opener, recorder = TurnOpener(store), Recorder(store)
+        lanes = PromptLanes(config.max_waiting_prompts)
         services = TurnServices(
             store=store,
             opener=opener,
             recorder=recorder,
             servers=servers,
+            lanes=lanes,
             clock=asyncio.get_running_loop().time,
         )
         servicer = GatewayServicer(
@@ -57,8 +61,8 @@ async def build(config: GatewayConfig) -> AsyncIterator[Service]:
             ModelInfo(config.run_id, template, servers),
             Prompting(
                 template=template,
-                history=config.history,
-                default_heartbeat_seconds=config.default_heartbeat_seconds,
+                config=config,
+                budget=RequestBudget(config.max_inflight_bytes, config.max_calls_per_rollout),
             ),
         )
         yield Service(
@@ -70,7 +74,9 @@ async def build(config: GatewayConfig) -> AsyncIterator[Service]:
                 servers.watch_versions,
                 servers.keep_planning,
             ],
+            max_request_bytes=config.max_request_bytes,
         )
+        lanes.close()
         await servers.close()
 
 

@@ -17,7 +17,7 @@ from services.chassis.errors import unauthenticated
 if TYPE_CHECKING:
     import grpc.aio
 
-__all__ = ["derive", "digest", "lease_token", "shown"]
+__all__ = ["bearer", "derive", "digest", "lease_token", "shown"]
 
 _SCHEME = "Bearer "
 
@@ -43,15 +43,22 @@ def digest(credential: str) -> str:
     return hashlib.sha256(credential.encode()).hexdigest()
 
 
+def bearer(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """The bearer token of a call; empty: it has none."""
+    for key, value in context.invocation_metadata() or ():
+        if key == "authorization" and isinstance(value, str) and value.startswith(_SCHEME):
+            return value.removeprefix(_SCHEME)
+    return ""
+
+
 def shown(context: grpc.aio.ServicerContext[Any, Any]) -> str:
     """The credential that a call shows as its bearer token.
 
     Raises:
         ServiceError: UNAUTHENTICATED, it shows none.
     """
-    for key, value in context.invocation_metadata() or ():
-        if key == "authorization" and isinstance(value, str) and value.startswith(_SCHEME):
-            return value.removeprefix(_SCHEME)
+    if credential := bearer(context):
+        return credential
     raise unauthenticated(
         'send metadata "authorization: Bearer <credential>" with the credential that '
         "LeaseRollouts or StartRollout returned for this rollout"

@@ -36,6 +36,11 @@ class ModelInfo:
             weight_version=self._servers.newest_weight_version,
         )
 
+    def servers(self, request: pb.ListServersRequest) -> pb.ListServersResponse:
+        """List the servers. Raises `ServiceError`: NOT_FOUND, this gateway serves another run."""
+        self._check_run(request.run_id)
+        return pb.ListServersResponse(servers=self._servers.uses())
+
     def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
         """Encode a prompt.
 

@@ -12,22 +12,27 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceServicer
 from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
+from seamflow.trajectory.v1.trajectory_service_pb2 import NewTurn
 
 from rollout.gateway import credentials
 from rollout.gateway.calls import call_until_answered
+from rollout.gateway.config import GatewayConfig
 from rollout.gateway.leases import Leases
 from rollout.gateway.model_info import ModelInfo
 from rollout.gateway.prompt.chat_template import ChatTemplate
-from rollout.gateway.prompt.prompt import History, Prompt
+from rollout.gateway.prompt.prompt import Prompt
 from rollout.gateway.prompt.validation import (
+    check_context,
     check_generate,
     check_start,
+    check_tokenize,
     fill_defaults,
     interval_seconds,
 )
 from rollout.gateway.record.turn_record import begin_request
 from rollout.gateway.send_buffer import SendBuffer
-from rollout.gateway.turn import Turn, TurnServices
+from rollout.gateway.turn import Send, Turn, TurnServices
+from services.lib.request_budget import RequestBudget
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceAsyncStub
@@ -43,10 +48,20 @@ class Prompting:
 
     template: ChatTemplate
     """Tokenizer and chat template of the model."""
-    history: History
-    """What to do where the template rewrites earlier messages."""
-    default_heartbeat_seconds: float
-    """Longest silence on a stream of a caller that requests no heartbeat interval."""
+    config: GatewayConfig
+    """What happens to rewritten messages, and the limits of requests."""
+    budget: RequestBudget
+    """Bounds the requests in progress."""
+
+    def begin(self, request: pb.GenerateRequest, credential: str) -> tuple[Prompt, NewTurn]:
+        """The prompt of a checked request and what opens its turn; takes long for a long one.
+
+        Raises:
+            ServiceError: INVALID_ARGUMENT.
+        """
+        config = self.config
+        prompt = Prompt.parse(request, self.template, config.history, config.max_prompt_tokens)
+        return prompt, begin_request(request, credential, prompt, uuid.uuid4().hex)
 
 
 class GatewayServicer(RolloutServiceServicer):
@@ -89,16 +104,28 @@ class GatewayServicer(RolloutServiceServicer):
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Run one turn; its tokens are recorded before they are forwarded."""
-        credential, template = credentials.shown(context), self._prompting.template
+        credential, config = credentials.shown(context), self._prompting.config
         fill_defaults(request.sampling)
-        check_generate(request, template.vocabulary_size)
+        check_generate(request, self._prompting.template.vocabulary_size, config)
+        check_context(len(request.token_ids.token_ids), self._services.servers.longest_context)
         interval_seconds("chunk_interval", request.chunk_interval)
         heartbeat = interval_seconds("heartbeat_interval", request.heartbeat_interval)
-        prompt = Prompt.parse(request, template, self._prompting.history)
-        begin = begin_request(request, credential, prompt, uuid.uuid4().hex)
-        turn = Turn(request, prompt, begin, self._services, self._deadline(context))
-        buffer = SendBuffer(heartbeat or self._prompting.default_heartbeat_seconds)
-        return buffer.events(turn.run(buffer.put))
+        buffer = SendBuffer(heartbeat or config.default_heartbeat_seconds)
+        turn = self._turn(request, credential, self._deadline(context), buffer.put)
+        return buffer.events(turn)
+
+    async def _turn(
+        self, request: pb.GenerateRequest, credential: str, deadline: float | None, send: Send
+    ) -> None:
+        """Run a checked turn within the bounds of what is in progress."""
+        prompting, num_bytes = self._prompting, request.ByteSize()
+        owner = credentials.digest(credential)
+        with prompting.budget.reserve(owner, num_bytes):
+            prompt, begin = await self._services.lanes.run(
+                owner, num_bytes, lambda: prompting.begin(request, credential)
+            )
+            check_context(len(prompt.ids or ()), self._services.servers.longest_context)
+            await Turn(request, prompt, begin, self._services, deadline).run(send)
 
     async def FinishRollout(  # noqa: N802
         self, request: pb.FinishRolloutRequest, context: Context
@@ -138,6 +165,12 @@ class GatewayServicer(RolloutServiceServicer):
         answer = await call_until_answered(lambda: self._runs.GetRun(get))
         return pb.GetRunResponse(run=answer.run)
 
+    async def ListServers(  # noqa: N802
+        self, request: pb.ListServersRequest, context: Context
+    ) -> pb.ListServersResponse:
+        """Return how this gateway uses each rollout server."""
+        return self._model_info.servers(request)
+
     async def GetModel(  # noqa: N802
         self, request: pb.GetModelRequest, context: Context
     ) -> pb.GetModelResponse:
@@ -148,7 +181,12 @@ class GatewayServicer(RolloutServiceServicer):
         self, request: pb.TokenizeRequest, context: Context
     ) -> pb.TokenizeResponse:
         """Encode messages or a text."""
-        return self._model_info.tokenize(request)
+        owner, num_bytes = credentials.bearer(context), request.ByteSize()
+        check_tokenize(request, self._prompting.config)
+        with self._prompting.budget.reserve(owner, num_bytes):
+            return await self._services.lanes.run(
+                owner, num_bytes, lambda: self._model_info.tokenize(request)
+            )
 
     def _deadline(self, context: Context) -> float | None:
         """The agent's deadline on the services' clock; None: none."""

@@ -15,18 +15,28 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 from seamflow.common.v1 import tokens_pb2
-from seamflow.errors import DeadlineError, InvalidRequestError, decode
+from seamflow.errors import (
+    DeadlineError,
+    ExhaustedError,
+    InvalidRequestError,
+    SeamflowError,
+    UnavailableError,
+    decode,
+)
 from seamflow.retry import Backoff
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
+from rollout.gateway.dispatch.answer_check import fault_of
 from rollout.gateway.dispatch.length_estimators import LengthQuery, remaining_tokens
 from rollout.gateway.dispatch.policies import TurnRequest
 from rollout.gateway.dispatch.server_pool import ServerPool
 from rollout.gateway.dispatch.server_state import Server
+from rollout.gateway.dispatch.turn_failures import TurnFailures
 from rollout.gateway.prompt.conversation import answer_message
 from rollout.gateway.prompt.prompt import Prompt
+from rollout.gateway.prompt.prompt_lanes import PromptLanes
 from rollout.gateway.prompt.turn_texts import TurnTexts
 from rollout.gateway.record import token_messages
 from rollout.gateway.record.recorder import Recorder
@@ -73,6 +83,8 @@ class TurnServices:
     """Records tokens; its acknowledgement is what a turn waits for before it forwards them."""
     servers: ServerPool
     """The rollout servers of the run."""
+    lanes: PromptLanes
+    """Threads that render and encode prompts."""
     clock: Callable[[], float]
     """Seconds of the event loop; deadlines are on it."""
 
@@ -95,6 +107,8 @@ class Turn:
         self._services = services
         self._deadline = deadline
         self._num_streams = 0  # opened so far
+        self._failures = TurnFailures(services.servers.outliers)
+        self._server: Server | None = None  # of the newest stream
         self._begun: store_pb.BegunTurn
         self._record: TurnRecord
         self._texts: TurnTexts | None = None
@@ -116,22 +130,34 @@ class Turn:
                     await self._record.append(tokens, finish_reason)
                     self._forward(tokens, send)
                     if self._record.has_ended:
-                        self._services.servers.lengths.observe(
-                            self._length_query(), self._num_sampled
-                        )
+                        self._observe_end()
                         break
         await self._record.close()
         send(self._end_event())
 
+    def _observe_end(self) -> None:
+        """Tell of the sampled turn: its length, and that its server has ended it."""
+        servers, record = self._services.servers, self._record
+        servers.lengths.observe(self._length_query(), self._num_sampled)
+        is_stop = record.finish_reason == tokens_pb2.FINISH_REASON_STOP
+        if self._server is not None:
+            is_empty = is_stop and self._num_sampled <= 1  # nothing but what ends it
+            servers.outliers.answered(self._server, is_empty=is_empty)
+
     async def _begin(self) -> tokens_pb2.PackedTokens:
         """Open the turn in the store; returns recorded tokens from `resume_from_offset` on."""
         begun = self._begun = await self._services.opener.begin(self._begin_request)
-        self._record = TurnRecord(
-            self._begin_request,
-            self._prompt,
-            begun,
-            self._services.store,
-            self._services.recorder,
+        # What follows the recorded prefix is rendered and encoded.
+        self._record = await self._services.lanes.run(
+            self._begin_request.credential_digest,
+            self._request.ByteSize(),
+            lambda: TurnRecord(
+                self._begin_request,
+                self._prompt,
+                begun,
+                self._services.store,
+                self._services.recorder,
+            ),
         )
         self._report_drift()
         self._services.servers.lengths.prefetch(self._length_query())
@@ -180,11 +206,17 @@ class Turn:
             async with servers.stream(
                 self._turn_request(), self._pinned_version(), self._server_request
             ) as stream:
+                self._server = stream.server
                 async for response in stream.responses:
                     if self._is_of_another_version(response):
                         # It swapped since its last report: not recorded, another server goes on.
                         servers.suspect(stream.server)
                         return
+                    if fault := self._fault_of(response):
+                        self._handle_fault(stream.server, fault)
+                        return  # not recorded either
+                    if response.tokens.token_ids:
+                        self._failures.answered()
                     yield response
             if not record.has_ended and self._num_sampled == num_before:
                 servers.suspect(stream.server)
@@ -196,14 +228,35 @@ class Turn:
             _CONTINUED.inc()
 
     async def _handle_failure(self, server: Server, error: grpc.aio.AioRpcError) -> None:
-        """Raise what another server would answer too; else suspect this one and back off."""
+        """Raise what another server would answer too; else go on there after a while."""
         failure = decode(error)
-        if isinstance(failure, InvalidRequestError):
-            raise from_dependency(failure)
         if isinstance(failure, DeadlineError) and self._deadline is not None:
             raise deadline_exceeded("the agent's deadline passed during its turn")
-        self._services.servers.suspect(server)
+        if isinstance(failure, InvalidRequestError):
+            if self._is_too_long(server, failure) or self._failures.add_verdict(
+                server, str(failure)
+            ):
+                raise from_dependency(failure)
+        elif self._services.servers.suspect(server) and _is_of_server(failure):
+            self._failures.add(server, str(failure))
         await Backoff().wait(failure.retry_after)
+
+    def _handle_fault(self, server: Server, fault: str) -> None:
+        """Raise if several servers answer impossibly; else another one goes on."""
+        if self._failures.add_verdict(server, fault):
+            message = f"rollout servers give impossible answers: {fault}"
+            raise failed_precondition(Reason.ENGINE_FAILED, message)
+
+    def _fault_of(self, response: server_pb.GenerateTokensResponse) -> str:
+        most = self._request.sampling.max_new_tokens - self._num_sampled
+        return fault_of(response.tokens, self._prompt.template.model_vocabulary_size, most)
+
+    def _is_too_long(self, server: Server, failure: InvalidRequestError) -> bool:
+        """Whether other servers report too that the prompt does not fit."""
+        if failure.reason != Reason.CONTEXT_LENGTH_EXCEEDED:
+            return False
+        num_tokens = len(self._record.prompt_ids) + self._num_sampled
+        return self._services.servers.agree_too_long(server, num_tokens)
 
     def _forward(self, tokens: tokens_pb2.PackedTokens, send: Send) -> None:
         """Send recorded tokens, the last ones of the turn so far."""
@@ -243,6 +296,7 @@ class Turn:
             expected_tokens=remaining_tokens(predicted, self._num_sampled, max_new_tokens),
             continues=bool(self._num_sampled or self._num_streams),
             required_weight_version=self._begun.required_weight_version,
+            avoided=self._failures.avoided,
         )
 
     def _server_request(self) -> tuple[server_pb.GenerateTokensRequest, float | None]:
@@ -293,6 +347,13 @@ class Turn:
             drift=record.drift,
             prompt_token_ids=record.prompt_ids if self._request.return_prompt_token_ids else (),
         )
+
+
+def _is_of_server(failure: SeamflowError) -> bool:
+    """Whether a failure tells of a broken server, not of one that ends, restarts or is full."""
+    if isinstance(failure, UnavailableError):
+        return failure.reason not in (Reason.DRAINING, Reason.WEIGHTS_NOT_LOADED)
+    return not isinstance(failure, ExhaustedError)
 
 
 def _raise_if_cancelled() -> None:

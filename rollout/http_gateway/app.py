@@ -20,6 +20,7 @@ from rollout.http_gateway.model_calls import ModelCalls
 from rollout.http_gateway.model_routes import ModelRoutes
 from rollout.http_gateway.rollout_routes import RolloutRoutes
 from services.chassis import metrics
+from services.chassis.errors import ServiceError
 from services.chassis.log import get_logger
 from services.chassis.rpc import tracing
 
@@ -106,6 +107,8 @@ class _Middleware:
             return _error_response(request, error)
         except SeamflowError as error:
             return _error_response(request, from_seamflow(error))
+        except ServiceError as error:  # of this gateway's own budget
+            return _error_response(request, _of_budget(error))
         except web.HTTPException as error:
             return _error_response(request, _of_aiohttp(request, error))
         except ConnectionError:
@@ -132,6 +135,11 @@ def _error_response(request: web.Request, error: ApiError) -> web.Response:
         return response
     response.force_close()  # the rest of the body is not read
     return response
+
+
+def _of_budget(error: ServiceError) -> ApiError:
+    retry_after = error.retry_after
+    return ApiError(429, error.message, code="too_many_calls", retry_after=retry_after)
 
 
 def _of_aiohttp(request: web.Request, error: web.HTTPException) -> ApiError:

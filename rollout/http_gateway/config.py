@@ -37,8 +37,13 @@ class HttpGatewayConfig(ServerConfig):
     idle_lease_seconds: float = Field(60.0, ge=0)
     """How long the lease of a rollout is kept alive after its last call; an agent that is silent
     for longer calls extend."""
-    max_body_bytes: int = Field(16 * 1024 * 1024, ge=1024)
+    max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024)
     """Largest body of a request."""
+    max_calls_per_rollout: int = Field(64, ge=1)
+    """Calls of one rollout in progress; further ones are refused with status 429."""
+    max_inflight_bytes: int = Field(512 << 20, ge=1)
+    """Sum of the bodies of calls in progress, of which a rollout may use an eighth; further calls
+    are refused with status 429."""
     body_timeout_seconds: float = Field(30.0, gt=0)
     """Longest time in which a client sends the body of a request."""
     max_open_calls: int = Field(4096, ge=1)

@@ -19,6 +19,7 @@ from rollout.http_gateway.held_reply import HeldReply
 from rollout.http_gateway.lease_holds import LeaseHolds
 from rollout.http_gateway.request_body import read_body
 from rollout.http_gateway.turn_ids import TurnIds
+from services.lib.request_budget import RequestBudget
 
 if TYPE_CHECKING:
     from seamflow.client import Client
@@ -40,6 +41,7 @@ class ModelCalls:
         self._client = client
         self._holds = holds
         self._turn_ids = TurnIds()
+        self._budget = RequestBudget(config.max_inflight_bytes, config.max_calls_per_rollout)
 
     def handler(self, dialect: Dialect) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """The handler of a route that speaks `dialect`."""
@@ -51,10 +53,12 @@ class ModelCalls:
 
     async def _call(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         rollout_id, shown = request.match_info["rollout_id"], credential(request)
-        body = await read_body(request, self._config)
-        turn_request = dialect.parse(body)
-        rollout = self._client.rollout(rollout_id, shown)
         with ExitStack() as stack:
+            num_bytes = request.content_length or self._config.max_body_bytes
+            stack.enter_context(self._budget.reserve(shown, num_bytes))
+            body = await read_body(request, self._config)
+            turn_request = dialect.parse(body)
+            rollout = self._client.rollout(rollout_id, shown)
             stack.enter_context(self._holds.call(rollout_id, shown))
             turn_id = await self._turn_ids.of(request, body, rollout)
             stack.enter_context(self._turn_ids.live(rollout_id, turn_id, request))

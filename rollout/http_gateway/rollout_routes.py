@@ -155,7 +155,7 @@ class RolloutRoutes:
     def _agent_metadata(self, request: web.Request) -> tuple[tuple[str, str], ...]:
         """The agent's own token, never this process's. Raises `ApiError`: 401, it is missing."""
         shown = bearer(request)
-        if shown is None and (self._config.token or self._config.agent_token):
+        if shown is None and self._config.knows_callers:
             message = 'no token: send "Authorization: Bearer <token>" with the agents\' token'
             raise ApiError(401, message, code="invalid_api_key")
         return () if shown is None else (("authorization", f"Bearer {shown}"),)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 import grpc
@@ -63,7 +65,8 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Also the time that a connection may take to come about: several round trips of a slow link.
+    ("grpc.min_reconnect_backoff_ms", 4_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
     # Channels of a process to one address must not share a broken connection.
@@ -86,54 +89,47 @@ def connect(
     `connect_timeout` seconds of it (None: wait for ever), later calls raise `UnavailableError`
     until one does; once connected, an interruption of any length may be retried.
     """
-    credentials = credentials or Credentials()
-    tls = credentials.tls()
-    if tls is None:
-        channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
-    else:
-        channel = grpc.aio.secure_channel(target, tls, options=_OPTIONS)
-    return _Channel(channel, target, credentials.token, connect_timeout)
+    return _Channel(target, credentials or Credentials(), connect_timeout)
 
 
 class _Channel(grpc.aio.Channel):
     """Adds release, token and trace context to each call, and a deadline where the caller set none.
 
-    Interceptors of grpc.aio would make a unary call 1.5 times as slow.
+    A token or certificate whose file has changed counts from the next call on. Interceptors of
+    grpc.aio would make a unary call 1.5 times as slow.
     """
 
     def __init__(
-        self,
-        channel: grpc.aio.Channel,
-        target: str,
-        token: str | None,
-        connect_timeout: float | None,
+        self, target: str, credentials: Credentials, connect_timeout: float | None
     ) -> None:
-        self._channel = channel
         self._target = target
-        bearer = (("authorization", f"Bearer {token}"),) if token else ()
-        self._metadata = ((HEADER, RELEASE), *bearer)
-        self._contact = None if connect_timeout is None else _Contact(channel, connect_timeout)
+        self._credentials = credentials
+        self._certificates = credentials.watch()
+        self._bearer = credentials.bearer()
+        self._metadata = _metadata(self._bearer())
+        self._channel = _opened(target, credentials)
+        self._replaced: deque[tuple[float, grpc.aio.Channel]] = deque()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._contact = None if connect_timeout is None else _Contact(self, connect_timeout)
 
     def unary_unary(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        call = self._channel.unary_unary(method, *args, **kwargs)
-        return self._with_defaults(call, method, UNARY_TIMEOUT)
+        return self._with_defaults("unary_unary", method, args, kwargs, UNARY_TIMEOUT)
 
     def unary_stream(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        call = self._channel.unary_stream(method, *args, **kwargs)
-        return self._with_defaults(call, method, STREAM_TIMEOUT)
+        return self._with_defaults("unary_stream", method, args, kwargs, STREAM_TIMEOUT)
 
     def stream_unary(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        call = self._channel.stream_unary(method, *args, **kwargs)
-        return self._with_defaults(call, method, STREAM_TIMEOUT)
+        return self._with_defaults("stream_unary", method, args, kwargs, STREAM_TIMEOUT)
 
     def stream_stream(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        call = self._channel.stream_stream(method, *args, **kwargs)
-        return self._with_defaults(call, method, STREAM_TIMEOUT)
+        return self._with_defaults("stream_stream", method, args, kwargs, STREAM_TIMEOUT)
 
     def _with_defaults(
-        self, call: Callable[..., Any], method: Any, default: float
+        self, kind: str, method: Any, args: Any, kwargs: Any, default: float
     ) -> Callable[..., Any]:
         name = f"{method} of {self._target}"
+        channel = self._channel
+        call = getattr(channel, kind)(method, *args, **kwargs)
 
         def called(
             request: Any = None,
@@ -142,10 +138,14 @@ class _Channel(grpc.aio.Channel):
             metadata: Sequence[tuple[str, str | bytes]] = (),
             **options: Any,
         ) -> Any:
+            nonlocal channel, call
             if (attempt := current_attempt.get()) is not None:
                 attempt.call = name
             if self._contact is not None and not self._contact.made:
                 self._contact.check(self._target)
+            if channel is not self._current():
+                channel = self._channel
+                call = getattr(channel, kind)(method, *args, **kwargs)
             timeout = default if timeout is None else timeout
             all_metadata = self._with_ours(metadata or ())
             return call(request, timeout=timeout, metadata=all_metadata, **options)
@@ -155,16 +155,40 @@ class _Channel(grpc.aio.Channel):
     def _with_ours(self, given: Sequence[tuple[str, str | bytes]]) -> Metadata:
         keys = [key for key, _ in given]
         # The credential of a rollout takes the place of the channel's token.
-        ours = () if "authorization" in keys else self._metadata
+        ours = () if "authorization" in keys else self._shown()
         parent = current_traceparent.get()
         if parent is None or TRACEPARENT in keys:
             return (*given, *ours)
         return (*given, *ours, (TRACEPARENT, parent))
 
+    def _shown(self) -> tuple[tuple[str, str], ...]:
+        """Release and current token."""
+        token = self._bearer()
+        if token is not None and self._metadata[-1][1] != f"Bearer {token}":
+            self._metadata = _metadata(token)
+        return self._metadata
+
+    def _current(self) -> grpc.aio.Channel:
+        """The channel for new calls: with renewed certificates a new one.
+
+        Calls under way end on the channel they began on, which is closed a day later.
+        """
+        if self._certificates.changed():
+            with suppress(OSError):  # a file is being replaced: its next change is seen, too
+                renewed = _opened(self._target, self._credentials)
+                self._replaced.append((time.monotonic() + STREAM_TIMEOUT, self._channel))
+                self._channel = renewed
+            if self._replaced and self._replaced[0][0] < time.monotonic():
+                closing = asyncio.create_task(self._replaced.popleft()[1].close())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+        return self._channel
+
     async def close(self, grace: float | None = None) -> None:
         if self._contact is not None:
             await self._contact.close()
-        await self._channel.close(grace)
+        for channel in (self._channel, *(old for _, old in self._replaced)):
+            await channel.close(grace)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         return self._channel.get_state(try_to_connect)
@@ -180,6 +204,18 @@ class _Channel(grpc.aio.Channel):
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
+
+
+def _opened(target: str, credentials: Credentials) -> grpc.aio.Channel:
+    tls = credentials.tls()
+    if tls is None:
+        return grpc.aio.insecure_channel(target, options=_OPTIONS)
+    return grpc.aio.secure_channel(target, tls, options=_OPTIONS)
+
+
+def _metadata(token: str | None) -> tuple[tuple[str, str], ...]:
+    bearer = (("authorization", f"Bearer {token}"),) if token else ()
+    return ((HEADER, RELEASE), *bearer)
 
 
 class _Contact:

@@ -140,6 +140,12 @@ _BY_CODE: dict[grpc.StatusCode, type[SeamflowError]] = {
 }
 
 
+_SIGNS_OF_CONNECTION = (
+    *("rst_stream", "stream removed", "goaway", "connection reset", "broken pipe"),
+    *("socket closed", "http2", "transport"),
+)
+
+
 def decode(error: grpc.aio.AioRpcError) -> SeamflowError:
     """Convert a gRPC error, with everything that its details hold."""
     status = error_pb2.Status()
@@ -147,7 +153,14 @@ def decode(error: grpc.aio.AioRpcError) -> SeamflowError:
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
             status = _parsed(value)
     kind = _BY_CODE.get(error.code(), InternalError)
+    if kind is InternalError and not status.details and _is_of_connection(error.details() or ""):
+        kind = UnavailableError
     return _filled(kind, error.details() or error.code().name, status)
+
+
+def _is_of_connection(details: str) -> bool:
+    """Whether gRPC itself failed, because its connection broke or the service was restarted."""
+    return any(sign in details.lower() for sign in _SIGNS_OF_CONNECTION)
 
 
 def from_status(status: error_pb2.Status) -> SeamflowError:

@@ -12,6 +12,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 import structlog
+from seamflow.printable import escaped
 
 from services.chassis.config.settings import ServerConfig
 from services.chassis.version import version
@@ -55,7 +56,7 @@ def _formatter(
 ) -> structlog.stdlib.ProcessorFormatter:
     meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     if config.log_format == "console":
-        render: list[structlog.typing.Processor] = [structlog.dev.ConsoleRenderer()]
+        render: list[structlog.typing.Processor] = [_escape, structlog.dev.ConsoleRenderer()]
     else:
         render = [
             # Without the frames' variables: they hold tokens, texts and secrets.
@@ -75,6 +76,11 @@ def _identify(service: str, instance: str) -> structlog.typing.Processor:
         return {**identity, **event}
 
     return add
+
+
+def _escape(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """For a terminal, which text of agents must not control; JSON escapes by itself."""
+    return {k: escaped(v) if isinstance(v, str) else v for k, v in event.items()}
 
 
 def _redact(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -7,9 +7,8 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
-from services.chassis.rpc.clients import channel, credentials
+from services.chassis.rpc.clients import channel, credentials, with_token
 from services.chassis.rpc.server import Service, run
 from services.dataloader.config import DataloaderConfig
 from services.dataloader.curriculum import Curriculum
@@ -30,13 +29,12 @@ def main() -> None:
 @asynccontextmanager
 async def build(config: DataloaderConfig) -> AsyncIterator[Service]:
     """Open the task source and the channel to the trajectory manager."""
-    token = config.environment_token
     source = await asyncio.to_thread(
         open_source,
         config.tasks,
         shuffle=config.shuffle,
         seed=config.seed,
-        credentials=replace(credentials(config), token=token.get_secret_value() if token else None),
+        credentials=with_token(credentials(config), config.environment_token),
         start_seconds=config.start_seconds,
         num_heldout=config.num_heldout,
     )

@@ -45,11 +45,10 @@ async def build(config: EnvironmentsConfig) -> AsyncIterator[Service]:
 
 def server_credentials(config: EnvironmentsConfig, token: SecretStr | None) -> Credentials:
     """What the servers of the user are shown: their own token, never that of the services."""
-    shown = token.get_secret_value() if token else None
     if config.environment_plaintext:
-        return Credentials(token=shown)
-    ours = clients.credentials(config)
-    return replace(ours, token=shown, ca_file=config.environment_tls_ca_file or ours.ca_file)
+        return clients.with_token(Credentials(), token)
+    ours = clients.with_token(clients.credentials(config), token)
+    return replace(ours, ca_file=config.environment_tls_ca_file or ours.ca_file)
 
 
 def _server(config: EnvironmentsConfig, address: str, token: SecretStr | None) -> EnvironmentClient:

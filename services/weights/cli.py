@@ -60,7 +60,7 @@ def service(config: WeightsConfig, store: Store) -> Service:
 
 
 async def _open_store(config: WeightsConfig) -> Store:
-    store = RedisStore(connect(config.redis_url.get_secret_value()))
+    store = RedisStore(connect(config.redis_url.get_secret_value))
     if not await store.reachable():
         await store.close()
         cure = "start it, or correct redis_url in [weights]"

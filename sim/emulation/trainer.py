@@ -28,6 +28,7 @@ from trainer.device_lease import DeviceLease
 from trainer.loop import Trainer
 from trainer.policy.commands import Accumulate, Command, Gather, Optimize, Release, Restore
 from trainer.servicer import TrainerServicer
+from trainer.tracking.alarms import Alarms
 from trainer.tracking.tracker import Trackers
 
 __all__ = ["EmulatedGang", "build"]
@@ -57,6 +58,11 @@ class EmulatedGang:
     def world_size(self) -> int:
         """One share: a perfectly balanced gang needs no more."""
         return 1
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Any token id: no model looks them up."""
+        return 2**31
 
     @property
     def packed(self) -> bool:
@@ -123,7 +129,16 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
     async with AsyncExitStack() as stack:
         device = DeviceLease(gang, config.gang.nodes)  # type: ignore[arg-type]
         samples, nodes, publisher = await connect_services(config, stack)
-        trainer = Trainer(config, gang, device, samples, nodes, publisher, Trackers(config))  # type: ignore[arg-type]
+        trainer = Trainer(
+            config,
+            gang,  # type: ignore[arg-type]
+            device,
+            samples,
+            nodes,
+            publisher,
+            Trackers(config),
+            Alarms(),
+        )
         servicer = TrainerServicer(config, trainer, device, gang)  # type: ignore[arg-type]
         yield Service(
             servicers=[(trainer_grpc.add_TrainerServiceServicer_to_server, servicer)],

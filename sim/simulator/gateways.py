@@ -67,7 +67,7 @@ class _Gateway:
         self.servers = {node.node_id: Server(node, self._with_room) for node in nodes}
         self.turns = WaitingTurns(
             load_dispatch(dispatch),
-            lambda _pinned, _required: list(self._with_room.values()),  # type: ignore[arg-type]
+            lambda *_: list(self._with_room.values()),
             max_waiting=1 << 30,
             clock=clock,
         )

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +27,7 @@ def compose() -> dict[str, Any]:
 
 
 def secrets(folder: Path) -> Path:
-    """A fresh set of secrets; returns the folder that services see as /secrets."""
+    """A fresh set of secrets; returns the folder of those that each service sees as /secrets."""
     generate(folder / "authority", folder / "secrets")
     return folder / "secrets"
 
@@ -31,3 +36,26 @@ def content(folder: Path) -> dict[str, bytes]:
     """Every file below `folder`, by its relative path."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@contextmanager
+def running(
+    command: list[str], environment: dict[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The process, ended by SIGTERM."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=file, stderr=file)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def announced(process: subprocess.Popen[bytes], port_file: Path) -> dict[str, int]:
+    """The ports, once it serves."""
+    while not port_file.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    ports: dict[str, int] = json.loads(port_file.read_text())
+    return ports

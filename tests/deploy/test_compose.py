@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from deploy.generate_secrets import SERVICES
+from services.chassis.rpc.identities import Identity
 from tests.deploy.support import COMPOSE, ROOT, compose
 
 PROCESSES = {
@@ -62,7 +63,9 @@ def test_each_service_is_confined(name: str) -> None:
     assert "no-new-privileges:true" in entry["security_opt"]
     assert not entry.get("privileged")
     assert entry.get("user", "10001").split(":")[0] not in ("0", "root")
-    assert "ports" not in entry, "nothing is published on the host unasked"
+    published = entry.get("ports", ())
+    assert bool(published) == (name in ("rollout-gateway", "http-gateway"))
+    assert all(each.startswith("127.0.0.1:") for each in published), "for this machine alone"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,20 +99,37 @@ def test_dependencies_wait_for_health_or_completion(name: str) -> None:
             assert awaited["restart"] == "no"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_only_the_secrets_job_writes_secrets(name: str) -> None:
-    """Other services mount them read-only, and none sees the authority's key."""
-    if name == "secrets":
-        return
-    volumes = service(name).get("volumes", ())
-    assert not any(volume.startswith("authority:") for volume in volumes)
-    assert all(v.endswith(":ro") for v in volumes if v.startswith("secrets:"))
+def mounts(name: str) -> dict[str, str]:
+    """Volume -> where the service mounts it, with its mode."""
+    return dict(volume.split(":", 1) for volume in service(name).get("volumes", ()))
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"secrets"}))
+def test_each_service_sees_its_own_secrets_alone(name: str) -> None:
+    """Read-only, one volume at most, and none sees what is the authority's."""
+    mine = {volume: place for volume, place in mounts(name).items() if "secrets" in volume}
+    assert "authority" not in mounts(name)
+    own = next((each for each in SERVICES if name in (each, *SERVICES[each].hosts)), None)
+    assert mine == ({f"secrets-{own}": "/secrets:ro"} if own else {})
+
+
+def test_the_secrets_job_writes_each_service_s_volume() -> None:
+    """All of them, and the authority's."""
+    wanted = {f"secrets-{name}": f"/secrets/{name}" for name in SERVICES}
+    assert mounts("secrets") == {"authority": "/authority", **wanted}
+    assert {each for each in compose()["volumes"] if "secrets" in each} == wanted.keys()
 
 
 def test_every_certificate_is_for_a_service() -> None:
     """Names in certificates are names of services, and each service that serves has one."""
-    named = {host for name, more in SERVICES.items() for host in (more or (name,))}
+    named = {host for name, each in SERVICES.items() for host in (each.hosts or (name,))}
     assert named == set(NAMES) - {"secrets", "prepare"}
+
+
+def test_every_identity_is_known() -> None:
+    """The policy has an entry for each certificate, but for that of Redis."""
+    named = {each.identity or name for name, each in SERVICES.items()}
+    assert named - set(Identity) == {"redis"}
 
 
 def test_no_secret_is_in_the_compose_file() -> None:

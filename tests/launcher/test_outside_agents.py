@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
@@ -52,6 +54,19 @@ OTHERS = {
     "SEAMFLOW_TRAINER": "127.0.0.1:1",
 }
 """What a user's shell may still have of another run: none is a setting of a process."""
+TABLES = (
+    "launcher",
+    "trajectory_manager",
+    "rollout_gateway",
+    "http_gateway",
+    "rollout_server",
+    "scheduler",
+    "node_agent",
+    "trainer",
+    "weights",
+    "dataloader",
+)
+GATEWAY = "ROLLOUT_GATEWAY"
 ADDRESS = re.compile(r"SEAMFLOW_HTTP_GATEWAY=(http://\S+)")
 
 
@@ -65,13 +80,31 @@ def make_config(folder: Path, agent: str = "") -> Path:
     return config
 
 
+def identities(folder: Path) -> dict[str, str]:
+    """Variables that give each process a token of its own, and make it ask callers for theirs."""
+    tokens, digests = folder / "tokens", folder / "digests"
+    tokens.mkdir()
+    digests.mkdir()
+    variables = {f"SEAMFLOW_{table}_AGENT_TOKEN": "of-agents" for table in ("LAUNCHER", GATEWAY)}
+    for table in TABLES:
+        name = table.replace("_", "-")
+        (tokens / name).write_text(f"of-{name}")
+        digest = hashlib.sha256(f"of-{name}".encode()).hexdigest()
+        (digests / name).write_text(f"sha256:{digest}")
+        variables[f"SEAMFLOW_{table}_TOKEN_FILE".upper()] = str(tokens / name)
+        variables[f"SEAMFLOW_{table}_SERVICE_TOKENS_FOLDER".upper()] = str(digests)
+    return variables
+
+
 @contextmanager
-def seamflow(command: str, config: Path) -> Iterator[subprocess.Popen[str]]:
+def seamflow(
+    command: str, config: Path, variables: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[subprocess.Popen[str]]:
     """`seamflow <command>` with a file, killed at the end of the test."""
     started = subprocess.Popen(
         [sys.executable, "-m", "seamflow.cli.main", command, "--config", str(config)],
         cwd=ROOT,
-        env=child_environment(OTHERS),
+        env=child_environment({**OTHERS, **variables}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -144,11 +177,18 @@ def test_train_without_an_agent_trains_on_agents_from_outside(tmp_path: Path) ->
 
 @pytest.mark.timeout(300)
 def test_train_starts_the_agents_program(tmp_path: Path) -> None:
-    """With the addresses in its environment; it ends by itself when the run has ended."""
+    """With the addresses and its token in its environment; it ends when the run has ended.
+
+    Every process has a token of its own, and may call what it needs.
+    """
     config = make_config(tmp_path, f'agent_command = "python -m {AGENT}"')
-    with seamflow("train", config) as run:
+    with seamflow("train", config, identities(tmp_path)) as run:
         out, _ = run.communicate()
     assert run.returncode == 0, out
+    logs = {file.name: file.read_text() for file in (tmp_path / "runs/outside/logs").iterdir()}
+    refused = re.compile("PERMISSION_DENIED|UNAUTHENTICATED")
+    assert [name for name, text in logs.items() if refused.search(text)] == []
+    assert "of-trainer" not in "".join(logs.values())
     assert summary_of(tmp_path)["optimizer_steps"] == 2
     assert "the run has ended" in (tmp_path / "runs/outside/logs/agent.log").read_text()
 

@@ -25,9 +25,15 @@ class RolesOnlyPrompt(Prompt):
     """Messages match whatever they say, if only their roles are equal."""
 
     @classmethod
-    def parse(cls, request: pb.GenerateRequest, template: ChatTemplate, history: History) -> Self:
+    def parse(
+        cls,
+        request: pb.GenerateRequest,
+        template: ChatTemplate,
+        history: History,
+        max_tokens: int = 1 << 20,
+    ) -> Self:
         """See `Prompt.parse`."""
-        prompt = super().parse(request, template, history)
+        prompt = super().parse(request, template, history, max_tokens)
         messages: Sequence[Any] = prompt.conversation.messages if prompt.conversation else ()
         keys = [_key(message) for message in messages] if prompt.message_keys else ()
         return cls(

@@ -71,6 +71,8 @@ class Gateway(RolloutServiceServicer):
         self._breaks = list(breaks)
         self._code = code
         self._payloads = list(payloads)
+        self.lease_failures: list[grpc.StatusCode] = []
+        """How the next requests for leases fail."""
         self._most = most  # leases of a call
         self._lease = to_duration(lease_seconds)
         self._num_leased = self._num_asking = 0
@@ -112,6 +114,8 @@ class Gateway(RolloutServiceServicer):
         if self.ended:
             reason = trajectory_pb2.EMPTY_REASON_RUN_ENDED
             return rollout_pb.LeaseRolloutsResponse(empty_reason=reason)
+        if self.lease_failures:
+            await context.abort(self.lease_failures.pop(0), "no")
         if request.purpose == tokens_pb2.PURPOSE_EVAL:
             return await self._evaluation()
         if not self._payloads:

@@ -65,6 +65,29 @@ def test_each_code_has_its_exception(
     assert issubclass(kind, errors.SeamflowError)
 
 
+@pytest.mark.parametrize(
+    ("code", "details", "kind"),
+    [
+        (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2", True),
+        (grpc.StatusCode.UNKNOWN, "Stream removed", True),
+        (grpc.StatusCode.INTERNAL, "Exception deserializing response!", False),
+        (grpc.StatusCode.UNIMPLEMENTED, "Method not found!", False),
+    ],
+)
+def test_what_grpc_says_of_a_broken_connection_may_be_retried(
+    code: grpc.StatusCode, details: str, kind: bool
+) -> None:
+    """A service that restarts ends streams so; its own errors have details and are final."""
+    empty = grpc.aio.Metadata()
+    error = errors.decode(grpc.aio.AioRpcError(code, empty, empty, details=details))
+    assert isinstance(error, errors.UnavailableError) is kind
+    ours = (("grpc-status-details-bin", status()),)
+    error = errors.decode(
+        grpc.aio.AioRpcError(code, empty, grpc.aio.Metadata(*ours), details=details)
+    )
+    assert not isinstance(error, errors.UnavailableError)
+
+
 def test_reason_and_retry_time_come_from_the_details() -> None:
     """The trailer's ErrorInfo and RetryInfo are decoded with protobuf alone."""
     error = errors.decode(failure(grpc.StatusCode.RESOURCE_EXHAUSTED, status()))

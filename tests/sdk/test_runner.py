@@ -56,6 +56,15 @@ async def test_a_task_becomes_a_finished_rollout(tmp_path: Path) -> None:
     assert [token for line in logged for token in line["token_ids"]] == TOKENS
 
 
+@pytest.mark.parametrize("code", [grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED])
+async def test_a_lease_that_fails_does_not_end_the_runner(code: grpc.StatusCode) -> None:
+    """A gateway or manager restarts, or has a bug: the next lease may succeed."""
+    gateway = Gateway(payloads=['{"reward": 1}'])
+    gateway.lease_failures = [code, code]
+    async with running(Answers(), gateway, concurrency=1):
+        assert await gateway.closed.get() == "rollout-0"
+
+
 async def test_no_more_than_concurrency_rollouts_at_once() -> None:
     """Three workers hold three leases while two tasks wait."""
     agent = Waits()

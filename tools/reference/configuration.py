@@ -43,7 +43,8 @@ A setting is given, in order of precedence, by a flag (`--log-level`, nested
 `SEAMFLOW_TRAINER_OPTIMIZER__LEARNING_RATE`) or the process's table in the TOML file of
 `--config`. Lists in flags and variables are comma-separated or JSON, tables are JSON. A secret
 can also be read from a mounted file: `token_file`, `SEAMFLOW_TRAINER_TOKEN_FILE`,
-`--token-file`. `--print-config` shows every value with its origin.
+`--token-file`; it is read again when it changes. `--print-config` shows every value with its
+origin.
 
 Unknown keys and flags are errors. A variable with the process's prefix that names no setting is
 ignored with a warning on stderr; one that Kubernetes or Docker adds for a service of that name

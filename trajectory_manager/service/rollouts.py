@@ -46,6 +46,10 @@ EXPIRED = Outcome(
 SURPLUS = Outcome(
     failure_class=FailureClass.CANCELLED, failure_message="its group needs no more samples"
 )
+UNFINISHED = Outcome(
+    failure_class=FailureClass.TIMEOUT,
+    failure_message="it was not finished within unleased_rollout_seconds",
+)
 _MANAGER_FAILURES = (FailureClass.INFRASTRUCTURE, FailureClass.CANCELLED)
 _NOT_OWNED = (Reason.NOT_FOUND, Reason.PERMISSION_DENIED)
 _SWEEP_BATCH = 256
@@ -78,6 +82,8 @@ class Rollouts:
         self._metrics = metrics
         # Tokens stored since the run's last sweep; a killed process leaves them uncounted.
         self._new_tokens = Counter[str]()
+        # Runs of which something was recorded since the last sweep of all.
+        self._active: set[str] = set()
         # Rollouts that were started here and had no turn yet, oldest first: only a hint.
         self._without_turns: dict[tuple[str, str], None] = {}
 
@@ -94,6 +100,7 @@ class Rollouts:
         return group_id
 
     async def _start(self, rollout: Rollout, nonce: str | None) -> str:
+        self._active.add(rollout.run_id)
         leased = await self._store.runs.register_rollout(rollout.run_id, rollout.rollout_id, nonce)
         if leased is None:
             await self._store.tokens.start_rollout(rollout, leased=False)
@@ -191,6 +198,7 @@ class Rollouts:
                 num_new += answer.num_new
                 num_repeated += append.tokens.num_tokens - answer.num_new
                 self._new_tokens[append.run_id] += answer.num_new
+                self._active.add(append.run_id)
                 continue
             self._metrics.append_failed(answer.reason)
             if answer.reason is Reason.OFFSET_GAP:
@@ -298,12 +306,18 @@ class Rollouts:
         ended = [pair for pair in found if pair and pair[0].state is not RolloutState.RUNNING]
         await self.settle_finished(run_id, ended)
 
+    def take_active(self) -> set[str]:
+        """Runs of which something was recorded since the last call."""
+        active, self._active = self._active, set()
+        return active
+
     async def settle_finished(
         self, run_id: str, closed: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
     ) -> None:
         """Apply finished rollouts to their groups. Idempotent."""
         if not closed:
             return
+        self._active.add(run_id)
         config = await self._store.runs.config(run_id)
         facts = [
             sample_builder.rollout_result(*pair, config.zero_variance_reward) for pair in closed
@@ -345,6 +359,6 @@ def _finish_error(
     outcome = closed[0].outcome
     if outcome == finish.outcome:
         return None
-    if outcome.failure_class in _MANAGER_FAILURES:
+    if outcome.failure_class in _MANAGER_FAILURES or outcome == UNFINISHED:
         return errors.finished_rollout(finish.rollout_id, outcome.failure_message)
     return errors.store_error("OTHER_ROLLOUT", finish.rollout_id)

@@ -54,6 +54,8 @@ class TurnRequest:
     """Whether it is the rest of a turn that another server has not finished."""
     required_weight_version: int = 0
     """Servers with older weights are excluded: the group would be too stale to train on."""
+    avoided: frozenset[str] = frozenset()
+    """Addresses of servers that have failed it: it goes there only if no other serves."""
     arrived: float = 0.0
     """When it began to wait, in seconds of a monotonic clock."""
 

@@ -14,6 +14,7 @@ import grpc.aio
 from seamflow.pages import pages
 from seamflow.retry import Backoff
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
+from seamflow.rollout.v1 import rollout_service_pb2 as rollout_pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
 from seamflow.scheduler.v1 import scheduler_service_pb2
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
@@ -23,6 +24,7 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from rollout.gateway.config import GatewayConfig
 from rollout.gateway.dispatch.length_estimators import load_lengths
+from rollout.gateway.dispatch.outlier_ejection import EjectionState, OutlierEjection
 from rollout.gateway.dispatch.policies import TurnRequest, load_dispatch
 from rollout.gateway.dispatch.server_state import Server
 from rollout.gateway.dispatch.token_stream import Request, TokenStream, open_stream
@@ -57,6 +59,8 @@ class ServerPool:
             serving=self._serving,
             latency=config.server_latency(),
         )
+        self.outliers = OutlierEjection(config, lambda: list(self._servers.values()))
+        """Takes servers whose turns fail out of the choice."""
         self.keep_planning = self._waiting.keep_planning
         """Lets the dispatch policy plan; runs until cancelled."""
         self.lengths = load_lengths(config)
@@ -68,9 +72,17 @@ class ServerPool:
         """Wait for a server that may serve the version, and open a stream there."""
         return open_stream(self._waiting, turn, pinned_version, request)
 
-    def suspect(self, server: Server) -> None:
-        """A turn failed there: send it no turns until it reports again."""
+    def suspect(self, server: Server) -> bool:
+        """A turn failed there: send it no turns until it reports again; False: it is so already."""
+        had_report = server.info is not None
         server.info = None
+        return had_report
+
+    def agree_too_long(self, server: Server, num_tokens: int) -> bool:
+        """Whether a prompt is longer than what another server takes, or the only one."""
+        others = [s for s in self._in_use() if s is not server and s.info is not None]
+        reports = [s.info for s in others or (server,) if s.info is not None]
+        return any(0 < info.max_context <= num_tokens for info in reports)
 
     @property
     def max_context(self) -> int:
@@ -78,9 +90,18 @@ class ServerPool:
         return min((i.max_context for i in self._reports() if i.max_context), default=0)
 
     @property
+    def longest_context(self) -> int:
+        """Longest context of any server in use, which no false report shortens; 0: none."""
+        return max((info.max_context for info in self._reports()), default=0)
+
+    @property
     def newest_weight_version(self) -> int:
         """Newest version that a known server has loaded; 0: none."""
         return max((info.weight_version for info in self._reports()), default=0)
+
+    def uses(self) -> list[rollout_pb.ServerUse]:
+        """How each server is used, by address."""
+        return [self.outliers.use(server) for _, server in sorted(self._servers.items())]
 
     async def watch_servers(self) -> None:
         """Poll the scheduler's list of servers; runs until cancelled."""
@@ -163,18 +184,40 @@ class ServerPool:
             await asyncio.sleep(self._config.poll_seconds)
 
     def _reports(self) -> list[pb.GetServerInfoResponse]:
-        return [server.info for server in self._servers.values() if server.info is not None]
+        return [server.info for server in self._in_use() if server.info is not None]
+
+    def _in_use(self) -> list[Server]:
+        """The servers that are not ejected; all, if all are."""
+        known = list(self._servers.values())
+        state = self.outliers.state
+        return [s for s in known if state(s) is not EjectionState.EJECTED] or known
 
     def _serving(self) -> list[Server]:
-        return [server for server in self._servers.values() if self._may_serve(server, None, 0)]
+        return self._allowed(None, 0, frozenset())
 
-    def _with_room(self, pinned_version: int | None, required_version: int) -> list[Server]:
-        return [
+    def _with_room(
+        self, pinned_version: int | None, required_version: int, avoided: frozenset[str]
+    ) -> list[Server]:
+        allowed = self._allowed(pinned_version, required_version, avoided)
+        return [server for server in allowed if self._has_room(server)]
+
+    def _allowed(
+        self, pinned_version: int | None, required_version: int, avoided: frozenset[str]
+    ) -> list[Server]:
+        """The servers that a turn may go to: rather than none, ejected or avoided ones."""
+        serving = [
             server
             for server in self._servers.values()
             if self._may_serve(server, pinned_version, required_version)
-            and server.has_room(self._config.overcommit)
         ]
+        state = self.outliers.state
+        in_use = [s for s in serving if state(s) is not EjectionState.EJECTED] or serving
+        return [s for s in in_use if s.address not in avoided] or in_use
+
+    def _has_room(self, server: Server) -> bool:
+        if self.outliers.state(server) is EjectionState.PROBED:
+            return server.num_turns == 0
+        return server.has_room(self._config.overcommit)
 
     def _may_serve(self, server: Server, pinned_version: int | None, required_version: int) -> bool:
         if server.info is None or server.info.state != pb.SERVER_STATE_SERVING:

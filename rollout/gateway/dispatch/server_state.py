@@ -15,7 +15,29 @@ from rollout.gateway.dispatch.policies import Candidate
 if TYPE_CHECKING:
     from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceAsyncStub
 
-__all__ = ["Server"]
+__all__ = ["Server", "Standing"]
+
+
+@dataclass(slots=True)
+class Standing:
+    """What a gateway has seen of one server's turns."""
+
+    failures: float = 0.0
+    """Failed turns, less what good ones since make up for."""
+    cause: str = ""
+    """Why its last turn failed."""
+    ejected_until: float | None = None
+    """Seconds of the clock; None: in use."""
+    num_ejections: int = 0
+    """Ejections with hardly any time between them; each lasts twice as long."""
+    num_probes: int = 0
+    """Good turns since it is probed."""
+    restored: float = 0.0
+    """When it came back."""
+    num_empty: int = 0
+    """Empty answers in a row."""
+    num_answers: int = 0
+    """Turns that it has ended."""
 
 
 @dataclass(slots=True)
@@ -36,6 +58,8 @@ class Server:
     """Turns of other gateways there, from its last report."""
     polling: asyncio.Task[None] | None = field(default=None)
     """Task that polls `info`."""
+    standing: Standing = field(default_factory=Standing)
+    """What its turns were like."""
 
     def candidate(self) -> Candidate:
         """The dispatch policy's view; only for servers with a report."""

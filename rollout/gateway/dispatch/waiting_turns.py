@@ -39,11 +39,12 @@ _SECONDS = metrics.histogram(
     "rollout_gateway", "wait_seconds", "Time that a turn waited for a rollout server."
 )
 
-WithRoom = Callable[[int | None, int], "Sequence[Server]"]
+WithRoom = Callable[[int | None, int, frozenset[str]], "Sequence[Server]"]
 """The servers that can take one more turn: of the pinned version (first argument), else of any
-allowed version that is at least the required one (second argument)."""
+allowed version that is at least the required one (second argument); those at the addresses of the
+third only if no other serves."""
 
-_Weights = tuple[int | None, int]  # as WithRoom has them
+_Needs = tuple[int | None, int, frozenset[str]]  # as WithRoom has them
 
 _Key = tuple[float, int]  # the policy's order, arrival
 _Entry = tuple[_Key, TurnRequest, "asyncio.Future[Server]"]
@@ -79,8 +80,8 @@ class WaitingTurns:
         self._num_taken = 0
         self._num_planned = 0
         self._num_arrived = 0
-        # One sorted queue for each pair of pinned and required version.
-        self._queues: dict[_Weights, list[_Entry]] = {}
+        # One sorted queue for turns with equal needs.
+        self._queues: dict[_Needs, list[_Entry]] = {}
 
     def __len__(self) -> int:
         """Number of waiting turns."""
@@ -107,8 +108,8 @@ class WaitingTurns:
         self._num_arrived += 1
         key = (self._policy.order(turn), self._num_arrived)
         server: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
-        weights = (pinned, turn.required_weight_version)
-        queue = self._queues.setdefault(weights, [])
+        needs = (pinned, turn.required_weight_version, turn.avoided)
+        queue = self._queues.setdefault(needs, [])
         insort(queue, (key, turn, server), key=itemgetter(0))
         _WAITING.inc()
         # A turn behind others changes nothing, except for a planning policy.
@@ -117,7 +118,7 @@ class WaitingTurns:
         try:
             return await server
         except asyncio.CancelledError:
-            self._cancelled(weights, key, server)
+            self._cancelled(needs, key, server)
             raise
         finally:
             _SECONDS.observe(self._clock() - turn.arrived)
@@ -141,22 +142,22 @@ class WaitingTurns:
             num_turns = len(self) + self._num_taken
             if 8 * abs(num_turns - self._num_planned) > self._num_planned:
                 self._plan(self._planner)
-        held: set[_Weights] = set()
+        held: set[_Needs] = set()
         while self._assign_one(held):
             pass
 
-    def _assign_one(self, held: set[_Weights]) -> bool:
+    def _assign_one(self, held: set[_Needs]) -> bool:
         """Assign the first turn that a server has capacity for, skipping the queues in `held`."""
-        for weights in sorted(self._queues.keys() - held, key=lambda one: self._queues[one][0][0]):
-            if servers := self._with_room(*weights):
-                if not self._serve_first(weights, servers):
-                    held.add(weights)
+        for needs in sorted(self._queues.keys() - held, key=lambda one: self._queues[one][0][0]):
+            if servers := self._with_room(*needs):
+                if not self._serve_first(needs, servers):
+                    held.add(needs)
                 return True
         return False
 
-    def _serve_first(self, weights: _Weights, servers: Sequence[Server]) -> bool:
+    def _serve_first(self, needs: _Needs, servers: Sequence[Server]) -> bool:
         """Assign or drop the first turn of a queue; False: the policy keeps it waiting."""
-        _, turn, waiting = self._queues[weights][0]
+        _, turn, waiting = self._queues[needs][0]
         if not waiting.cancelled():
             try:
                 taken = self._taken(turn, servers)
@@ -166,7 +167,7 @@ class WaitingTurns:
                 if taken is None:
                     return False
                 waiting.set_result(taken)
-        self._delete(weights, 0)
+        self._delete(needs, 0)
         return True
 
     def _taken(self, turn: TurnRequest, servers: Sequence[Server]) -> Server | None:
@@ -193,21 +194,21 @@ class WaitingTurns:
                 _RETRY_SECONDS,
             )
 
-    def _cancelled(self, weights: _Weights, key: _Key, server: asyncio.Future[Server]) -> None:
+    def _cancelled(self, needs: _Needs, key: _Key, server: asyncio.Future[Server]) -> None:
         if server.cancelled():
-            self._remove(weights, key)
+            self._remove(needs, key)
             self.assign()  # it may have held back the turns after it
         elif server.exception() is None:  # assigned just before it was cancelled
             self.release(server.result())
 
-    def _remove(self, weights: _Weights, key: _Key) -> None:
-        queue = self._queues.get(weights, [])
+    def _remove(self, needs: _Needs, key: _Key) -> None:
+        queue = self._queues.get(needs, [])
         index = bisect_left(queue, key, key=itemgetter(0))
         if index < len(queue) and queue[index][0] == key:
-            self._delete(weights, index)
+            self._delete(needs, index)
 
-    def _delete(self, weights: _Weights, index: int) -> None:
-        del self._queues[weights][index]
+    def _delete(self, needs: _Needs, index: int) -> None:
+        del self._queues[needs][index]
         _WAITING.dec()
-        if not self._queues[weights]:
-            del self._queues[weights]
+        if not self._queues[needs]:
+            del self._queues[needs]

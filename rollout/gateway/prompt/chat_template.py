@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,10 @@ from services.chassis.errors import ConfigError
 __all__ = ["ChatTemplate"]
 
 _MAX_KNOWN = 16_384
+_MARK = f"reasoning-{uuid.uuid4().hex}"
+_MAX_RENDERED = 8
+"""Answers of a conversation around each of which it is rendered, to find whether it is kept."""
+_ANY_ID = 1 << 31
 _DROPPED = "reasoning"
 """Stands for reasoning that is not known."""
 
@@ -43,7 +49,9 @@ class ChatTemplate:
         self.stop_token_ids = _stop_token_ids(folder, self._tokenizer)
         """Ids that end an answer."""
         self.vocabulary_size = len(self._tokenizer)
-        """Ids below this are valid."""
+        """Ids below this are valid in a prompt."""
+        self.model_vocabulary_size = _model_vocabulary_size(folder, self.vocabulary_size)
+        """Ids below this may be sampled: a model may have more than its tokenizer."""
         self.byte_ids = _byte_ids(self._tokenizer)
         """Ids of single bytes, of a tokenizer of letters that falls back to bytes."""
         special = _special_tokens(self._tokenizer)
@@ -57,6 +65,8 @@ class ChatTemplate:
         self._says_thinking = ".thinking" in self.source and "reasoning_content" not in self.source
         # Digests of conversations whose history is known to be kept, oldest first.
         self._kept: dict[str, None] = {}
+        self._lock = threading.Lock()
+        self._backend = _backend(self._tokenizer)
 
     def fingerprint_of(self, conversation: Conversation) -> str:
         """The fingerprint with the conversation's tools and template arguments."""
@@ -69,16 +79,20 @@ class ChatTemplate:
         """Whether every answer is rendered where it was sampled, with its text.
 
         Conversations found to be kept are remembered, so a later turn checks only its new answers.
+        Of many new ones only the newest are checked by rendering the conversation around each.
         """
-        whole = self.render(conversation)
-        for end in reversed(conversation.answer_ends):
+        whole, keys = self.render(conversation), message_keys(conversation.messages)
+        fingerprint, ends = self.fingerprint_of(conversation), conversation.answer_ends
+        newest = ends[-_MAX_RENDERED:]
+        for end in reversed(newest):
             if not self._is_kept(conversation, end, whole):
                 return False
-            if self._name(conversation, end - 1) in self._kept:
+            if _name(fingerprint, keys[: end - 1]) in self._kept:
                 break
-        if len(self._kept) >= _MAX_KNOWN:
-            del self._kept[next(iter(self._kept))]
-        self._kept[self._name(conversation, len(conversation.messages))] = None
+        else:
+            if not self._are_in_order(conversation, ends[: -len(newest)]):
+                return False
+        self._remember(_name(fingerprint, keys))
         return True
 
     def encode(self, conversation: Conversation) -> list[int]:
@@ -112,11 +126,11 @@ class ChatTemplate:
         if conversation is None:
             return self.format.parse(text, "")
         position = len(conversation.messages)
-        return self.format.parse(text, self._prompt_end(conversation), conversation.tools, position)
+        return self.format.parse(text, self.prompt_end(conversation), conversation.tools, position)
 
     def stream(self, conversation: Conversation | None, stops: Sequence[str]) -> AnswerStream:
         """Increments of the answer to a conversation, which ends before the first of `stops`."""
-        end = self._prompt_end(conversation) if conversation is not None else ""
+        end = self.prompt_end(conversation) if conversation is not None else ""
         return self.format.stream(end, stops)
 
     def text(self, token_ids: Sequence[int]) -> str:
@@ -147,13 +161,13 @@ class ChatTemplate:
         return text
 
     def encode_text(self, text: str) -> list[int]:
-        """Ids of a text, without special tokens around it."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        return ids
-
-    def _name(self, conversation: Conversation, num_messages: int) -> str:
-        keys = message_keys(conversation.messages[:num_messages])
-        return "".join((self.fingerprint_of(conversation), *keys))
+        """Ids of a text, without special tokens around it; may be called in any thread."""
+        if self._backend is None:
+            with self._lock:
+                return list(self._tokenizer.encode(text, add_special_tokens=False))
+        # Unlike `encode` of one text it lets other threads of the interpreter run meanwhile.
+        (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        return list(encoded.ids)
 
     def _is_kept(self, conversation: Conversation, end: int, whole: str) -> bool:
         answer = conversation.messages[end - 1]
@@ -170,6 +184,30 @@ class ChatTemplate:
         rendered = whole[len(before) : len(whole) - len(tail)]
         texts = (answer["content"], answer.get("reasoning_content") or "")
         return all(text.strip() in rendered for text in texts)
+
+    def _are_in_order(self, conversation: Conversation, ends: Sequence[int]) -> bool:
+        """Whether the texts of these answers follow each other where all is rendered."""
+        if not ends:
+            return True
+        messages = [*conversation.messages]
+        opens_reasoning = self.format.opened_reasoning(self.prompt_end(conversation))
+        for end in ends:
+            if "reasoning_content" not in messages[end - 1] and opens_reasoning:
+                messages[end - 1] = {**messages[end - 1], "reasoning_content": _MARK}
+        whole, position = self.render(conversation.with_messages(messages)), 0
+        for answer in (messages[end - 1] for end in ends):
+            for text in (answer.get("reasoning_content") or "", answer["content"]):
+                position = whole.find(text.strip(), position)
+                if position < 0:
+                    return False
+                position += len(text.strip())
+        return True
+
+    def _remember(self, name: str) -> None:
+        with self._lock:
+            if len(self._kept) >= _MAX_KNOWN:
+                del self._kept[next(iter(self._kept))]
+            self._kept[name] = None
 
     def _tail(self, conversation: Conversation, end: int) -> AnswerTail:
         return AnswerTail(self.render, self._stops, conversation, end)
@@ -190,13 +228,19 @@ class ChatTemplate:
     def _render_until(self, conversation: Conversation, num_messages: int) -> str:
         return self.render(conversation.with_messages(conversation.messages[:num_messages]))
 
-    def _prompt_end(self, conversation: Conversation) -> str:
+    def prompt_end(self, conversation: Conversation) -> str:
         """What the template writes after the last message: the start of the answer."""
+        if conversation.prompt_end is not None:
+            return conversation.prompt_end
         if not self.source:
             return ""
         with_prompt = self.render(conversation)
         without = self.render(conversation, add_prompt=False)
         return with_prompt[len(without) :] if with_prompt.startswith(without) else ""
+
+
+def _name(fingerprint: str, keys: Sequence[str]) -> str:
+    return hashlib.sha256("".join((fingerprint, *keys)).encode()).hexdigest()
 
 
 def _load_tokenizer(folder: Path) -> Any:
@@ -216,6 +260,15 @@ def _load_tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise missing from error
+
+
+def _backend(tokenizer: Any) -> Any:
+    """The tokenizer in Rust, which threads may share; None: it has none."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_truncation()
+        backend.no_padding()
+    return backend
 
 
 def _vocabulary_files(folder: Path) -> list[Path]:
@@ -242,6 +295,14 @@ def _byte_ids(tokenizer: Any) -> frozenset[int]:
     vocabulary = tokenizer.get_vocab()
     tokens = (f"<0x{value:02X}>" for value in range(256))
     return frozenset(vocabulary[token] for token in tokens if token in vocabulary)
+
+
+def _model_vocabulary_size(folder: Path, least: int) -> int:
+    """Rows of the model's embedding, by its config.json; without them any id may be sampled."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    text = config.get("text_config") or config
+    size = text.get("vocab_size", config.get("vocab_size"))
+    return max(size, least) if isinstance(size, int) else _ANY_ID
 
 
 def _stop_token_ids(folder: Path, tokenizer: Any) -> frozenset[int]:

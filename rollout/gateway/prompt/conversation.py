@@ -24,8 +24,6 @@ TemplateMessage = Mapping[str, Any]
 """role, content, and where given reasoning_content, tool_calls, tool_call_id, name."""
 
 _ROLES = ("system", "user", "assistant", "tool")
-_MAX_MESSAGES = 4096
-_MAX_TOOLS = 256
 _MAX_TOOL_NAME = 64
 
 
@@ -39,6 +37,8 @@ class Conversation:
     """JSON Schemas of functions."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the template."""
+    prompt_end: str | None = None
+    """What the template writes after the last message; None: not rendered yet."""
 
     def with_messages(self, messages: Sequence[TemplateMessage]) -> Conversation:
         """The same tools and arguments with other messages."""
@@ -51,16 +51,12 @@ class Conversation:
 
 
 def parse_conversation(given: pb.Messages) -> Conversation:
-    """Check and convert the messages of a request.
+    """Check and convert the messages of a request; their number and size are checked before.
 
     Raises:
         ServiceError: INVALID_ARGUMENT that names the field.
     """
     path = "messages.messages"
-    if not 1 <= len(given.messages) <= _MAX_MESSAGES:
-        raise invalid_argument(path, len(given.messages), f"give 1 to {_MAX_MESSAGES} messages")
-    if len(given.tools) > _MAX_TOOLS:
-        raise invalid_argument("messages.tools", len(given.tools), f"give at most {_MAX_TOOLS}")
     messages = [_message(f"{path}[{i}]", message) for i, message in enumerate(given.messages)]
     tools = [_tool(f"messages.tools[{i}]", tool) for i, tool in enumerate(given.tools)]
     field_name = "messages.template_arguments_json"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from seamflow.common.v1 import tokens_pb2
@@ -19,6 +19,7 @@ from rollout.gateway.prompt.conversation import (
     parse_conversation,
 )
 from rollout.gateway.prompt.retokenization import find_drift
+from rollout.gateway.prompt.validation import check_ids
 from services.chassis.errors import ServiceError, invalid_argument
 from services.lib.token_bytes import pack_ids, unpack_ids
 
@@ -27,6 +28,7 @@ __all__ = ["History", "Prompt"]
 History = Literal["as_template", "as_sampled"]
 """What to do where the template rewrites earlier messages, such as dropping old reasoning:
 as_template renders the whole conversation again, as_sampled keeps the recorded tokens."""
+_MAX_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,24 +45,38 @@ class Prompt:
     """All token ids; None where they depend on the prefix that the store has recorded."""
 
     @classmethod
-    def parse(cls, request: pb.GenerateRequest, template: ChatTemplate, history: History) -> Prompt:
-        """Read the prompt of a checked request.
+    def parse(
+        cls,
+        request: pb.GenerateRequest,
+        template: ChatTemplate,
+        history: History,
+        max_tokens: int = _MAX_TOKENS,
+    ) -> Prompt:
+        """Read the prompt of a checked request; takes long for a long one.
 
         Raises:
-            ServiceError: INVALID_ARGUMENT, the template cannot render the messages.
+            ServiceError: INVALID_ARGUMENT, an id is none of the model's, the template cannot render
+                the messages, or they have too many tokens.
         """
         if not request.HasField("messages"):
-            return cls(template=template, ids=tuple(request.token_ids.token_ids))
+            ids = tuple(request.token_ids.token_ids)
+            check_ids("token_ids.token_ids", ids, template.vocabulary_size)
+            return cls(template=template, ids=ids)
         conversation = parse_conversation(request.messages)
         try:
-            return cls._of_conversation(conversation, template, history)
+            prompt = cls._of_conversation(conversation, template, history)
         except (ValueError, RecursionError) as error:
             raise _refused(conversation, error) from error
+        if len(prompt.ids or ()) > max_tokens:
+            cure = f"send at most {max_tokens} (max_prompt_tokens)"
+            raise invalid_argument("messages", f"{len(prompt.ids or ())} tokens", cure)
+        return prompt
 
     @classmethod
     def _of_conversation(
         cls, conversation: Conversation, template: ChatTemplate, history: History
     ) -> Prompt:
+        conversation = replace(conversation, prompt_end=template.prompt_end(conversation))
         has_answers = bool(conversation.answer_ends)
         ids = None if has_answers else template.encode(conversation)
         if has_answers and history == "as_template" and not template.keeps_history(conversation):

@@ -11,9 +11,20 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.durations import seconds_of
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
-from services.chassis.errors import invalid_argument
+from rollout.gateway.config import GatewayConfig
+from services.chassis.errors import context_length_exceeded, invalid_argument
 
-__all__ = ["check_generate", "check_start", "fill_defaults", "interval_seconds"]
+__all__ = [
+    "check_bytes",
+    "check_context",
+    "check_generate",
+    "check_ids",
+    "check_sizes",
+    "check_start",
+    "check_tokenize",
+    "fill_defaults",
+    "interval_seconds",
+]
 
 _MAX_INTERVAL_SECONDS = 86_400.0
 _MAX_STOP_TOKENS = 64
@@ -42,18 +53,72 @@ def check_start(request: pb.StartRolloutRequest) -> None:
         )
 
 
-def check_generate(request: pb.GenerateRequest, vocabulary_size: int) -> None:
-    """Raises `ServiceError`: INVALID_ARGUMENT. Call `fill_defaults` first."""
+def check_generate(
+    request: pb.GenerateRequest, vocabulary_size: int, config: GatewayConfig
+) -> None:
+    """Raises `ServiceError`: INVALID_ARGUMENT. Call `fill_defaults` first.
+
+    The ids of a prompt are left to `check_ids`: there may be many.
+    """
     for name in ("run_id", "rollout_id", "turn_id"):
         _require(bool(getattr(request, name)), request, name, "must not be empty")
     if request.WhichOneof("prompt") is None:
         raise invalid_argument("prompt", None, "give messages or token_ids")
     _require(request.resume_from_offset >= 0, request, "resume_from_offset", "must be at least 0")
     if request.HasField("token_ids"):
-        ids = request.token_ids.token_ids
-        _require(bool(ids), request.token_ids, "token_ids", "must not be empty", "token_ids.")
-        _check_ids("token_ids.token_ids", ids, vocabulary_size)
+        number = len(request.token_ids.token_ids)
+        if not 1 <= number <= config.max_prompt_tokens:
+            cure = f"give 1 to {config.max_prompt_tokens} (max_prompt_tokens)"
+            raise invalid_argument("token_ids.token_ids", f"{number} ids", cure)
+    else:
+        check_sizes(request.messages, config)
     _check_sampling(request.sampling, vocabulary_size)
+
+
+def check_context(num_tokens: int, longest_context: int) -> None:
+    """Raises `ServiceError`: CONTEXT_LENGTH_EXCEEDED, no server takes so long a prompt."""
+    if longest_context and num_tokens >= longest_context:
+        raise context_length_exceeded(num_tokens, longest_context)
+
+
+def check_tokenize(request: pb.TokenizeRequest, config: GatewayConfig) -> None:
+    """Raises `ServiceError`: INVALID_ARGUMENT, the prompt is too large."""
+    if request.HasField("messages"):
+        check_sizes(request.messages, config)
+    size = len(request.text.encode())
+    check_bytes("text", size, "max_prompt_bytes", config.max_prompt_bytes)
+
+
+def check_sizes(given: pb.Messages, config: GatewayConfig) -> None:
+    """Refuse by its size what would take long to render. Raises `ServiceError`."""
+    path = "messages.messages"
+    if not 1 <= len(given.messages) <= config.max_messages:
+        cure = f"give 1 to {config.max_messages} (max_messages)"
+        raise invalid_argument(path, f"{len(given.messages)} messages", cure)
+    if len(given.tools) > config.max_tools:
+        cure = f"give at most {config.max_tools} (max_tools)"
+        raise invalid_argument("messages.tools", f"{len(given.tools)} tools", cure)
+    check_bytes("messages", given.ByteSize(), "max_prompt_bytes", config.max_prompt_bytes)
+    for i, message in enumerate(given.messages):
+        size = message.ByteSize()
+        check_bytes(f"{path}[{i}]", size, "max_message_bytes", config.max_message_bytes)
+
+
+def check_bytes(path: str, num_bytes: int, name: str, limit: int) -> None:
+    """Raises `ServiceError`: INVALID_ARGUMENT, `path` has more bytes than setting `name` allows."""
+    if num_bytes > limit:
+        raise invalid_argument(path, f"{num_bytes} bytes", f"send at most {limit} ({name})")
+
+
+def check_ids(name: str, ids: Sequence[int], vocabulary_size: int) -> None:
+    """Raises `ServiceError`: INVALID_ARGUMENT, an id is none of the model's."""
+    if not ids or (min(ids) >= 0 and max(ids) < vocabulary_size):
+        return
+    for i, token_id in enumerate(ids):
+        if not 0 <= token_id < vocabulary_size:
+            raise invalid_argument(
+                f"{name}[{i}]", token_id, f"the model's ids are 0 … {vocabulary_size - 1}"
+            )
 
 
 def fill_defaults(sampling: tokens_pb2.SamplingParams) -> None:
@@ -86,7 +151,7 @@ def _check_sampling(sampling: tokens_pb2.SamplingParams, vocabulary_size: int) -
     if number > _MAX_STOP_TOKENS:
         cure = f"give at most {_MAX_STOP_TOKENS}"
         raise invalid_argument("sampling.stop_token_ids", f"{number} ids", cure)
-    _check_ids("sampling.stop_token_ids", sampling.stop_token_ids, vocabulary_size)
+    check_ids("sampling.stop_token_ids", sampling.stop_token_ids, vocabulary_size)
     _check_stop_strings(sampling.stop)
 
 
@@ -103,11 +168,3 @@ def _check_stop_strings(strings: Sequence[str]) -> None:
 def _require(holds: bool, message: Message, name: str, cure: str, path: str = "") -> None:
     if not holds:
         raise invalid_argument(path + name, getattr(message, name), cure)
-
-
-def _check_ids(name: str, ids: object, vocabulary_size: int) -> None:
-    for i, token_id in enumerate(ids):  # type: ignore[arg-type, var-annotated]
-        if not 0 <= token_id < vocabulary_size:
-            raise invalid_argument(
-                f"{name}[{i}]", token_id, f"the model's ids are 0 … {vocabulary_size - 1}"
-            )

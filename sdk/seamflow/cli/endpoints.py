@@ -14,7 +14,7 @@ from typing import Any
 import grpc.aio
 
 from seamflow.channel import connect
-from seamflow.credentials import Credentials
+from seamflow.credentials import Credentials, SecretFile
 from seamflow.errors import SeamflowError, UnavailableError, decode
 
 __all__ = [
@@ -189,7 +189,7 @@ def resolve(given: argparse.Namespace, environment: Mapping[str, str] = os.envir
         },
         model=(named or latest).get("model"),
         ended="" if is_elsewhere or not (named or latest) else _ended(given.run_folder or LATEST),
-        credentials=Credentials(token=_token(environment), **_tls(given, environment)),
+        credentials=Credentials(**_token(environment), **_tls(given, environment)),
     )
 
 
@@ -220,17 +220,20 @@ def _ended(folder: Path) -> str:
     )
 
 
-def _token(environment: Mapping[str, str]) -> str | None:
+def _token(environment: Mapping[str, str]) -> dict[str, Any]:
     file = environment.get("SEAMFLOW_TOKEN_FILE")
     if file is None:
-        return environment.get("SEAMFLOW_TOKEN")
+        return {"token": environment.get("SEAMFLOW_TOKEN")}
     try:
-        return Path(file).read_text(encoding="utf-8").strip()
+        SecretFile(Path(file))
     except OSError as error:
         raise UsageError(f"SEAMFLOW_TOKEN_FILE {file!r}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"SEAMFLOW_TOKEN_FILE: {error}") from error
+    return {"token_file": Path(file)}
 
 
-def _tls(given: argparse.Namespace, environment: Mapping[str, str]) -> Mapping[str, Path]:
+def _tls(given: argparse.Namespace, environment: Mapping[str, str]) -> Mapping[str, Any]:
     files = {}
     for part in ("ca", "cert", "key"):
         path = getattr(given, f"tls_{part}_file")

@@ -42,6 +42,7 @@ from seamflow.errors import (
     PermissionDeniedError,
     SeamflowError,
 )
+from seamflow.printable import escaped_output
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from seamflow.stubs import async_stub
@@ -75,18 +76,23 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if arguments[:1] and arguments[0] in _MODULES:
         module, *flags = _MODULES[arguments[0]]
         _launch(module, [*flags, *arguments[1:]])
+    with escaped_output():
+        code = _code_of(arguments)
+    sys.exit(code)
+
+
+def _code_of(arguments: Sequence[str]) -> int:
     try:
-        code = _run(arguments)
+        return _run(arguments)
     except UsageError as error:
-        code = _error(str(error), _USAGE)
+        return _error(str(error), _USAGE)
     except SeamflowError as error:
-        code = _error(str(error), _code(error))
+        return _error(str(error), _code(error))
     except KeyboardInterrupt:
-        code = _OK
+        return _OK
     except BrokenPipeError:  # `seamflow tail … | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = _OK
-    sys.exit(code)
+        return _OK
 
 
 def _run(arguments: Sequence[str]) -> int:

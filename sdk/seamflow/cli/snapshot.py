@@ -15,7 +15,9 @@ from seamflow.cli.endpoints import Endpoints
 from seamflow.errors import PreconditionError, SeamflowError, decode
 from seamflow.pages import pages
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
+from seamflow.rollout.v1 import rollout_service_pb2 as rollout_pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
+from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from seamflow.stubs import async_stub
@@ -89,6 +91,8 @@ class Snapshot:
     """Result of the gateway's health check."""
     servers: tuple[ServerSnapshot, ...] = ()
     """Every rollout server that a node offers."""
+    server_uses: tuple[rollout_pb.ServerUse, ...] = ()
+    """Every rollout server that the gateway knows; none of a gateway of release 0.2."""
 
 
 async def gather(endpoints: Endpoints, *, history: bool = False) -> Snapshot:
@@ -125,11 +129,18 @@ class _Gatherer:
         now = time.time()
         trainer = await self._trainer()
         self._run_id = self._run_id or (trainer.run_id if trainer else None)
-        (readiness, rollouts), (nodes, events, servers), manifest, gateway = await asyncio.gather(
+        (
+            (readiness, rollouts),
+            (nodes, events, servers),
+            manifest,
+            gateway,
+            uses,
+        ) = await asyncio.gather(
             self._trajectory_manager(history),
             self._scheduler(history),
             self._manifest(),
             self._gateway(),
+            self._server_uses(),
         )
         return Snapshot(
             now=now,
@@ -147,6 +158,7 @@ class _Gatherer:
             manifest=manifest.manifest if manifest and manifest.HasField("manifest") else None,
             gateway_serves=gateway,
             servers=servers,
+            server_uses=uses,
         )
 
     async def _trainer(self) -> trainer_pb.GetStatusResponse | None:
@@ -243,6 +255,14 @@ class _Gatherer:
         check: Callable[..., Awaitable[bytes]] = channel.unary_unary("/grpc.health.v1.Health/Check")
         answer = await self._ask("gateway", check(b"", timeout=_ANSWER_SECONDS))
         return None if answer is None else answer == _HEALTHY
+
+    async def _server_uses(self) -> tuple[rollout_pb.ServerUse, ...]:
+        stub = async_stub(RolloutServiceStub, await self._to("gateway"))
+        request = rollout_pb.ListServersRequest(run_id=self._run_id or "")
+        try:
+            return tuple((await stub.ListServers(request, timeout=_ANSWER_SECONDS)).servers)
+        except grpc.aio.AioRpcError:
+            return ()  # the health check tells whether it answers
 
     def _run_is_known(self, service: str) -> bool:
         if self._run_id is None:

@@ -28,8 +28,10 @@ from seamflow.cli.diagnosis import (
 from seamflow.cli.endpoints import SERVICES
 from seamflow.cli.failed_rollouts import failed_rollouts
 from seamflow.cli.snapshot import ServerSnapshot, Snapshot
+from seamflow.durations import seconds_of
 from seamflow.errors import DeadlineError, UnavailableError
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
+from seamflow.rollout.v1 import rollout_service_pb2 as rollout_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
@@ -272,6 +274,20 @@ def _no_server_serves(snapshot: Snapshot) -> Iterator[Finding]:
         yield _all_are_behind(snapshot, waiting, serving)
 
 
+def _ejected_servers(snapshot: Snapshot) -> Iterator[Finding]:
+    for use in snapshot.server_uses:
+        if use.ejection not in (rollout_pb.EJECTION_EJECTED, rollout_pb.EJECTION_PROBED):
+            continue
+        left = seconds_of(use.ejection_left)
+        then = f"for {left:.0f} s more" if left > 0 else "but one turn at a time"
+        yield Finding(
+            rule="server_ejected",
+            sentence=f"The rollout server {use.server_id or '(silent)'} at {use.address} gets no "
+            f"turns {then}: {use.ejection_cause}.",
+            cure="See its log and restart it; the gateway takes it back once its turns end well.",
+        )
+
+
 def _none_serves(snapshot: Snapshot, waiting: str) -> Finding:
     states = ", ".join(f"{s.node_id} at {s.address} {server_state(s)}" for s in snapshot.servers)
     trains = is_trainer(snapshot, trainer_pb.TRAINER_STATE_TRAINING)
@@ -352,6 +368,7 @@ _RULES: tuple[Callable[[Snapshot], Iterator[Finding]], ...] = (
     _trainer_alarms,
     _trainer_waits_for_nodes,
     _no_server_serves,
+    _ejected_servers,
     _no_agents,
     _no_tasks,
     _admission_is_closed,

@@ -26,9 +26,9 @@ from seamflow.client import Client, Rollout
 from seamflow.client.token_log import TokenLog
 from seamflow.common.v1 import tokens_pb2
 from seamflow.credentials import Credentials
-from seamflow.errors import NotFoundError, RunEndedError, SeamflowError
+from seamflow.environment.user_code import user_place
+from seamflow.errors import InternalError, NotFoundError, RunEndedError, SeamflowError
 from seamflow.retry import Backoff
-from seamflow.user_code import user_place
 
 __all__ = ["AgentRunner", "RunnerConfig", "load_agent"]
 
@@ -77,6 +77,7 @@ class _Leases:
         self._leasing = asyncio.Lock()
         self._num_idle = 0
         self._leased: deque[Rollout] = deque()
+        self._failures = Backoff(first=0.1, longest=10.0)
 
     async def next(self) -> Rollout:
         """Wait for a rollout. Raises `RunEndedError` when there will be no more."""
@@ -96,6 +97,12 @@ class _Leases:
         except NotFoundError:
             _log.info("run %s does not exist yet", self._client.run_id)
             await asyncio.sleep(_POLL_SECONDS)
+        except InternalError as error:
+            # Of one call: rollouts that run go on, and the next one may succeed.
+            _log.warning("no rollout could be leased: %s", error)
+            await self._failures.wait()
+        else:
+            self._failures.reset()
 
 
 class AgentRunner:

@@ -20,7 +20,12 @@ __all__ = ["main"]
 _PREFIX = "SEAMFLOW_AGENT_RUNNER_"
 _USAGE, _CONFIG = 64, 78  # exit codes of sysexits.h
 _TYPES = {"int": int, "float": float}
-_FILES = {"ca_file": "tls_ca_file", "cert_file": "tls_cert_file", "key_file": "tls_key_file"}
+_FILES = {
+    "token_file": "token_file",
+    "ca_file": "tls_ca_file",
+    "cert_file": "tls_cert_file",
+    "key_file": "tls_key_file",
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -74,8 +79,4 @@ def _credentials(values: dict[str, str | None]) -> Credentials:
 
 
 def _environment(name: str) -> str | None:
-    """The variable, or the content of the file that its _FILE twin names."""
-    file = os.environ.get(f"{_PREFIX}{name.upper()}_FILE")
-    if file is not None:
-        return Path(file).read_text(encoding="utf-8").strip()
     return os.environ.get(f"{_PREFIX}{name.upper()}")

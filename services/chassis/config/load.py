@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
+from services.chassis.config.file_secret import FileSecret
 from services.chassis.config.settings import ServerConfig, secret_names
 from services.chassis.config.sources import Source, command_line, environment, nearest, toml_table
 from services.chassis.errors import ConfigError, ExitCode, StartupError, UsageError
@@ -120,14 +121,13 @@ def _with_secrets(source: Source, secrets: Iterable[str]) -> dict[str, Any]:
     return values
 
 
-def _read_secret(path: Path, origin: str) -> str:
+def _read_secret(path: Path, origin: str) -> FileSecret:
     try:
-        secret = path.read_text(encoding="utf-8").removesuffix("\n")
+        return FileSecret(path)
     except OSError as error:
         raise ConfigError(f"{origin}: {path}: {error.strerror}") from error
-    if not secret:
-        raise ConfigError(f"{origin}: {path} is empty")
-    return secret
+    except ValueError as error:
+        raise ConfigError(f"{origin}: {error}") from error
 
 
 def _validated(config_class: type[ConfigType], table: str, source: Source) -> ConfigType:
@@ -181,11 +181,15 @@ def _check_transport(config: ServerConfig) -> None:
         path = getattr(config, name)
         if path is not None and not path.is_file():
             raise ConfigError(f"{name}: {path} does not exist")
-    safe = config.tls_cert_file is not None and config.token is not None
+    if config.certificate_identities and None in (config.tls_ca_file, config.tls_cert_file):
+        raise ConfigError("certificate_identities needs tls_ca_file, tls_cert_file, tls_key_file")
+    services = (config.token, config.service_tokens_folder, config.certificate_identities or None)
+    safe = config.tls_cert_file is not None and services != (None, None, None)
     if config.host not in _LOOPBACK and not safe and not config.development:
         raise ConfigError(
             f"host {config.host} is reachable from other machines: set tls_cert_file, tls_key_file "
-            "and token, or --development to accept plaintext"
+            "and one of token, service_tokens_folder and certificate_identities, or --development "
+            "to accept plaintext"
         )
 
 

@@ -42,7 +42,8 @@ class ServerConfig(Settings):
     instance: str = "0"
     """Name of this replica in logs."""
     host: str = "127.0.0.1"
-    """Address to listen on; beyond loopback, TLS and a token are required."""
+    """Address to listen on; beyond loopback, TLS and tokens or certificate_identities are
+    required."""
     port: int = Field(0, ge=0, le=65535)
     """gRPC port; 0 takes a free one."""
     admin_port: int = Field(0, ge=-1, le=65535)
@@ -60,17 +61,35 @@ class ServerConfig(Settings):
     development: bool = False
     """Serve reflection, and allow plaintext beyond loopback."""
     token: SecretStr | None = None
-    """Bearer token of services: callers must present it, and it is presented to other services."""
+    """Bearer token that this process presents to other services. Without service_tokens_folder,
+    whoever presents it here is any service: simple, but one key for all of them."""
+    service_tokens_folder: Path | None = None
+    """Folder of the tokens that services present here: a file for each, named as in its
+    certificate, such as `trainer`, with its token, or `sha256:` and the token's digest in hex; the
+    file `service` is for any service. A file is read again when it changes."""
+    certificate_identities: bool = False
+    """Know callers by the URI spiffe://seamflow/SERVICE of their certificates, without a token;
+    needs tls_ca_file."""
     agent_token: SecretStr | None = None
-    """Bearer token of agents, which opens only what agents need; by default they use `token`."""
+    """Bearer token of agents, which opens only what agents need, or `sha256:` and its digest in
+    hex; by default they use `token`."""
     operator_token: SecretStr | None = None
-    """Bearer token of operators, for commands and dashboards; by default they use `token`."""
+    """Bearer token of operators, for commands and dashboards, or `sha256:` and its digest in hex;
+    by default they use `token`."""
+    token_overlap_seconds: float = Field(300.0, ge=0)
+    """How long a token is still accepted after its file holds another."""
     tls_ca_file: Path | None = None
     """PEM file of the authority that signed the certificates of callers and other services."""
     tls_cert_file: Path | None = None
     """PEM file of this process's certificate chain."""
     tls_key_file: Path | None = None
     """PEM file of this process's private key."""
+
+    @property
+    def knows_callers(self) -> bool:
+        """Whether callers must prove who they are; else everyone may do everything."""
+        tokens = (self.token, self.agent_token, self.operator_token, self.service_tokens_folder)
+        return self.certificate_identities or any(tokens)
 
 
 def secret_names(settings: type[BaseModel]) -> frozenset[str]:

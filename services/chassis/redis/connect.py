@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from redis.maint_notifications import MaintNotificationsConfig
 
 from services.chassis.errors import DependencyUnavailable, Reason, exhausted, unavailable
 from services.chassis.redis.cluster import cluster_client
+from services.chassis.redis.credentials import UrlCredentials
 from services.chassis.redis.replication import NotReplicated
 from services.chassis.redis.sentinel import sentinel_client
 from services.chassis.redis.url import parse_redis_url
@@ -57,8 +58,10 @@ _ERROR_CODES = {
 """Error codes that redis-py has no class for."""
 
 
-def connect(url: str) -> Redis:
+def connect(url: str | Callable[[], str]) -> Redis:
     """A client for `url` that answers bytes; `aclose()` it.
+
+    A function is asked at each connect for the current user and password.
 
     One server ("redis://...", "unix://..."), the current master behind Sentinels
     ("redis+sentinel://...") or a cluster ("redis+cluster://...", a `RedisCluster`, whose commands
@@ -70,8 +73,11 @@ def connect(url: str) -> Redis:
     Raises:
         ConfigError: there is no such form of URL.
     """
-    address = parse_redis_url(url)
+    address = parse_redis_url(url() if callable(url) else url)
     options = {**_COMMON, "retry": Retry(NoBackoff(), 0), **address.options}
+    if callable(url) and options.pop("password", None) is not None:
+        options.pop("username", None)
+        options["credential_provider"] = UrlCredentials(url)
     if address.topology == "cluster":
         del options["db"]
         return cast(Redis, cluster_client(address.hosts, _MAX_CONNECTIONS, options))

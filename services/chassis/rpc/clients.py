@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import grpc.aio
 from seamflow.channel import connect
 from seamflow.credentials import Credentials
 
+from services.chassis.config.file_secret import FileSecret
 from services.chassis.config.settings import ServerConfig
 
-__all__ = ["channel", "credentials"]
+if TYPE_CHECKING:
+    from pydantic import SecretStr
+
+__all__ = ["channel", "credentials", "with_token"]
 
 
 def channel(config: ServerConfig, target: str) -> grpc.aio.Channel:
@@ -22,9 +29,18 @@ def channel(config: ServerConfig, target: str) -> grpc.aio.Channel:
 
 def credentials(config: ServerConfig) -> Credentials:
     """This process's token and certificate."""
-    return Credentials(
-        token=config.token.get_secret_value() if config.token else None,
-        ca_file=config.tls_ca_file,
-        cert_file=config.tls_cert_file,
-        key_file=config.tls_key_file,
+    return with_token(
+        Credentials(
+            ca_file=config.tls_ca_file,
+            cert_file=config.tls_cert_file,
+            key_file=config.tls_key_file,
+        ),
+        config.token,
     )
+
+
+def with_token(shown: Credentials, token: SecretStr | None) -> Credentials:
+    """The same certificate with this token, whose file, if it has one, may be rotated."""
+    if isinstance(token, FileSecret):
+        return replace(shown, token=None, token_file=token.path)
+    return replace(shown, token=token.get_secret_value() if token else None, token_file=None)

@@ -119,7 +119,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             in_flight.inc()
             try:
                 async with _limited(cap):
-                    self._check_caller(method, metadata)
+                    self._check_caller(method, metadata, context)
                     yield
                 code = _code(context, grpc.StatusCode.OK)
             except asyncio.CancelledError:
@@ -143,12 +143,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         return guard
 
-    def _check_caller(self, method: str, metadata: dict[str, str | bytes]) -> None:
+    def _check_caller(
+        self, method: str, metadata: dict[str, str | bytes], context: Context
+    ) -> None:
         release = metadata.get(HEADER, RELEASE)  # foreign clients send none
         if release not in self._releases:
             self._check_release(str(release))
         if self._permissions is not None:
-            self._permissions.check(method, metadata)
+            self._permissions.check(method, metadata, lambda: _certificate_uri(context))
 
     def _check_release(self, release: str) -> None:
         """Refuse a release that is too far away; remember one that is not."""
@@ -179,6 +181,11 @@ def _bind(trace: tracing.Trace, method: str, context: Context) -> None:
         method=method,
         peer=context.peer(),
     )
+
+
+def _certificate_uri(context: Context) -> str | None:
+    """The SPIFFE ID of the client certificate that the handshake has verified."""
+    return next((uri.decode() for uri in context.auth_context().get("peer_spiffe_id", ())), None)
 
 
 def _failure(error: Exception, trace: tracing.Trace) -> ServiceError:

@@ -22,14 +22,14 @@ _MAX_PENDING = 1 << 20
 them as errors."""
 
 
-def server_options() -> list[tuple[str, int]]:
+def server_options(max_request_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, int]]:
     """Channel arguments of every server.
 
     `http2.ping_timeout_ms` detects a frozen client: `keepalive_timeout_ms` alone leaves one
     undetected for a minute, because its kernel still acknowledges the packets.
     """
     return [
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", max_request_bytes),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", _PING_MILLISECONDS),
         ("grpc.keepalive_timeout_ms", _PONG_MILLISECONDS),

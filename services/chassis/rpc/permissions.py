@@ -1,170 +1,161 @@
-"""Who may call which rpc of the contract.
+"""Who may call which rpc of the contract: a table of rpcs and identities.
 
-Three roles, each with a bearer token of its own: agents, services of the run, operators. What an
-agent does inside one rollout is opened by the rollout's credential instead, which the rollout
-gateway checks itself.
+What an agent does inside one rollout is opened by the rollout's credential instead, which the
+rollout gateway checks itself.
 """
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Iterable, Mapping
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import TYPE_CHECKING
 
 from google.protobuf.descriptor_pool import Default
 
-from services.chassis.errors import ConfigError, ServiceError, permission_denied, unauthenticated
+from services.chassis.errors import ConfigError, ServiceError, permission_denied
+from services.chassis.rpc.identities import Callers, Identity, has_bearer
 
 if TYPE_CHECKING:
-    from pydantic import SecretStr
-
     from services.chassis.config.settings import ServerConfig
 
-__all__ = ["PERMISSIONS", "Permissions", "Role", "check_entries"]
+__all__ = ["PERMISSIONS", "ROLLOUT", "Permissions", "check_entries"]
 
+_AGENT = Identity.AGENT
+_CREATE_RUN = Identity.CREATE_RUN
+_DATALOADER = Identity.DATALOADER
+_ENVIRONMENTS = Identity.ENVIRONMENTS
+_HTTP_GATEWAY = Identity.HTTP_GATEWAY
+_LAUNCHER = Identity.LAUNCHER
+_NODE_AGENT = Identity.NODE_AGENT
+_OPERATOR = Identity.OPERATOR
+_RANKER = Identity.RANKER
+_ROLLOUT_GATEWAY = Identity.ROLLOUT_GATEWAY
+_ROLLOUT_SERVER = Identity.ROLLOUT_SERVER
+_SCORING = Identity.SCORING
+_TRAINER = Identity.TRAINER
 
-class Role(StrEnum):
-    """Who a bearer token stands for."""
-
-    AGENT = "agent"
-    """A program that solves tasks."""
-    SERVICE = "service"
-    """A process of seamflow."""
-    OPERATOR = "operator"
-    """A person or tool that looks after runs."""
-
-
-_Roles = frozenset[Role]
-
-ANYONE: _Roles = frozenset(Role)
-SERVICES: _Roles = frozenset({Role.SERVICE})
-BOTH: _Roles = frozenset({Role.SERVICE, Role.OPERATOR})
-"""Reads, and changes that services as well as operators make."""
-OPERATORS: _Roles = frozenset({Role.OPERATOR})
-ROLLOUT: _Roles = frozenset()
+ROLLOUT: Set[Identity] = frozenset()
 """The credential of a rollout, whose holder the rollout gateway checks: here any bearer passes."""
 
-PERMISSIONS: Mapping[str, Mapping[str, _Roles]] = {
+PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
     "seamflow.rollout.v1.RolloutService": {
-        "LeaseRollouts": ANYONE,
-        "StartRollout": ANYONE,
-        "GetRun": ANYONE,
-        "GetModel": ANYONE,
-        "Tokenize": ANYONE,
+        "LeaseRollouts": {_AGENT, _ENVIRONMENTS, _OPERATOR},
+        "StartRollout": {_AGENT, _ENVIRONMENTS, _OPERATOR},
+        "ListServers": {_OPERATOR},
+        "GetRun": {_AGENT, _HTTP_GATEWAY, _ENVIRONMENTS, _OPERATOR},
+        "GetModel": {_AGENT, _HTTP_GATEWAY, _ENVIRONMENTS, _OPERATOR},
+        "Tokenize": {_AGENT, _HTTP_GATEWAY, _ENVIRONMENTS, _OPERATOR},
         "Generate": ROLLOUT,
         "FinishRollout": ROLLOUT,
         "GetRollout": ROLLOUT,
         "ExtendRollouts": ROLLOUT,
     },
     "seamflow.rollout.v1.RolloutServerService": {
-        "GenerateTokens": SERVICES,
-        "Pause": BOTH,
-        "Resume": BOTH,
-        "UpdateWeights": BOTH,
-        "ReleaseMemory": SERVICES,
-        "RestoreMemory": SERVICES,
-        "GetServerInfo": BOTH,
+        "GenerateTokens": {_ROLLOUT_GATEWAY},
+        "Pause": {_NODE_AGENT, _OPERATOR},
+        "Resume": {_NODE_AGENT, _OPERATOR},
+        "UpdateWeights": {_LAUNCHER, _OPERATOR},
+        "ReleaseMemory": {_NODE_AGENT},
+        "RestoreMemory": {_NODE_AGENT},
+        "GetServerInfo": {_ROLLOUT_GATEWAY, _NODE_AGENT, _LAUNCHER, _OPERATOR},
     },
     "seamflow.trajectory.v1.RunService": {
-        "CreateRun": BOTH,
-        "GetRun": BOTH,
-        "ListRuns": BOTH,
-        "EndRun": BOTH,
-        "DeleteRun": OPERATORS,
+        "CreateRun": {_CREATE_RUN, _LAUNCHER, _OPERATOR},
+        "GetRun": {_ROLLOUT_GATEWAY, _TRAINER, _LAUNCHER, _OPERATOR},
+        "ListRuns": {_OPERATOR},
+        "EndRun": {_TRAINER, _LAUNCHER, _OPERATOR},
+        "DeleteRun": {_OPERATOR},
     },
     "seamflow.trajectory.v1.TrajectoryService": {
-        "BeginTurns": SERVICES,
-        "AppendTokens": SERVICES,
-        "RecordGroups": BOTH,
-        "DeleteTrajectories": OPERATORS,
-        "GetTrajectory": BOTH,
-        "ListTrajectories": BOTH,
-        "WatchTrajectory": BOTH,
+        "BeginTurns": {_ROLLOUT_GATEWAY},
+        "AppendTokens": {_ROLLOUT_GATEWAY},
+        "RecordGroups": {_OPERATOR},
+        "DeleteTrajectories": {_OPERATOR},
+        "GetTrajectory": {_ROLLOUT_GATEWAY, _RANKER, _LAUNCHER, _OPERATOR},
+        "ListTrajectories": {_DATALOADER, _RANKER, _LAUNCHER, _OPERATOR},
+        "WatchTrajectory": {_OPERATOR},
     },
     "seamflow.trajectory.v1.SampleService": {
-        "Reconcile": SERVICES,
-        "LeaseSamples": SERVICES,
-        "ExtendLease": SERVICES,
-        "CommitStep": SERVICES,
-        "AwaitPublish": SERVICES,
-        "AwaitStep": SERVICES,
-        "RejectGroups": SERVICES,
-        "ListSamples": BOTH,
-        "GetReadiness": BOTH,
+        "Reconcile": {_TRAINER},
+        "LeaseSamples": {_TRAINER},
+        "ExtendLease": {_TRAINER},
+        "CommitStep": {_TRAINER},
+        "AwaitPublish": {_TRAINER},
+        "AwaitStep": {_TRAINER},
+        "RejectGroups": {_TRAINER},
+        "ListSamples": {_OPERATOR},
+        "GetReadiness": {_TRAINER, _LAUNCHER, _OPERATOR},
     },
     "seamflow.trajectory.v1.ColumnService": {
-        "LeaseColumn": SERVICES,
-        "WriteColumn": SERVICES,
-        "ListSampleStatus": BOTH,
+        "LeaseColumn": {_SCORING},
+        "WriteColumn": {_SCORING},
+        "ListSampleStatus": {_OPERATOR},
     },
     "seamflow.trajectory.v1.TaskService": {
-        "SubmitTasks": BOTH,
-        "LeaseTasks": SERVICES,
-        "ExtendTasks": SERVICES,
-        "ListDeadLetters": BOTH,
-        "RequeueDeadLetters": OPERATORS,
-        "CancelTasks": BOTH,
+        "SubmitTasks": {_DATALOADER, _LAUNCHER, _OPERATOR},
+        "LeaseTasks": {_ROLLOUT_GATEWAY},
+        "ExtendTasks": {_ROLLOUT_GATEWAY},
+        "ListDeadLetters": {_OPERATOR},
+        "RequeueDeadLetters": {_OPERATOR},
+        "CancelTasks": {_LAUNCHER, _OPERATOR},
     },
     "seamflow.weights.v1.WeightService": {
-        "BeginPublish": SERVICES,
-        "UploadShards": SERVICES,
-        "GetUpload": BOTH,
-        "ProbeFolder": SERVICES,
-        "CommitPublish": SERVICES,
-        "GetManifest": BOTH,
-        "FetchShards": SERVICES,
-        "RequestSources": SERVICES,
-        "AcquireSwap": SERVICES,
-        "ReleaseSwap": SERVICES,
-        "WatchVersions": BOTH,
+        "BeginPublish": {_TRAINER},
+        "UploadShards": {_TRAINER},
+        "GetUpload": {_TRAINER, _OPERATOR},
+        "ProbeFolder": {_TRAINER, _ROLLOUT_SERVER},
+        "CommitPublish": {_TRAINER},
+        "GetManifest": {_TRAINER, _ROLLOUT_SERVER, _LAUNCHER, _OPERATOR},
+        "FetchShards": {_ROLLOUT_SERVER},
+        "RequestSources": {_ROLLOUT_SERVER},
+        "AcquireSwap": {_ROLLOUT_SERVER},
+        "ReleaseSwap": {_ROLLOUT_SERVER},
+        "WatchVersions": {_ROLLOUT_GATEWAY, _ROLLOUT_SERVER, _OPERATOR},
     },
     "seamflow.scheduler.v1.SchedulerService": {
-        "RegisterNode": SERVICES,
-        "Heartbeat": SERVICES,
-        "RequestNodes": SERVICES,
-        "ReleaseNodes": SERVICES,
-        "ListNodes": BOTH,
-        "WatchAllocations": BOTH,
-        "PlanAssignments": BOTH,
-        "DrainNode": BOTH,
-        "SetRunPolicy": OPERATORS,
-        "ListRuns": BOTH,
-        "PlanSplit": BOTH,
+        "RegisterNode": {_NODE_AGENT},
+        "Heartbeat": {_NODE_AGENT},
+        "RequestNodes": {_TRAINER},
+        "ReleaseNodes": {_TRAINER},
+        "ListNodes": {_ROLLOUT_GATEWAY, _TRAINER, _LAUNCHER, _OPERATOR},
+        "WatchAllocations": {_LAUNCHER, _OPERATOR},
+        "PlanAssignments": {_OPERATOR},
+        "DrainNode": {_LAUNCHER, _OPERATOR},
+        "SetRunPolicy": {_OPERATOR},
+        "ListRuns": {_OPERATOR},
+        "PlanSplit": {_OPERATOR},
     },
     "seamflow.trainer.v1.TrainerService": {
-        "GetStatus": BOTH,
-        "Suspend": SERVICES,
-        "Resume": SERVICES,
-        "SaveCheckpoint": OPERATORS,
-        "FinishTraining": BOTH,
-        "TrackEvaluation": BOTH,
+        "GetStatus": {_NODE_AGENT, _LAUNCHER, _OPERATOR},
+        "Suspend": {_NODE_AGENT},
+        "Resume": {_NODE_AGENT},
+        "SaveCheckpoint": {_LAUNCHER, _OPERATOR},
+        "FinishTraining": {_LAUNCHER, _OPERATOR},
+        "TrackEvaluation": {_LAUNCHER, _OPERATOR},
     },
     "seamflow.worker.v1.WorkerService": {
-        "Activate": SERVICES,
-        "Deactivate": SERVICES,
-        "GetStatus": BOTH,
+        "Activate": {_NODE_AGENT},
+        "Deactivate": {_NODE_AGENT},
+        "GetStatus": {_NODE_AGENT, _OPERATOR},
     },
     "seamflow.ranker.v1.RankerService": {
-        "PredictLengths": SERVICES,
-        "GetRanker": BOTH,
+        "PredictLengths": {_ROLLOUT_GATEWAY},
+        "GetRanker": {_LAUNCHER, _OPERATOR},
     },
     "seamflow.environment.v1.EnvironmentService": {
-        "Describe": BOTH,
-        "ListTasks": BOTH,
-        "Reset": SERVICES,
-        "Step": SERVICES,
-        "Close": SERVICES,
-        "RunEpisode": SERVICES,
+        "Describe": {_ENVIRONMENTS, _OPERATOR},
+        "ListTasks": {_DATALOADER, _LAUNCHER, _OPERATOR},
+        "Reset": {_ENVIRONMENTS},
+        "Step": {_ENVIRONMENTS},
+        "Close": {_ENVIRONMENTS},
+        "RunEpisode": {_ENVIRONMENTS},
     },
     "seamflow.environment.v1.RewardService": {
-        "Score": SERVICES,
+        "Score": {_ENVIRONMENTS},
     },
 }
 """Service -> rpc -> who may call it."""
 
 _OPEN = ("/grpc.health.v1.Health/",)  # probes cannot send a token, and health is not secret
-_HEADER = 'send metadata "authorization: Bearer <token>" with a valid token'
 
 
 def check_entries(services: Iterable[str]) -> None:
@@ -185,61 +176,39 @@ def check_entries(services: Iterable[str]) -> None:
 
 
 class Permissions:
-    """Maps bearer tokens to roles. A server without any token lets every caller do everything.
-
-    A role without a token of its own is played by services: with `token` alone, all present it.
-    """
+    """Enforces the table. A server that knows no identities lets every caller do everything."""
 
     def __init__(self, config: ServerConfig) -> None:
-        service = {Role.SERVICE}
-        service |= set() if config.operator_token else {Role.OPERATOR}
-        self._roles: list[tuple[bytes, frozenset[Role]]] = [
-            *_entry(config.token, frozenset(service)),
-            *_entry(config.agent_token, frozenset({Role.AGENT})),
-            *_entry(config.operator_token, OPERATORS),
-        ]
+        self._callers = Callers(config) if config.knows_callers else None
 
-    def check(self, method: str, metadata: Mapping[str, str | bytes]) -> None:
+    def check(
+        self, method: str, metadata: Mapping[str, str | bytes], uri: Callable[[], str | None]
+    ) -> None:
         """Check that the caller may call "/package.Service/Rpc".
 
+        `uri` is that of the caller's verified certificate, None without one.
+
         Raises:
-            ServiceError: UNAUTHENTICATED without a known token, PERMISSION_DENIED for its role.
+            ServiceError: UNAUTHENTICATED if nothing proves who calls, PERMISSION_DENIED if that
+                identity may not.
         """
-        if not self._roles or method.startswith(_OPEN):
+        if self._callers is None or method.startswith(_OPEN):
             return
-        shown = metadata.get("authorization", "")
-        if not isinstance(shown, str) or not shown.startswith("Bearer "):
-            raise unauthenticated(_HEADER)
         allowed = _allowed(method)
-        if allowed == ROLLOUT:
+        if allowed == ROLLOUT and has_bearer(metadata):
             return
-        roles = self._roles_of(shown.removeprefix("Bearer ").encode())
-        if not roles:
-            raise unauthenticated(_HEADER)
-        if allowed is not None and not roles & allowed:
-            raise _denied(method, roles, allowed)
-
-    def _roles_of(self, token: bytes) -> frozenset[Role]:
-        found: frozenset[Role] = frozenset()
-        for known, roles in self._roles:  # all, so that the time says nothing
-            if hmac.compare_digest(known, token):
-                found |= roles
-        return found
+        caller = self._callers.caller(metadata, uri())
+        if allowed and not caller & allowed:
+            raise _denied(method, caller, allowed)
 
 
-def _entry(token: SecretStr | None, roles: frozenset[Role]) -> list[tuple[bytes, frozenset[Role]]]:
-    return [(token.get_secret_value().encode(), roles)] if token else []
-
-
-def _allowed(method: str) -> _Roles | None:
-    """The roles that may call the method; None for what is not of the contract: any."""
+def _allowed(method: str) -> Set[Identity] | None:
+    """Who may call the method; None for what is not of the contract: any identity."""
     service, _, rpc = method.removeprefix("/").partition("/")
     return PERMISSIONS[service][rpc] if service in PERMISSIONS else None
 
 
-def _denied(method: str, roles: Iterable[Role], allowed: Iterable[Role]) -> ServiceError:
-    """PERMISSION_DENIED that names the roles on both sides."""
-    own, others = " and ".join(sorted(roles)), " or ".join(sorted(allowed))
-    return permission_denied(
-        f"the {own} token does not open {method}: present the token of the {others} role"
-    )
+def _denied(method: str, caller: Iterable[Identity], allowed: Iterable[Identity]) -> ServiceError:
+    """PERMISSION_DENIED that names the identities on both sides."""
+    own, others = " or ".join(sorted(caller)), " or ".join(sorted(allowed))
+    return permission_denied(f"{own} may not call {method}: only {others} may")

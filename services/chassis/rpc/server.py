@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TypeVar
 import grpc.aio
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from seamflow.channel import MAX_MESSAGE_BYTES
 
 from services.chassis import log
 from services.chassis.config.load import load_or_exit
@@ -52,6 +53,8 @@ class Service:
     """Called at the start of a drain, when new calls are rejected: ends long polls."""
     ports: Mapping[str, int] = field(default_factory=dict)
     """Further ports that the parts listen on, by name, to be announced."""
+    max_request_bytes: int = MAX_MESSAGE_BYTES
+    """Largest request; gRPC refuses larger ones with RESOURCE_EXHAUSTED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ async def _listening(
 ) -> AsyncIterator[_Listening]:
     server = grpc.aio.server(
         interceptors=[CallInterceptor(table, Permissions(config))],
-        options=listen.server_options(),
+        options=listen.server_options(service.max_request_bytes),
     )
     registrar = _Registrar(server)
     for add, servicer in service.servicers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.chassis.errors import ConfigError
-from services.chassis.rpc.clients import credentials
+from services.chassis.rpc.clients import credentials, with_token
 from services.launcher.config import LauncherConfig
 from services.lib.environment_tasks import list_tasks
 
@@ -55,8 +55,7 @@ async def environment_tasks(config: LauncherConfig, address: str) -> list[Heldou
         ConfigError: it lists too few.
         DependencyUnavailable: its server does not answer.
     """
-    token = config.environment_token
-    shown = replace(credentials(config), token=token.get_secret_value() if token else None)
+    shown = with_token(credentials(config), config.environment_token)
     listed = await list_tasks(address, shown, _START_SECONDS, config.num_heldout)
     return [HeldoutTask(each.task_id, json.dumps(dict(each.payload))) for each in listed.heldout]
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
 
+from services.chassis.config.file_secret import FileSecret
 from services.chassis.errors import DependencyUnavailable, Reason, ServiceError
 from services.chassis.redis import connect as store
 from services.chassis.redis.pipeline import Pipelines
@@ -92,3 +95,39 @@ def test_an_empty_folder_is_a_mistake(tmp_path: Path) -> None:
     """A wrong path must not become scripts that are missing later."""
     with pytest.raises(ValueError, match="holds no"):
         Scripts(Pipelines(store.connect("redis://127.0.0.1:1/0")), tmp_path)
+
+
+@pytest.mark.parametrize("follows", [True, False])
+async def test_a_rotated_password_counts_at_the_next_connect(
+    redis_server: RedisServer, tmp_path: Path, follows: bool
+) -> None:
+    """The file's, without a restart; a text as URL (negative control) keeps the old one."""
+
+    def url_with(password: str) -> str:
+        return redis_server.url.replace("//", f"//worker:{password}@", 1)
+
+    file = tmp_path / "redis_url"
+    file.write_text(url_with("first"))
+    url = FileSecret(file).get_secret_value
+    async with store.connect(redis_server.url) as admin:
+        await admin.acl_setuser(
+            "worker", True, passwords=["+first"], keys=["*"], categories=["+@all"]
+        )
+        async with store.connect(url if follows else url()) as redis:
+            assert await redis.ping()
+            await admin.acl_setuser("worker", True, passwords=["+second", "-first"])
+            file.write_text(url_with("second"))
+            await admin.client_kill_filter(_type="normal", skipme=True, user="worker")
+            await asyncio.sleep(1.1)  # files are looked at once a second
+            if follows:
+                await _answers(redis)
+                return
+            with pytest.raises(RedisError, match="invalid username-password"):
+                await _answers(redis)
+
+
+async def _answers(redis: Redis) -> None:
+    """Ping on a new connection; the broken one is noticed by the first command."""
+    with suppress(RedisConnectionError):
+        await redis.ping()
+    assert await redis.ping()

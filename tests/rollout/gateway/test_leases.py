@@ -65,12 +65,14 @@ class World:
         )
         return await self.stub.StartRollout(request)
 
-    async def generate(self, rollout_id: str, credential: str) -> list[pb.GenerateResponse]:
+    async def generate(
+        self, rollout_id: str, credential: str, turn_id: str = "t"
+    ) -> list[pb.GenerateResponse]:
         """One turn."""
         request = pb.GenerateRequest(
             run_id="run",
             rollout_id=rollout_id,
-            turn_id="t",
+            turn_id=turn_id,
             messages=pb.Messages(messages=[message("user", "hi")]),
         )
         call = self.stub.Generate(request, metadata=bearer(credential))
@@ -340,3 +342,9 @@ async def test_with_tokens_a_credential_is_enough_for_its_rollout_and_for_no_mor
         kept = await stub.ExtendRollouts(extend, metadata=bearer(mine.credential))
         assert not kept.lost_rollout_ids
         await stub.FinishRollout(finish, metadata=bearer(mine.credential))
+        # It ends with its rollout.
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await world.generate(mine.rollout_id, mine.credential, turn_id="later")
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        kept = await stub.ExtendRollouts(extend, metadata=bearer(mine.credential))
+        assert list(kept.lost_rollout_ids) == [mine.rollout_id]

@@ -12,6 +12,7 @@ from seamflow.cli.why_stuck import why_stuck
 from seamflow.common.v1.tokens_pb2 import FAILURE_CLASS_ENVIRONMENT, Failure
 from seamflow.errors import NotFoundError, UnavailableError
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
+from seamflow.rollout.v1 import rollout_service_pb2 as rollout_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1.sample_service_pb2 import Readiness
@@ -234,6 +235,24 @@ def test_rollouts_without_any_server_are_a_problem() -> None:
     finding = findings(servers=(), oldest_rollout=oldest)["no_rollout_servers"]
     assert "6 rollouts wait" in finding.sentence
     assert finding.since == NOW - 30
+
+
+def test_an_ejected_server_is_named_with_its_cause() -> None:
+    """Also while it is probed; one that is in use is none of a problem."""
+    uses = [
+        rollout_pb.ServerUse(
+            address=f"h:{i}", server_id=f"s{i}", ejection=state, ejection_cause="log-prob nan"
+        )
+        for i, state in enumerate(
+            (rollout_pb.EJECTION_EJECTED, rollout_pb.EJECTION_NONE, rollout_pb.EJECTION_PROBED)
+        )
+    ]
+    assert "server_ejected" not in findings(server_uses=(uses[1],))
+    for use in (uses[0], uses[2]):
+        finding = findings(server_uses=(use,))["server_ejected"]
+        assert use.address in finding.sentence
+        assert "log-prob nan" in finding.sentence
+        assert not finding.normal
 
 
 def test_servers_released_for_training_are_normal() -> None:

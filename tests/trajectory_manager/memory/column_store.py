@@ -46,7 +46,7 @@ class MemoryColumnStore:
         run.column_epoch = max(run.column_epoch + 1, int(now * 1000))
         for _, cell in free:
             cell.epoch, cell.expires = run.column_epoch, now + run.config.lease_seconds
-        run.column_requests[nonce] = run.column_epoch
+        run.column_requests.setdefault(nonce, set()).add(run.column_epoch)
         return ColumnLease(
             sample_ids=tuple(sample_id for sample_id, _ in free),
             epoch=run.column_epoch,
@@ -55,15 +55,16 @@ class MemoryColumnStore:
 
     def _held(self, run: RunState, column: str, nonce: str) -> ColumnLease | None:
         """What the lease of `nonce` still holds."""
-        now, epoch = self._clock(), run.column_requests.get(nonce)
+        now, epochs = self._clock(), run.column_requests.get(nonce, set())
         held = {
-            sample_id: cell.expires
+            sample_id: cell
             for (name, sample_id), cell in run.cells.items()
-            if name == column and cell.epoch == epoch and not cell.written and cell.expires > now
+            if name == column and cell.epoch in epochs and not cell.written and cell.expires > now
         }
-        if epoch is None or not held:
+        if not held:
             return None
-        seconds = round(max(held.values()) - now, 3)
+        seconds = round(max(cell.expires for cell in held.values()) - now, 3)
+        (epoch,) = {cell.epoch for cell in held.values()}
         return ColumnLease(sample_ids=tuple(held), epoch=epoch, seconds=seconds)
 
     async def unwritten(

@@ -120,7 +120,7 @@ class RunState:
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
     num_missing: dict[str, int] = field(default_factory=dict)
     column_epoch: int = 0
-    column_requests: dict[str, int] = field(default_factory=dict)
+    column_requests: dict[str, set[int]] = field(default_factory=dict)
     create_time: float = 0.0
     end_time: float = 0.0
     steps: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from services.chassis.errors import ConfigError, DependencyUnavailable, Reason, ServiceError
@@ -18,6 +19,7 @@ from tests.redis_server import RedisServer
 from tests.trajectory_manager.support import RULES, Run, tokens
 from trajectory_manager.model.records import Durability
 from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis import connect
 from trajectory_manager.store.redis.connect import redis_store
 
 GUARDED = {
@@ -45,6 +47,26 @@ def unguarded(tmp_path: Path) -> Iterator[RedisSentinel]:
     group.start()
     yield group
     group.stop()
+
+
+async def test_a_store_that_resets_connections_at_its_start_is_waited_for(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its PING and the reading of its settings; for ever it is not."""
+    resets = [2]
+
+    async def reset(*_: object) -> None:
+        if resets[0] > 0:
+            resets[0] -= 1
+            raise RedisConnectionError("Connection reset by peer")
+
+    monkeypatch.setattr(connect, "_check_settings", reset)
+    async with redis_store(redis_url, Durability.FAST, 10.0):
+        assert resets == [0]
+    resets[0] = 1 << 30
+    with pytest.raises(DependencyUnavailable):
+        async with redis_store(redis_url, Durability.FAST, 0.1):
+            pass
 
 
 class Writer:

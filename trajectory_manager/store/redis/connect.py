@@ -32,7 +32,7 @@ _RETRY_SECONDS = 0.2
 
 @asynccontextmanager
 async def redis_store(
-    url: str,
+    url: str | Callable[[], str],
     durability: Durability,
     start_seconds: float,
     scripts: Path = SCRIPTS,
@@ -40,6 +40,8 @@ async def redis_store(
     check_seconds: float = 5.0,
 ) -> AsyncIterator[Store]:
     """The store at `url`, once it answers and gives `durability`.
+
+    A function as `url` is asked at each connect for the current user and password.
 
     For `replicated`, each master has `replicas` replicas, and all of them confirm each write: one
     that does not could be promoted without it. The settings are checked again every
@@ -56,9 +58,14 @@ async def redis_store(
         deadline = asyncio.get_running_loop().time() + start_seconds
         cure = f"no answer within {start_seconds:g} s: start it or correct redis_url"
         await _until(lambda: _pings(redis), deadline, cure)
-        await _check_settings(redis, durability, replicas)
+
+        async def check() -> None:
+            await _check_settings(redis, durability, replicas)
+
+        await _until(lambda: _answers(check), deadline, cure)
         if durability is Durability.DURABLE:
-            await _check_no_failover(url, redis)
+            now = url() if callable(url) else url
+            await _until(lambda: _answers(lambda: _check_no_failover(now, redis)), deadline, cure)
         if confirmed_by:
             cure = f"durability is replicated, and a master has not {replicas} replica(s) connected"
             await _until(lambda: _has_replicas(redis, replicas), deadline, cure)
@@ -66,9 +73,6 @@ async def redis_store(
 
         async def ready() -> bool:
             return not lua.refusal and await _pings(redis)
-
-        async def check() -> None:
-            await _check_settings(redis, durability, replicas)
 
         async with watched(lua, check, check_seconds):
             yield Store(
@@ -90,6 +94,15 @@ async def _until(condition: Callable[[], Awaitable[bool]], deadline: float, cure
         if asyncio.get_running_loop().time() >= deadline:
             raise DependencyUnavailable("redis", cure)
         await asyncio.sleep(_RETRY_SECONDS)
+
+
+async def _answers(check: Callable[[], Awaitable[None]]) -> bool:
+    """Whether the store answered; False: it has reset the connection, as one that starts may."""
+    try:
+        await check()
+    except (*UNAVAILABLE_ERRORS, OSError):
+        return False
+    return True
 
 
 async def _pings(redis: Redis) -> bool:

@@ -14,6 +14,7 @@ Duties of a client, all of which the Python SDK carries:
 - Extend TRAIN rollouts before their lease_duration has passed; stop those that are lost.
 - Names that a client makes (request_id, rollout_id, turn_id, group_id) have 1 to 200 characters of
   A-Z a-z 0-9 . _ ~ : @ + = / -, the first a letter or digit; a run_id has at most 100 of A-Z a-z 0-9 . _ -
+- Send requests of at most 8 MiB, and at most 64 turns of one rollout at once.
 - Accept messages up to 64 MiB, and bound the delay between reconnects to a few seconds.
 """
 
@@ -22,12 +23,47 @@ import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import seamflow.common.v1.tokens_pb2
 import seamflow.trajectory.v1.trajectory_pb2
+import sys
 import typing
 
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
+
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _Ejection:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _EjectionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Ejection.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    EJECTION_UNSPECIFIED: _Ejection.ValueType  # 0
+    """Never sent."""
+    EJECTION_NONE: _Ejection.ValueType  # 1
+    """It gets turns."""
+    EJECTION_EJECTED: _Ejection.ValueType  # 2
+    """It gets none: its turns failed."""
+    EJECTION_PROBED: _Ejection.ValueType  # 3
+    """It gets one turn at a time, until some have ended well."""
+
+class Ejection(_Ejection, metaclass=_EjectionEnumTypeWrapper):
+    """Whether a gateway has taken a server out of the choice."""
+
+EJECTION_UNSPECIFIED: Ejection.ValueType  # 0
+"""Never sent."""
+EJECTION_NONE: Ejection.ValueType  # 1
+"""It gets turns."""
+EJECTION_EJECTED: Ejection.ValueType  # 2
+"""It gets none: its turns failed."""
+EJECTION_PROBED: Ejection.ValueType  # 3
+"""It gets one turn at a time, until some have ended well."""
+global___Ejection = Ejection
 
 @typing.final
 class ContentPart(google.protobuf.message.Message):
@@ -160,7 +196,7 @@ class Messages(google.protobuf.message.Message):
     """Further arguments of the chat template as a JSON object, such as {"enable_thinking": false}."""
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Message]:
-        """Conversation so far; 1 to 4,096."""
+        """Conversation so far; 1 to 4,096, of at most 1 MiB each and 4 MiB together, or less by the gateway's settings."""
 
     @property
     def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Tool]:
@@ -186,7 +222,7 @@ class TokenIds(google.protobuf.message.Message):
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """At least one."""
+        """At least one; at most 1,048,576, and less than the longest context of the rollout servers."""
 
     def __init__(
         self,
@@ -856,6 +892,89 @@ class GetRunResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["run", b"run"]) -> None: ...
 
 global___GetRunResponse = GetRunResponse
+
+@typing.final
+class ServerUse(google.protobuf.message.Message):
+    """A rollout server as a gateway sees it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: builtins.int
+    SERVER_ID_FIELD_NUMBER: builtins.int
+    ANSWERS_FIELD_NUMBER: builtins.int
+    NUM_TURNS_FIELD_NUMBER: builtins.int
+    EJECTION_FIELD_NUMBER: builtins.int
+    EJECTION_LEFT_FIELD_NUMBER: builtins.int
+    EJECTION_CAUSE_FIELD_NUMBER: builtins.int
+    address: builtins.str
+    """host:port."""
+    server_id: builtins.str
+    """Name it reports; empty: it does not answer."""
+    answers: builtins.bool
+    """Whether it answers status requests."""
+    num_turns: builtins.int
+    """Turns of this gateway there."""
+    ejection: global___Ejection.ValueType
+    """Whether it gets turns."""
+    ejection_cause: builtins.str
+    """Why it was ejected; empty: it is not."""
+    @property
+    def ejection_left(self) -> google.protobuf.duration_pb2.Duration:
+        """Time until it is probed."""
+
+    def __init__(
+        self,
+        *,
+        address: builtins.str = ...,
+        server_id: builtins.str = ...,
+        answers: builtins.bool = ...,
+        num_turns: builtins.int = ...,
+        ejection: global___Ejection.ValueType = ...,
+        ejection_left: google.protobuf.duration_pb2.Duration | None = ...,
+        ejection_cause: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["ejection_left", b"ejection_left"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "answers", b"answers", "ejection", b"ejection", "ejection_cause", b"ejection_cause", "ejection_left", b"ejection_left", "num_turns", b"num_turns", "server_id", b"server_id"]) -> None: ...
+
+global___ServerUse = ServerUse
+
+@typing.final
+class ListServersRequest(google.protobuf.message.Message):
+    """Request of ListServers."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Required. Training job."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["run_id", b"run_id"]) -> None: ...
+
+global___ListServersRequest = ListServersRequest
+
+@typing.final
+class ListServersResponse(google.protobuf.message.Message):
+    """Response of ListServers."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SERVERS_FIELD_NUMBER: builtins.int
+    @property
+    def servers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ServerUse]:
+        """All that the gateway knows, by address."""
+
+    def __init__(
+        self,
+        *,
+        servers: collections.abc.Iterable[global___ServerUse] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["servers", b"servers"]) -> None: ...
+
+global___ListServersResponse = ListServersResponse
 
 @typing.final
 class GetModelRequest(google.protobuf.message.Message):

@@ -46,6 +46,11 @@ class RolloutServiceStub(object):
                 request_serializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetRolloutRequest.SerializeToString,
                 response_deserializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetRolloutResponse.FromString,
                 )
+        self.ListServers = channel.unary_unary(
+                '/seamflow.rollout.v1.RolloutService/ListServers',
+                request_serializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.ListServersRequest.SerializeToString,
+                response_deserializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.ListServersResponse.FromString,
+                )
         self.GetRun = channel.unary_unary(
                 '/seamflow.rollout.v1.RolloutService/GetRun',
                 request_serializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetRunRequest.SerializeToString,
@@ -115,6 +120,13 @@ class RolloutServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListServers(self, request, context):
+        """Reads the rollout servers as this gateway sees them, for operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetRun(self, request, context):
         """Reads the state and rules of the run.
         """
@@ -168,6 +180,11 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     servicer.GetRollout,
                     request_deserializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetRolloutRequest.FromString,
                     response_serializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetRolloutResponse.SerializeToString,
+            ),
+            'ListServers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListServers,
+                    request_deserializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.ListServersRequest.FromString,
+                    response_serializer=seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.ListServersResponse.SerializeToString,
             ),
             'GetRun': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRun,
@@ -295,6 +312,23 @@ class RolloutService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.rollout.v1.RolloutService/GetRollout',
             seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetRolloutRequest.SerializeToString,
             seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.GetRolloutResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ListServers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.rollout.v1.RolloutService/ListServers',
+            seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.ListServersRequest.SerializeToString,
+            seamflow_dot_rollout_dot_v1_dot_rollout__service__pb2.ListServersResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

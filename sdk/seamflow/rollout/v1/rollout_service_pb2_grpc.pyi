@@ -14,6 +14,7 @@ Duties of a client, all of which the Python SDK carries:
 - Extend TRAIN rollouts before their lease_duration has passed; stop those that are lost.
 - Names that a client makes (request_id, rollout_id, turn_id, group_id) have 1 to 200 characters of
   A-Z a-z 0-9 . _ ~ : @ + = / -, the first a letter or digit; a run_id has at most 100 of A-Z a-z 0-9 . _ -
+- Send requests of at most 8 MiB, and at most 64 turns of one rollout at once.
 - Accept messages up to 64 MiB, and bound the delay between reconnects to a few seconds.
 """
 
@@ -81,6 +82,12 @@ class RolloutServiceStub:
     ]
     """Reads what is recorded of a rollout."""
 
+    ListServers: grpc.UnaryUnaryMultiCallable[
+        seamflow.rollout.v1.rollout_service_pb2.ListServersRequest,
+        seamflow.rollout.v1.rollout_service_pb2.ListServersResponse,
+    ]
+    """Reads the rollout servers as this gateway sees them, for operators."""
+
     GetRun: grpc.UnaryUnaryMultiCallable[
         seamflow.rollout.v1.rollout_service_pb2.GetRunRequest,
         seamflow.rollout.v1.rollout_service_pb2.GetRunResponse,
@@ -147,6 +154,12 @@ class RolloutServiceAsyncStub:
         seamflow.rollout.v1.rollout_service_pb2.GetRolloutResponse,
     ]
     """Reads what is recorded of a rollout."""
+
+    ListServers: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.rollout.v1.rollout_service_pb2.ListServersRequest,
+        seamflow.rollout.v1.rollout_service_pb2.ListServersResponse,
+    ]
+    """Reads the rollout servers as this gateway sees them, for operators."""
 
     GetRun: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.rollout.v1.rollout_service_pb2.GetRunRequest,
@@ -226,6 +239,14 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[seamflow.rollout.v1.rollout_service_pb2.GetRolloutResponse, collections.abc.Awaitable[seamflow.rollout.v1.rollout_service_pb2.GetRolloutResponse]]:
         """Reads what is recorded of a rollout."""
+
+    @abc.abstractmethod
+    def ListServers(
+        self,
+        request: seamflow.rollout.v1.rollout_service_pb2.ListServersRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.rollout.v1.rollout_service_pb2.ListServersResponse, collections.abc.Awaitable[seamflow.rollout.v1.rollout_service_pb2.ListServersResponse]]:
+        """Reads the rollout servers as this gateway sees them, for operators."""
 
     @abc.abstractmethod
     def GetRun(

@@ -123,7 +123,7 @@ async def idle_while_others_wait(policy: DispatchPolicy, seed: int) -> int:
     servers = [Server(i.server_id, nothing, nothing, i) for i in info]  # type: ignore[arg-type]
     turns = WaitingTurns(
         policy,
-        lambda _pinned, _required: [server for server in servers if server.has_room(1.0)],
+        lambda *_: [server for server in servers if server.has_room(1.0)],
         max_waiting=1000,
         serving=lambda: servers,
         latency=LATENCY,

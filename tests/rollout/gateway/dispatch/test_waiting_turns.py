@@ -75,7 +75,9 @@ class Queue:
             weights_timeout=weights_timeout,
         )
 
-    def _with_room(self, pinned: int | None, required_version: int) -> list[Server]:
+    def _with_room(
+        self, pinned: int | None, required_version: int, avoided: frozenset[str]
+    ) -> list[Server]:
         self.num_looks += 1
         return [
             s
@@ -377,6 +379,6 @@ def test_servers_with_older_weights_are_not_asked() -> None:
         assert each.info is not None
         each.info.state = pb.SERVER_STATE_SERVING
     servers._servers, servers._min_version = known, 3
-    assert servers._with_room(None, 0) == [known["b"], known["c"]]
-    assert servers._with_room(None, 4) == [known["c"]]
-    assert servers._with_room(2, 4) == [known["a"]]
+    assert servers._with_room(None, 0, frozenset()) == [known["b"], known["c"]]
+    assert servers._with_room(None, 4, frozenset()) == [known["c"]]
+    assert servers._with_room(2, 4, frozenset()) == [known["a"]]

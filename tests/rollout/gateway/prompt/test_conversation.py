@@ -71,7 +71,6 @@ USER = pb.Message(role="user", content=text("hi"))
 @pytest.mark.parametrize(
     ("given", "field", "value"),
     [
-        (pb.Messages(), "messages.messages", "0"),
         (pb.Messages(messages=[pb.Message(role="bot")]), "messages.messages[0].role", "'bot'"),
         (
             pb.Messages(

@@ -1,0 +1,205 @@
+"""`make up`, `make health` and `make down`: the containers of docker-compose.yml.
+
+    python3 deploy/containers.py up [--profile environments …]
+
+`up` builds and starts them, waits until every one is healthy or, for a job, done, and writes what
+an agent on this machine needs to runs/compose/agent: token and certificates. It needs Docker with
+Compose 1.29 or 2, and Python's standard library.
+
+Exit codes: 0 all healthy, 69 no Docker, 70 a container failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["AGENT_FOLDER", "Container", "compose", "containers", "health_line", "main", "up"]
+
+ROOT = Path(__file__).parents[1]
+PROJECT = "seamflow"
+AGENT_FOLDER = ROOT / "runs" / "compose" / "agent"
+_UNAVAILABLE, _FAILED = 69, 70
+_POLL_SECONDS = 2.0
+_READ_CREDENTIAL = """
+import json, pathlib
+files = {"token": "agent_token", "ca.pem": "ca.pem",
+         "cert.pem": "agent-runner/cert.pem", "key.pem": "agent-runner/key.pem"}
+folder = pathlib.Path("/secrets")
+print(json.dumps({name: (folder / file).read_text() for name, file in files.items()}))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """One container, as Docker sees it."""
+
+    service: str
+    """Its name in docker-compose.yml."""
+    status: str
+    """created, running, restarting, exited, …"""
+    health: str | None
+    """starting, healthy or unhealthy; None: it has no health check."""
+    exit_code: int
+
+    @property
+    def is_ready(self) -> bool:
+        """Healthy, or a job that is done."""
+        if self.status == "exited":
+            return self.exit_code == 0
+        return self.status == "running" and self.health in (None, "healthy")
+
+    @property
+    def has_failed(self) -> bool:
+        """Ended with an error."""
+        return self.status in ("exited", "dead") and self.exit_code != 0
+
+    def __str__(self) -> str:
+        state = self.health if self.status == "running" and self.health else self.status
+        return f"{self.service} {state}" + (f" ({self.exit_code})" if self.has_failed else "")
+
+
+@functools.cache
+def _command() -> tuple[str, ...]:
+    """Compose 2 if Docker has it, else the program of Compose 1."""
+    asked = ["docker", "compose", "version"]
+    has_version_2 = subprocess.run(asked, capture_output=True, check=False).returncode == 0
+    return ("docker", "compose") if has_version_2 else ("docker-compose",)
+
+
+def compose(*arguments: str, capture: bool = False) -> str:
+    """Run Compose on the project; returns what it printed if `capture`.
+
+    Raises:
+        subprocess.CalledProcessError: it failed.
+    """
+    done = subprocess.run(
+        [*_command(), "--project-name", PROJECT, *arguments],
+        cwd=ROOT,
+        check=True,
+        text=True,
+        stdout=subprocess.PIPE if capture else None,
+    )
+    return done.stdout or ""
+
+
+def containers() -> list[Container]:
+    """All containers of the project, by service."""
+    label = f"label=com.docker.compose.project={PROJECT}"
+    names = _docker("ps", "--all", "--quiet", "--filter", label).split()
+    found = json.loads(_docker("inspect", *names)) if names else []
+    return sorted(map(_container, found), key=lambda each: each.service)
+
+
+def _container(found: dict[str, dict[str, object]]) -> Container:
+    state, labels = found["State"], found["Config"]["Labels"]
+    assert isinstance(labels, dict)
+    health = state.get("Health")
+    return Container(
+        service=labels["com.docker.compose.service"],
+        status=str(state["Status"]),
+        health=health["Status"] if isinstance(health, dict) else None,
+        exit_code=int(str(state["ExitCode"])),
+    )
+
+
+def _docker(*arguments: str) -> str:
+    command = ["docker", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def health_line(found: Sequence[Container]) -> str:
+    """ "14 of 17 ready; waiting for prepare running, trainer created"."""
+    waiting = [str(each) for each in found if not each.is_ready]
+    line = f"{len(found) - len(waiting)} of {len(found)} ready"
+    return f"{line}; waiting for {', '.join(waiting)}" if waiting else line
+
+
+def up(profiles: Iterable[str] = ()) -> None:
+    """Build, start, wait, and write the agent's credential.
+
+    Raises:
+        RuntimeError: a container ended with an error.
+    """
+    chosen = [word for name in profiles for word in ("--profile", name)]
+    compose(*chosen, "build")
+    # Compose itself waits for the jobs that others depend on.
+    compose(*chosen, "up", "--detach")
+    _wait()
+    _write_credential()
+
+
+def _wait() -> None:
+    shown = ""
+    while True:
+        found = containers()
+        if failed := [each for each in found if each.has_failed]:
+            names = [each.service for each in failed]
+            compose("logs", "--tail", "30", *names)
+            raise RuntimeError(f"ended with an error: {', '.join(map(str, failed))}")
+        if (line := health_line(found)) != shown:
+            print(line, flush=True)
+            shown = line
+        if all(each.is_ready for each in found):
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _write_credential() -> None:
+    """The certificates and the token of agents, readable by the caller alone."""
+    text = compose("exec", "-T", "agent-runner", "python", "-c", _READ_CREDENTIAL, capture=True)
+    AGENT_FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, content in json.loads(text).items():
+        descriptor = os.open(AGENT_FOLDER / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(content)
+
+
+def _print_addresses() -> None:
+    folder = AGENT_FOLDER.relative_to(ROOT)
+    print(f"gRPC 127.0.0.1:50052, HTTP https://127.0.0.1:8080, credentials in {folder}. Try:")
+    print(f"  python examples/minimal_agent.py 127.0.0.1:50052 quickstart {folder}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one of the commands; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=("up", "health", "down"))
+    parser.add_argument("--profile", action="append", default=[], help="also these services")
+    given = parser.parse_args(argv)
+    try:
+        return _run(given.command, given.profile)
+    except FileNotFoundError as error:
+        return _end(f"{error.filename} is missing: install Docker and Compose", _UNAVAILABLE)
+    except (subprocess.CalledProcessError, RuntimeError) as error:
+        return _end(str(error), _FAILED)
+
+
+def _run(command: str, profiles: Sequence[str]) -> int:
+    if command == "up":
+        up(profiles)
+        _print_addresses()
+    elif command == "health":
+        found = containers()
+        print(health_line(found))
+        return 0 if found and all(each.is_ready for each in found) else _FAILED
+    else:
+        compose("down", "--remove-orphans")
+    return 0
+
+
+def _end(message: str, code: int) -> int:
+    sys.stderr.write(f"containers: {message}\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+{{- define "seamflow.labels" -}}
+app.kubernetes.io/part-of: {{ .Values.name }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{/* Whether this release installs a service or pool: (list $ name entry). */}}
+{{- define "seamflow.installs" -}}
+{{- $root := index . 0 -}}{{- $name := index . 1 -}}{{- $entry := index . 2 -}}
+{{- if and $entry.enabled (or (empty $root.Values.only) (has $name $root.Values.only)) }}true{{ end -}}
+{{- end -}}
+
+{{- define "seamflow.image" -}}
+{{- $root := index . 0 -}}{{- $name := index . 1 -}}
+{{ printf "%s/%s:%s" $root.Values.image.registry $name ($root.Values.image.tag | default $root.Chart.AppVersion) }}
+{{- end -}}
+
+{{/* Settings that every process shares; the argument is its service, whose certificate it shows. */}}
+{{- define "seamflow.common" -}}
+host: "0.0.0.0"
+admin_port: 9100
+certificate_identities: true
+tls_ca_file: /secrets/{{ . }}/ca.crt
+tls_cert_file: /secrets/{{ . }}/tls.crt
+tls_key_file: /secrets/{{ . }}/tls.key
+{{- end -}}
+
+{{/* A table of settings as TOML: (dict "root" $ "service" name "settings" map). "{name}" is the deployment's. */}}
+{{- define "seamflow.toml" -}}
+{{- $common := fromYaml (include "seamflow.common" .service) -}}
+{{- $settings := mergeOverwrite $common .settings -}}
+{{- toToml (dict (.service | replace "-" "_") $settings) | replace "{name}" .root.Values.name | replace "{{" "{" | replace "}}" "}" -}}
+{{- end -}}
+
+{{- define "seamflow.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}{{ .Values.name }}{{ else }}default{{ end -}}
+{{- end -}}
+
+{{/* What the pods of all kinds share: (dict "root" $ "service" certificate-name). */}}
+{{- define "seamflow.podSpec" -}}
+{{- $root := .root -}}
+serviceAccountName: {{ include "seamflow.serviceAccountName" $root }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+terminationGracePeriodSeconds: {{ .graceSeconds | default 30 }}
+securityContext: {{- toYaml $root.Values.podSecurityContext | nindent 2 }}
+{{- with $root.Values.image.pullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "seamflow.probes" -}}
+startupProbe:
+  httpGet: {path: /healthz, port: admin}
+  periodSeconds: 2
+  failureThreshold: {{ .startFailures | default 60 }}
+livenessProbe:
+  httpGet: {path: /healthz, port: admin}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+readinessProbe:
+  httpGet: {path: /readyz, port: admin}
+  periodSeconds: 2
+  timeoutSeconds: 3
+{{- end -}}
+
+{{/* Certificates, tokens and the store's URL: (dict "root" $ "services" names "tokens" keys "hasStore" bool). */}}
+{{- define "seamflow.secretsVolume" -}}
+{{- $root := .root -}}
+name: secrets
+projected:
+  defaultMode: 0440
+  sources:
+{{- range $service := .services }}
+    - secret:
+        name: {{ printf "%s-%s-tls" $root.Values.name $service }}
+        items:
+          - {key: ca.crt, path: {{ $service }}/ca.crt}
+          - {key: tls.crt, path: {{ $service }}/tls.crt}
+          - {key: tls.key, path: {{ $service }}/tls.key}
+{{- end }}
+{{- with .tokens }}
+    - secret:
+        name: {{ $root.Values.tokens.existingSecret }}
+        items:
+{{- range . }}
+          - {key: {{ . }}, path: {{ . }}}
+{{- end }}
+{{- end }}
+{{- if .hasStore }}
+    - secret:
+        name: {{ $root.Values.redis.existingSecret }}
+        items:
+          - {key: {{ first .services }}, path: redis_url}
+{{- end }}
+{{- end -}}
+
+{{- define "seamflow.dataClaim" -}}
+{{ .Values.data.existingClaim | default (printf "%s-data" .Values.name) }}
+{{- end -}}

@@ -1,0 +1,127 @@
+"""The processes of `make chaos-edges`: Redis, trajectory manager, rollout servers, gateway."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from seamflow.channel import connect
+from seamflow.client import Client
+from seamflow.durations import to_duration
+from seamflow.retry import retrying
+from seamflow.stubs import async_stub
+from seamflow.trajectory.v1 import run_service_pb2 as run_pb
+from seamflow.trajectory.v1 import trajectory_pb2
+from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
+
+from bench.harness import processes
+from bench.harness.byte_model import make_byte_model
+from bench.harness.processes import Server
+from bench.harness.redis_process import FAST, redis_server
+
+__all__ = ["RUN_ID", "World", "world"]
+
+RUN_ID = "edges"
+_VOCABULARY = 261
+_FAULTY = "tests.chaos.edges.faulty_engine"
+_LARGE = 1 << 30
+LIMITS_OFF = {
+    "max_request_bytes": 64 << 20,
+    "max_message_bytes": _LARGE,
+    "max_prompt_bytes": _LARGE,
+    "max_prompt_tokens": _LARGE,
+    "max_calls_per_rollout": 100_000,
+    "max_inflight_bytes": _LARGE << 4,
+    "max_waiting_prompts": 100_000,
+}
+"""Settings of a gateway whose limits are far away."""
+EJECTION_OFF = {"ejection_failures": 0}
+"""Settings of a gateway that keeps every server in use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What runs."""
+
+    gateway: Server
+    """The gateway's process."""
+    manager: Server
+    """The trajectory manager's."""
+
+    def client(self) -> Client:
+        """An agent's client."""
+        return Client(self.gateway.address, run_id=RUN_ID)
+
+
+@asynccontextmanager
+async def world(
+    folder: Path,
+    limits: Mapping[str, int],
+    engines: Sequence[str] = ("fake",),
+    step_seconds: float = 0.0,
+) -> AsyncIterator[World]:
+    """One rollout server for each engine, "fake" or a fault; `limits` are the gateway's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    async with AsyncExitStack() as stack:
+        redis_url = stack.enter_context(redis_server(FAST))
+        manager = processes.manager(folder, redis_url, durability="fast")
+        stack.enter_context(manager)
+        servers = [
+            stack.enter_context(_rollout_server(folder / str(i), engine, step_seconds))
+            for i, engine in enumerate(engines)
+        ]
+        addresses = json.dumps([server.address for server in servers])
+        settings = {
+            "run_id": RUN_ID,
+            "model": _model(folder / "model"),
+            "trajectory_manager": manager.address,
+            "servers": addresses,
+            **limits,
+        }
+        found = processes.service("rollout.gateway", "rollout_gateway", folder, **settings)
+        stack.enter_context(found)
+        await _create_run(manager.address)
+        yield World(gateway=found, manager=manager)
+
+
+def _model(folder: Path) -> Path:
+    made = make_byte_model(folder)
+    config = {"model_type": "llama", "vocab_size": _VOCABULARY}
+    (made / "config.json").write_text(json.dumps(config))
+    return made
+
+
+def _rollout_server(folder: Path, engine: str, step_seconds: float) -> Server:
+    folder.mkdir()
+    return processes.service(
+        "rollout.server",
+        "rollout_server",
+        folder,
+        engine=engine if engine == "fake" else f"{_FAULTY}:{engine}",
+        run_id=RUN_ID,
+        server_id=f"server-{folder.name}",
+        max_running=64,
+        max_context=8192,
+        fake_mean_tokens=8,
+        fake_vocab_size=_VOCABULARY,
+        fake_step_seconds=step_seconds,
+    )
+
+
+async def _create_run(manager: str) -> None:
+    rules = trajectory_pb2.RunConfig(
+        group_size=4,
+        groups_per_step=1000,
+        max_staleness=10,
+        staleness_policy=trajectory_pb2.STALENESS_POLICY_DROP,
+        lease_duration=to_duration(60),
+        durability=trajectory_pb2.DURABILITY_FAST,
+        reward_name="reward",
+    )
+    async with connect(manager) as channel:
+        stub = async_stub(RunServiceStub, channel)
+        request = run_pb.CreateRunRequest(run_id=RUN_ID, config=rules)
+        await retrying(lambda: stub.CreateRun(request), timeout=60)
