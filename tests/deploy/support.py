@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -21,8 +22,9 @@ DOCKERFILES = sorted((ROOT / "deploy" / "docker").glob("*.Dockerfile"))
 
 
 def compose() -> dict[str, Any]:
-    """The compose file, anchors and merges resolved."""
-    document: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())
+    """The compose file, anchors and merges resolved, without any variable set."""
+    text = re.sub(r"\$\{\w+:?-([^}]*)\}", r"\1", COMPOSE.read_text())
+    document: dict[str, Any] = yaml.safe_load(text)
     return document
 
 

@@ -132,7 +132,7 @@ async def test_a_frozen_caller_is_noticed(monkeypatch: pytest.MonkeyPatch, sees:
     if not sees:
         options = [pair for pair in options if pair[0] != "grpc.http2.ping_timeout_ms"]
     faster = [(name, value // 10 if name.endswith("_ms") else value) for name, value in options]
-    monkeypatch.setattr(listen, "server_options", lambda: faster)
+    monkeypatch.setattr(listen, "server_options", lambda _: faster)
     servicer = _Talking()
     add = rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server
     async with (
