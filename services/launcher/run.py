@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from seamflow.common.v1 import tokens_pb2
 from seamflow.retry import retrying
+from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import run_service_pb2 as run_pb
@@ -80,6 +81,8 @@ class Run:
     events: list[scheduler_pb.AllocationEvent] = field(default_factory=list)
     occupancy: Occupancy = field(default_factory=Occupancy)
     is_learning: bool = False
+    is_without_tasks: bool = False
+    """Whether training ended as no task was left for another step."""
     seconds_learning: float = 0.0
     cores_busy: float = 0.0
 
@@ -115,7 +118,7 @@ class Run:
             await evaluator.before()
             await self._learn(processes, services)
             status = await services.trainer_status()
-            if status is not None:
+            if status is not None and await self._some_server_serves(services):
                 await evaluator.after(status.weight_version, status.step)
             await self._end_run(processes, services)
             await self._drain_nodes(services)
@@ -314,6 +317,7 @@ class Run:
         self, services: Services, status: trainer_pb.GetStatusResponse
     ) -> trainer_pb.GetStatusResponse:
         """End training before its last step; its newest step gets a checkpoint."""
+        self.is_without_tasks = True
         self.view.note(
             f"all tasks are used up: training ends after step {status.step} of {status.num_steps}. "
             "dataloader.epochs = 0 repeats them; continue by --resume --set dataloader.epochs=0"
@@ -326,13 +330,25 @@ class Run:
     async def _wait_for_version(self, services: Services, version: int) -> None:
         self.view.phase(f"rollout servers load weight version {version}")
         while True:
-            snapshot = await services.snapshot()
-            if all(
-                name in snapshot.servers and snapshot.servers[name].weight_version == version
-                for name in services.servers
-            ):
+            servers = (await services.snapshot()).servers
+            others = [
+                n for n in services.servers if n not in servers or not self._rests(servers[n])
+            ]
+            if all(n in servers and servers[n].weight_version == version for n in others):
                 return
             await asyncio.sleep(_REFRESH_SECONDS)
+
+    def _rests(self, server: server_pb.GetServerInfoResponse) -> bool:
+        """Whether a server has given its memory to a trainer that will not give it back: without
+        tasks the trainer waits for its next step."""
+        return self.is_without_tasks and server.state == server_pb.SERVER_STATE_RELEASED
+
+    async def _some_server_serves(self, services: Services) -> bool:
+        servers = (await services.snapshot()).servers
+        if all(self._rests(server) for server in servers.values()):
+            self.view.note("the trainer has the only node that rolls out: no evaluation afterwards")
+            return False
+        return True
 
     async def _drain_nodes(self, services: Services) -> None:
         """Return every lent node before the processes end."""

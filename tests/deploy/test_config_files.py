@@ -66,7 +66,7 @@ def loaded(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ServerCo
         if any(f"/{name}.toml" in str(word) for word in service.get("command", ()))
     )
     for variable, value in service.get("environment", {}).items():
-        monkeypatch.setenv(variable, value)
+        monkeypatch.setenv(variable, str(value))
     table, module = CLASSES[name]
     return load(config_class(module), table, ["--config", str(file)])
 
