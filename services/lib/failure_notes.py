@@ -12,6 +12,8 @@ from seamflow.trajectory.v1 import trajectory_pb2
 __all__ = ["FailureNotes"]
 
 _MAX_CHARACTERS = 600
+_GROWTH = 4
+"""Dead letters are told of again when there are so many times as many."""
 _SHARE = 20
 """Listing takes at most one part in this many of the time."""
 
@@ -27,9 +29,10 @@ class FailureNotes:
         self._num_replaced = 0
         self._told: set[str] = set()
         self._next = 0.0
+        self._next_dead_letters = 1
 
     async def look(self, readiness: sample_pb.Readiness | None) -> list[str]:
-        """A line for each cause that was not told yet."""
+        """A line for each cause that was not told yet, and for growing numbers of dead letters."""
         began = time.monotonic()
         if readiness is None or began < self._next:
             return []
@@ -38,8 +41,18 @@ class FailureNotes:
             return []
         self._num_replaced = number
         lines = self._new([each async for each in self._listed()])
+        lines += self._dead_letters(readiness.num_dead_letters)
         self._next = time.monotonic() + _SHARE * (time.monotonic() - began)
         return lines
+
+    def _dead_letters(self, number: int) -> list[str]:
+        if number < self._next_dead_letters:
+            return []
+        self._next_dead_letters = _GROWTH * number
+        return [
+            f"dead letters: {number}, tasks whose rollouts failed too often and are not tried again; "
+            "`seamflow dead-letters` lists them."
+        ]
 
     def _new(self, trajectories: Iterable[trajectory_pb2.Trajectory]) -> list[str]:
         new = [cause for cause in causes(trajectories) if cause.key not in self._told]

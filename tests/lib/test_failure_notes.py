@@ -75,3 +75,11 @@ async def test_nothing_is_listed_while_nothing_fails() -> None:
     assert store.num_listed == 0
     await notes.look(Readiness(num_dead_letters=1))
     assert store.num_listed == 1
+
+
+async def test_dead_letters_are_told_as_they_grow() -> None:
+    """The first one, then four times as many: a run that only fails is not silent."""
+    notes = FailureNotes(Store().listed)
+    told = [await notes.look(Readiness(num_dead_letters=number)) for number in (1, 2, 3, 4, 15, 16)]
+    assert [len(lines) for lines in told] == [1, 0, 0, 1, 0, 1]
+    assert told[-1][0].startswith("dead letters: 16, tasks whose rollouts failed too often")
