@@ -34,7 +34,7 @@ def test_runs_are_listed_with_state_steps_and_best(tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to("second")
     (tmp_path / "other").mkdir()
     second, found = run_folders(tmp_path)
-    assert (second["run"], second["state"], second["steps"]) == ("second", "stopped", "0")
+    assert (second["run"], second["state"], second["steps"]) == ("second", "killed", "0")
     assert found["run"] == "first"
     assert found["state"] == "finished"
     assert (found["steps"], found["reward"], found["best"]) == ("2", "0.250", "0.500 at step 2")
@@ -60,4 +60,4 @@ def test_the_command_prints_a_line_for_each(
     nothing, header, line = capsys.readouterr().out.splitlines()
     assert "start one with `seamflow train`" in nothing
     assert header.split()[:2] == ["run", "state"]
-    assert line.split()[:2] == ["run-0", "stopped"]
+    assert line.split()[:2] == ["run-0", "killed"]

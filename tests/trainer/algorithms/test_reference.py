@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from services.chassis.errors import ConfigError
 from services.scoring.cli import build
 from services.scoring.config import ScoringConfig
 from tests.trainer.support import make_model
@@ -65,5 +66,5 @@ async def test_a_missing_reference_column_is_reported(training: Training) -> Non
     """The run does not require the column, so samples lack it: the error names the cure."""
     await training.begin("a", "b", "c")
     await training.play(6)
-    with pytest.raises(ValueError, match=r"has no column 'ref_logprobs' .* required_columns"):
+    with pytest.raises(ConfigError, match=r"has no column 'ref_logprobs' .* required_columns"):
         await training.train(1, **REFERENCE)
