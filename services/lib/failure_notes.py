@@ -13,7 +13,7 @@ __all__ = ["FailureNotes"]
 
 _MAX_CHARACTERS = 600
 _GROWTH = 4
-"""Dead letters are told of again when there are so many times as many."""
+"""The number of dead letters is shown again once it has grown by this factor."""
 _SHARE = 20
 """Listing takes at most one part in this many of the time."""
 
@@ -27,12 +27,12 @@ class FailureNotes:
         """`listed` gives the rollouts of the run, without their tokens."""
         self._listed = listed
         self._num_replaced = 0
-        self._told: set[str] = set()
+        self._shown: set[str] = set()
         self._next = 0.0
         self._next_dead_letters = 1
 
     async def look(self, readiness: sample_pb.Readiness | None) -> list[str]:
-        """A line for each cause that was not told yet, and for growing numbers of dead letters."""
+        """A line for each cause not shown yet, and one when the number of dead letters has grown."""
         began = time.monotonic()
         if readiness is None or began < self._next:
             return []
@@ -55,6 +55,6 @@ class FailureNotes:
         ]
 
     def _new(self, trajectories: Iterable[trajectory_pb2.Trajectory]) -> list[str]:
-        new = [cause for cause in causes(trajectories) if cause.key not in self._told]
-        self._told |= {cause.key for cause in new}
+        new = [cause for cause in causes(trajectories) if cause.key not in self._shown]
+        self._shown |= {cause.key for cause in new}
         return [f"{cause.line[:_MAX_CHARACTERS]}. {cause.cure}" for cause in new]

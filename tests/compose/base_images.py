@@ -16,7 +16,6 @@ __all__ = ["base_images"]
 _PUBLISHED = {"BASE_IMAGE": "python:3.11-slim-bookworm", "REDIS_IMAGE": "redis:7.4-bookworm"}
 _LOCAL, _LOCAL_REDIS = "seamflow/local-base:bookworm", "seamflow/local-redis:bookworm"
 _SUITE = "bookworm"
-_MIRROR = "http://deb.debian.org/debian"
 _PACKAGES = "python3,python3-venv,redis-server,ca-certificates"
 _AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
 _PIP_CONF = """[global]
@@ -50,7 +49,7 @@ def _build(rootfs: Path) -> None:
     """Python and Redis of Debian, with a wheel of torch for CPUs, as a root file system."""
     shutil.rmtree(rootfs, ignore_errors=True)
     packages = f"--include={_PACKAGES}"
-    _run("debootstrap", "--variant=minbase", packages, _SUITE, str(rootfs), _MIRROR)
+    _run("debootstrap", "--variant=minbase", packages, _SUITE, str(rootfs))
     (rootfs / "usr/local/bin/python").symlink_to("/usr/bin/python3")
     shutil.copy(_AUTHORITIES, rootfs / _AUTHORITIES.relative_to("/"))
     (rootfs / "etc/pip.conf").write_text(_PIP_CONF)

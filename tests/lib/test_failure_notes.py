@@ -77,12 +77,14 @@ async def test_nothing_is_listed_while_nothing_fails() -> None:
     assert store.num_listed == 1
 
 
-async def test_dead_letters_are_told_as_they_grow() -> None:
+async def test_growing_numbers_of_dead_letters_are_shown() -> None:
     """The first one, then four times as many: a run that only fails is not silent."""
     notes = FailureNotes(Store().listed)
-    told = []
+    lines_by_look = []
     for number in (1, 2, 3, 4, 15, 16):
         notes._next = 0.0
-        told.append(await notes.look(Readiness(num_dead_letters=number)))
-    assert [len(lines) for lines in told] == [1, 0, 0, 1, 0, 1]
-    assert told[-1][0].startswith("dead letters: 16, tasks whose rollouts failed too often")
+        lines_by_look.append(await notes.look(Readiness(num_dead_letters=number)))
+    assert [len(lines) for lines in lines_by_look] == [1, 0, 0, 1, 0, 1]
+    assert lines_by_look[-1][0].startswith(
+        "dead letters: 16, tasks whose rollouts failed too often"
+    )
