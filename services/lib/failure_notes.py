@@ -32,7 +32,7 @@ class FailureNotes:
         self._next_dead_letters = 1
 
     async def look(self, readiness: sample_pb.Readiness | None) -> list[str]:
-        """A line for each cause not shown yet, and one when the number of dead letters has grown."""
+        """A line for each cause not shown yet, and one if the number of dead letters has grown."""
         began = time.monotonic()
         if readiness is None or began < self._next:
             return []
