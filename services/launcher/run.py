@@ -5,29 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from seamflow.common.v1 import tokens_pb2
 from seamflow.retry import retrying
-from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import run_service_pb2 as run_pb
-from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.chassis.errors import DependencyUnavailable
 from services.launcher import redis_server
 from services.launcher.agent_access import LeaseHint, instructions
-from services.launcher.checks.trained_rewards import check_trained_reward, trained_rewards
-from services.launcher.checks.used_up_tasks import UsedUpTasks
 from services.launcher.config import LauncherConfig
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
 from services.launcher.evaluation.evaluation_log import EvaluationLine, evaluation_figures
@@ -45,16 +39,16 @@ from services.launcher.report.summary import (
     tail_ratio,
 )
 from services.launcher.report.token_audit import audit_figures
-from services.launcher.service_clients import Services, Snapshot, connected
+from services.launcher.run_until_failure import run_until_failure
+from services.launcher.service_clients import Services, connected
 from services.launcher.supervisor import Supervisor, child_environment
+from services.launcher.training import Training
 from services.launcher.view import View
 from services.lib.alarm_notes import AlarmNotes
 from services.lib.failure_notes import FailureNotes
 from services.lib.run_rules import rules
 
 __all__ = ["Run"]
-
-T = TypeVar("T")
 
 _AGENTS = ("agent", "agent_runner")
 CORE_SERVICES = ("trajectory_manager", "weights", "scheduler")
@@ -81,8 +75,7 @@ class Run:
     events: list[scheduler_pb.AllocationEvent] = field(default_factory=list)
     occupancy: Occupancy = field(default_factory=Occupancy)
     is_learning: bool = False
-    is_without_tasks: bool = False
-    """Whether training ended as no task was left for another step."""
+    training: Training | None = None
     seconds_learning: float = 0.0
     cores_busy: float = 0.0
 
@@ -92,7 +85,7 @@ class Run:
             self.supervisor(self._logs()) as processes,
             connected(self.config, self.layout) as services,
         ):
-            return await _run_until_failure(processes, self._train(processes, services))
+            return await run_until_failure(processes, self._train(processes, services))
 
     async def evaluate(self, step: int) -> EvaluationLine:
         """Start all processes, evaluate the model, which is of optimizer step `step`, end them."""
@@ -100,7 +93,7 @@ class Run:
             self.supervisor(self._logs()) as processes,
             connected(self.config, self.layout) as services,
         ):
-            return await _run_until_failure(processes, self._evaluate(processes, services, step))
+            return await run_until_failure(processes, self._evaluate(processes, services, step))
 
     async def serve(self) -> None:
         """Start all processes and keep them; ends by Ctrl-C, as `KeyboardInterrupt`."""
@@ -108,7 +101,7 @@ class Run:
             self.supervisor(self._logs()) as processes,
             connected(self.config, self.layout) as services,
         ):
-            await _run_until_failure(processes, self._serve(processes, services))
+            await run_until_failure(processes, self._serve(processes, services))
 
     async def _train(self, processes: Supervisor, services: Services) -> dict[str, Any]:
         async with self._started(processes, services):
@@ -118,7 +111,8 @@ class Run:
             await evaluator.before()
             await self._learn(processes, services)
             status = await services.trainer_status()
-            if status is not None and await self._some_server_serves(services):
+            has_server = self.training is None or await self.training.some_server_serves()
+            if status is not None and has_server:
                 await evaluator.after(status.weight_version, status.step)
             await self._end_run(processes, services)
             await self._drain_nodes(services)
@@ -137,7 +131,7 @@ class Run:
         async with self._started(processes, services):
             self.view.phase("serving until Ctrl-C")
             await self._start_training(processes)
-            status = await self._trained(processes, services)
+            status = await self._training(processes, services).finished()
             self.view.note(f"trained for all {status.num_steps} steps; still serving")
             await asyncio.Event().wait()
 
@@ -253,11 +247,12 @@ class Run:
     async def _learn(self, processes: Supervisor, services: Services) -> None:
         """Submit tasks until the trainer has finished and every server has its last weights."""
         self.view.phase("training")
+        self.training = self._training(processes, services)
         began, cores, self.is_learning = time.monotonic(), CoresBusy(), True
         await self._start_training(processes)
         evaluating = asyncio.create_task(self._evaluate_beside())
         try:
-            status = await self._trained(processes, services)
+            status = await self.training.finished()
             self.seconds_learning, self.cores_busy = time.monotonic() - began, cores.mean()
             self.is_learning = False
             if self.evaluator is not None:
@@ -267,7 +262,16 @@ class Run:
             evaluating.cancel()
         if "dataloader" in self.plans:
             await processes.stop("dataloader")
-        await self._wait_for_version(services, status.weight_version)
+        await self.training.wait_for_version(status.weight_version)
+
+    def _training(self, processes: Supervisor, services: Services) -> Training:
+        return Training(
+            config=self.config,
+            layout=self.layout,
+            view=self.view,
+            processes=processes,
+            services=services,
+        )
 
     async def _evaluate_beside(self) -> None:
         if self.evaluator is not None:
@@ -279,76 +283,6 @@ class Run:
             await processes.start(self.plans["dataloader"])
         for warning in processes.warnings():
             self.view.note(warning)
-
-    async def _trained(
-        self, processes: Supervisor, services: Services
-    ) -> trainer_pb.GetStatusResponse:
-        """Wait until the trainer has made its last step, or no task is left for another one.
-
-        Raises:
-            ConfigError: training does not know which of a rollout's rewards to use.
-        """
-        status, used_up, is_checked = await services.trainer_status(), UsedUpTasks(), False
-        while status is None or status.state != trainer_pb.TRAINER_STATE_FINISHED:
-            await asyncio.sleep(_REFRESH_SECONDS)
-            snapshot = await services.snapshot()
-            status = snapshot.trainer or status
-            if status is not None:
-                self.view.progress(status.step, status.num_steps)
-            is_checked = is_checked or await self._check_rewards(services, snapshot)
-            has_all = "dataloader" in processes.ended and not self.config.serve
-            if status and has_all and used_up.look(snapshot, time.monotonic()):
-                return await self._without_tasks(services, status)
-        return status
-
-    async def _check_rewards(self, services: Services, snapshot: Snapshot) -> bool:
-        """Check the rewards of one finished rollout; whether there was one."""
-        if snapshot.readiness is None or not snapshot.readiness.num_ready_groups:
-            return False
-        names = trained_rewards(self.config, self.layout.config_file)
-        async for each in trajectories(services, headers_only=True):
-            is_finished = each.state == trajectory_pb2.ROLLOUT_STATE_FINISHED
-            if is_finished and each.purpose == tokens_pb2.PURPOSE_TRAIN:
-                check_trained_reward(each, names)
-                return True
-        return False
-
-    async def _without_tasks(
-        self, services: Services, status: trainer_pb.GetStatusResponse
-    ) -> trainer_pb.GetStatusResponse:
-        """End training before its last step; its newest step gets a checkpoint."""
-        self.is_without_tasks = True
-        self.view.note(
-            f"all tasks are used up: training ends after step {status.step} of {status.num_steps}. "
-            "dataloader.epochs = 0 repeats them; continue by --resume --set dataloader.epochs=0"
-        )
-        if status.step:
-            request = trainer_pb.SaveCheckpointRequest()
-            await retrying(lambda: services.trainer.SaveCheckpoint(request))
-        return await services.trainer_status() or status
-
-    async def _wait_for_version(self, services: Services, version: int) -> None:
-        self.view.phase(f"rollout servers load weight version {version}")
-        while True:
-            servers = (await services.snapshot()).servers
-            others = [
-                n for n in services.servers if n not in servers or not self._rests(servers[n])
-            ]
-            if all(n in servers and servers[n].weight_version == version for n in others):
-                return
-            await asyncio.sleep(_REFRESH_SECONDS)
-
-    def _rests(self, server: server_pb.GetServerInfoResponse) -> bool:
-        """Whether a server has given its memory to a trainer that will not give it back: without
-        tasks the trainer waits for its next step."""
-        return self.is_without_tasks and server.state == server_pb.SERVER_STATE_RELEASED
-
-    async def _some_server_serves(self, services: Services) -> bool:
-        servers = (await services.snapshot()).servers
-        if all(self._rests(server) for server in servers.values()):
-            self.view.note("the trainer has the only node that rolls out: no evaluation afterwards")
-            return False
-        return True
 
     async def _drain_nodes(self, services: Services) -> None:
         """Return every lent node before the processes end."""
@@ -450,35 +384,6 @@ class Run:
         folder = self.layout.folder / "logs"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
-
-
-async def _run_until_failure(processes: Supervisor, work: Awaitable[T]) -> T:
-    """Run `work` until it ends, a child fails or Ctrl-C; a second Ctrl-C kills all immediately."""
-    loop = asyncio.get_running_loop()
-    working = asyncio.ensure_future(work)
-    failing = asyncio.ensure_future(processes.failure())
-    asked: list[int] = []
-
-    def on_signal(number: int) -> None:
-        asked.append(number)
-        if len(asked) > 1:
-            processes.kill()
-            os._exit(128 + number)
-        working.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal, number)
-    await asyncio.wait({working, failing}, return_when=asyncio.FIRST_COMPLETED)
-    if failing.done():
-        working.cancel()
-        with suppress(asyncio.CancelledError):
-            await working
-        failing.result()
-    failing.cancel()
-    try:
-        return await working
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
 
 
 def _versions() -> dict[str, str]:

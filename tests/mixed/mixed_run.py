@@ -158,7 +158,7 @@ class MixedRun(Run):
             await asyncio.sleep(_LOOK_SECONDS)
             status = await services.trainer_status()
         await processes.stop("dataloader")
-        await self._wait_for_version(services, status.weight_version)
+        await self._training(processes, services).wait_for_version(status.weight_version)
 
     def _plan(self, process: str) -> ProcessPlan:
         return self.trees[process].started(self.plans[process], self._port_file(process))

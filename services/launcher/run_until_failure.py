@@ -1,0 +1,45 @@
+"""Do the work of a run until it ends, a child process fails, or Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable
+from contextlib import suppress
+from typing import TypeVar
+
+from services.launcher.supervisor import Supervisor
+
+__all__ = ["run_until_failure"]
+
+T = TypeVar("T")
+
+
+async def run_until_failure(processes: Supervisor, work: Awaitable[T]) -> T:
+    """Run `work` until it ends, a child fails or Ctrl-C; a second Ctrl-C kills all immediately."""
+    loop = asyncio.get_running_loop()
+    working = asyncio.ensure_future(work)
+    failing = asyncio.ensure_future(processes.failure())
+    asked: list[int] = []
+
+    def on_signal(number: int) -> None:
+        asked.append(number)
+        if len(asked) > 1:
+            processes.kill()
+            os._exit(128 + number)
+        working.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    await asyncio.wait({working, failing}, return_when=asyncio.FIRST_COMPLETED)
+    if failing.done():
+        working.cancel()
+        with suppress(asyncio.CancelledError):
+            await working
+        failing.result()
+    failing.cancel()
+    try:
+        return await working
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None

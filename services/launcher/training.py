@@ -1,0 +1,109 @@
+"""Training from the launcher's side: until the last step, or until no task is left."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from seamflow.common.v1 import tokens_pb2
+from seamflow.retry import retrying
+from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
+from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
+from seamflow.trajectory.v1 import trajectory_pb2
+
+from services.launcher.checks.trained_rewards import check_trained_reward, trained_rewards
+from services.launcher.checks.used_up_tasks import UsedUpTasks
+from services.launcher.config import LauncherConfig
+from services.launcher.evaluation.heldout import trajectories
+from services.launcher.layout import Layout
+from services.launcher.service_clients import Services, Snapshot
+from services.launcher.supervisor import Supervisor
+from services.launcher.view import View
+
+__all__ = ["Training"]
+
+_REFRESH_SECONDS = 0.5
+
+
+@dataclass(slots=True, kw_only=True)
+class Training:
+    """The training of one run, which its trainer does."""
+
+    config: LauncherConfig
+    layout: Layout
+    view: View
+    processes: Supervisor
+    services: Services
+    is_without_tasks: bool = False
+    """Whether it ended as no task was left for another step."""
+
+    async def finished(self) -> trainer_pb.GetStatusResponse:
+        """Wait until the trainer has made its last step, or no task is left for another one.
+
+        Raises:
+            ConfigError: training does not know which of a rollout's rewards to use.
+        """
+        status, used_up, is_checked = await self.services.trainer_status(), UsedUpTasks(), False
+        while status is None or status.state != trainer_pb.TRAINER_STATE_FINISHED:
+            await asyncio.sleep(_REFRESH_SECONDS)
+            snapshot = await self.services.snapshot()
+            status = snapshot.trainer or status
+            if status is not None:
+                self.view.progress(status.step, status.num_steps)
+            is_checked = is_checked or await self._check_rewards(snapshot)
+            has_all = "dataloader" in self.processes.ended and not self.config.serve
+            if status and has_all and used_up.look(snapshot, time.monotonic()):
+                return await self._without_tasks(status)
+        return status
+
+    async def _check_rewards(self, snapshot: Snapshot) -> bool:
+        """Check the rewards of one finished rollout; whether there was one."""
+        if snapshot.readiness is None or not snapshot.readiness.num_ready_groups:
+            return False
+        names = trained_rewards(self.config, self.layout.config_file)
+        async for each in trajectories(self.services, headers_only=True):
+            is_finished = each.state == trajectory_pb2.ROLLOUT_STATE_FINISHED
+            if is_finished and each.purpose == tokens_pb2.PURPOSE_TRAIN:
+                check_trained_reward(each, names)
+                return True
+        return False
+
+    async def _without_tasks(
+        self, status: trainer_pb.GetStatusResponse
+    ) -> trainer_pb.GetStatusResponse:
+        """End training before its last step; its newest step gets a checkpoint."""
+        self.is_without_tasks = True
+        self.view.note(
+            f"all tasks are used up: training ends after step {status.step} of {status.num_steps}. "
+            "dataloader.epochs = 0 repeats them; continue by --resume --set dataloader.epochs=0"
+        )
+        if status.step:
+            request = trainer_pb.SaveCheckpointRequest()
+            await retrying(lambda: self.services.trainer.SaveCheckpoint(request))
+        return await self.services.trainer_status() or status
+
+    async def wait_for_version(self, version: int) -> None:
+        """Wait until all rollout servers that may get them have the weights of a version."""
+        self.view.phase(f"rollout servers load weight version {version}")
+        while True:
+            servers = (await self.services.snapshot()).servers
+            others = [
+                n for n in self.services.servers if n not in servers or not self._rests(servers[n])
+            ]
+            if all(n in servers and servers[n].weight_version == version for n in others):
+                return
+            await asyncio.sleep(_REFRESH_SECONDS)
+
+    async def some_server_serves(self) -> bool:
+        """Whether an evaluation after training has a rollout server."""
+        servers = (await self.services.snapshot()).servers
+        if self.is_without_tasks and all(self._rests(server) for server in servers.values()):
+            self.view.note("the trainer has the only node that rolls out: no evaluation afterwards")
+            return False
+        return True
+
+    def _rests(self, server: server_pb.GetServerInfoResponse) -> bool:
+        """Whether a server has given its memory to a trainer that will not give it back: without
+        tasks the trainer waits for its next step."""
+        return self.is_without_tasks and server.state == server_pb.SERVER_STATE_RELEASED
