@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from itertools import islice
 
 from services.chassis.config.load import load_or_exit
 from services.chassis.errors import StartupError
-from services.chassis.rpc.clients import credentials
 from services.dataloader.config import DataloaderConfig
 from services.dataloader.sources import open_source
 from services.dataloader.tasks import make_task
@@ -22,7 +20,7 @@ __all__ = ["check_tasks", "main"]
 
 _MOST_ROWS = 100_000
 _FIRST_ROWS = 8
-"""Of a dataset, a function, or an environment, which may be slow, or without end."""
+"""Of a dataset or a function, which may be slow, or without end."""
 
 
 def main() -> None:
@@ -44,16 +42,11 @@ def check_tasks(config: DataloaderConfig) -> int | None:
     """
     if config.tasks.startswith("environment://"):
         return None  # its server has not started
-    token = config.environment_token
-    source = open_source(
-        config.tasks,
-        shuffle=False,
-        seed=config.seed,
-        credentials=replace(credentials(config), token=token.get_secret_value() if token else None),
-    )
+    source = open_source(config.tasks, shuffle=False, seed=config.seed)
     is_file = config.tasks.endswith((".jsonl", ".parquet"))
     most = _MOST_ROWS if is_file else _FIRST_ROWS
-    number = len([make_task(row, 0, config) for row in islice(source.rows(0, 0), most)])
+    tasks = (make_task(row, 0, config) for row in islice(source.rows(0, 0), most))
+    number = sum(1 for _ in tasks)
     return number if is_file and number < most else None
 
 
