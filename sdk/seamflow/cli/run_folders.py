@@ -53,7 +53,7 @@ def _row(folder: Path) -> Mapping[str, str]:
 
 
 def _state(folder: Path) -> str:
-    """running: its gateway's port answers; else how it ended: finished, stopped, failed, or killed."""
+    """running: its gateway's port answers; else its end: finished, stopped, failed, or killed."""
     address = str(_json(folder / "addresses.json").get("rollout_gateway", ""))
     host, _, port = address.rpartition(":")
     try:
