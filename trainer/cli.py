@@ -25,6 +25,7 @@ from trainer.loop import Trainer
 from trainer.model.lora import adapter_settings
 from trainer.publish.publisher import Publisher
 from trainer.rank_group import RankGroup
+from trainer.ranks.end_process import end_process
 from trainer.servicer import TrainerServicer
 from trainer.tracking.alarms import Alarms
 from trainer.tracking.tracker import Trackers
@@ -38,9 +39,13 @@ _EXIT_SECONDS = 15.0
 
 def main() -> None:
     """Run rank 0 with its service, or the worker loop of another rank."""
-    if os.environ.get("RANK", "0") == "0":
+    if os.environ.get("RANK", "0") != "0":
+        _run_worker()
+        end_process(0)
+    try:
         run(_TABLE, TrainerConfig, build)
-    _run_worker()
+    except SystemExit as exit_:
+        end_process(int(exit_.code or 0))
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 from trainer.checkpoint.step_dump import StepDump, read_dump
 from trainer.policy.commands import Exit, Load, Optimize
 from trainer.ranks.command_channel import Rank0, join, worker_loop
+from trainer.ranks.end_process import end_process
 from trainer.ranks.worker import Worker
 
 __all__ = ["main", "replay"]
@@ -33,12 +34,11 @@ def main() -> None:
     worker = Worker(dump.config)
     if ranks.rank:
         worker_loop(ranks, worker, _GRACE_SECONDS)
-        return
+        end_process(0)
     rank0 = Rank0(ranks, worker)
     metrics = replay(dump, rank0)
     rank0.do(Exit())
-    if not _print_comparison(dump, metrics):
-        sys.exit(1)
+    end_process(0 if _print_comparison(dump, metrics) else 1)
 
 
 def replay(dump: StepDump, rank0: Rank0) -> dict[str, float]:
