@@ -128,9 +128,20 @@ class AlgorithmConfig(Settings):
     """Weight of the critic's squared error in the loss."""
     macro_action_tokens: int = Field(5, gt=0)
     """Tokens of an action of ma_ppo."""
+    num_epochs: int = Field(1, gt=0)
+    """Times that a step trains on its batch."""
+    num_mini_batches: int = Field(1, gt=0)
+    """Parts of whole groups into which each epoch cuts the batch, with an update after each. With
+    more than one update the proximal policy, whose trust region holds, and the critic's values are
+    those at the begin of the step."""
     critic_learning_rate: float = Field(0.0, ge=0)
     """Learning rate of the critic; 0: that of the optimizer for a model, thirty times that for a
     layer."""
+
+    @property
+    def several_updates(self) -> bool:
+        """Whether a step updates the weights more than once."""
+        return self.num_epochs * self.num_mini_batches > 1
 
     @property
     def trained_reward(self) -> str:
@@ -343,12 +354,28 @@ class TrainerConfig(ServerConfig):
         self._check_lora()
         self._check_critic()
         self._check_pipeline()
+        self._check_updates()
         if self.batch.min_groups > 1 and self.batch.timeout_seconds == 0:
             raise ValueError(
                 f"batch.min_groups is {self.batch.min_groups} but batches are always whole: "
                 "give batch.timeout_seconds too"
             )
         return self
+
+    def _check_updates(self) -> None:
+        if not self.algorithm.several_updates:
+            return
+        given = {
+            "batch.stream_groups": self.batch.stream_groups,
+            "checkpoint.dump_every": self.checkpoint.dump_every,
+        }
+        for name, value in given.items():
+            if value:
+                raise ValueError(
+                    f"{name} is {value} with algorithm.num_epochs {self.algorithm.num_epochs} and "
+                    f"num_mini_batches {self.algorithm.num_mini_batches}: set it to 0, or train "
+                    "with one update for each step"
+                )
 
     def _check_kl(self) -> None:
         for name in ("loss", "reward"):

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -22,6 +23,8 @@ from trainer.tracking.step_record import StepRecord
 
 __all__ = ["Progress", "StepRunner"]
 
+_EPOCHS, _MINI_BATCHES = 1 << 40, 1 << 41
+"""Of seeds: no step has so many samples."""
 _FINITE = ("loss", "grad_norm", "critic_grad_norm")
 
 
@@ -50,6 +53,7 @@ class StepRunner:
         self._ranks = ranks
         self._chunk_commands: ChunkCommands | None = None
         self._dump = StepDumpWriter(config)
+        self._updates: list[Mapping[str, float]] = []  # metrics of those of the step
 
     async def load(self, folder: Path) -> None:
         """Load the state of the checkpoint in `folder`."""
@@ -58,6 +62,9 @@ class StepRunner:
     async def accumulate(self, chunk: GradientChunk, record: StepRecord) -> None:
         """Add the gradient of a chunk to that of the step."""
         self.progress.training = True
+        if self._config.algorithm.several_updates:
+            await self._update_often(chunk, record)
+            return
         commands = await self._commands(chunk, record)
         if record.num_samples == 0 and (folder := self._dump.start(record.step)):
             await self._ranks.save(folder)
@@ -86,12 +93,36 @@ class StepRunner:
     async def optimize(self, record: StepRecord) -> None:
         """Update the weights with the gradient of the step."""
         with record.phase("train"):
-            answers = await self._ranks.do(Optimize(step=record.step))
-        self._dump.finish(record.step, self._ranks.world_size, answers[0])
+            await self._optimize(record)
+        metrics, self._updates = _means(self._updates), []
+        self._dump.finish(record.step, self._ranks.world_size, metrics)
         reward = self._config.algorithm.trained_reward
-        record.result(answers[0], reward, self._config.tracking.num_samples)
+        record.result(metrics, reward, self._config.tracking.num_samples)
         self.progress.step = record.step
         self.progress.record = record
+
+    async def _update_often(self, chunk: GradientChunk, record: StepRecord) -> None:
+        """All updates of a step but the last, whose gradient is left; `chunk` is the whole step."""
+        with record.phase("train"):
+            parts = await self._mini_batches(chunk, record)
+            for commands in parts:
+                await self._ranks.do_each(self._chunks.predictions(commands))
+            *numbers, last = self._update_order(record.step, len(parts))
+            for number in numbers:
+                self._chunks.report(await self._ranks.do_each(parts[number]))
+                await self._optimize(record)
+            await self._ranks.do_each(parts[last])
+        record.add(chunk.sequences)
+        self.progress.training = chunk.last
+
+    async def _optimize(self, record: StepRecord) -> None:
+        self._updates.append((await self._ranks.do(Optimize(step=record.step)))[0])
+
+    def _update_order(self, step: int, num_mini_batches: int) -> list[int]:
+        """Numbers of mini-batches, in another order in each epoch."""
+        rng = np.random.default_rng([self._config.seed, step, _EPOCHS])
+        epochs = range(self._config.algorithm.num_epochs)
+        return [int(each) for _ in epochs for each in rng.permutation(num_mini_batches)]
 
     async def gather(self) -> Mapping[str, torch.Tensor]:
         """The whole weights, on the host."""
@@ -100,13 +131,26 @@ class StepRunner:
 
     async def _commands(self, chunk: GradientChunk, record: StepRecord) -> list[Accumulate]:
         """One command for each rank. In a thread: a pipeline is planned for seconds."""
-        shuffle = np.random.default_rng([self._config.seed, record.step, record.num_samples])
         return await asyncio.to_thread(
-            self._chunks.of,
+            self._chunks.of, chunk.sequences, record.base_weight_version, self._shuffle(record)
+        )
+
+    async def _mini_batches(
+        self, chunk: GradientChunk, record: StepRecord
+    ) -> list[list[Accumulate]]:
+        """The same of each mini-batch, which depend on seed and step alone."""
+        return await asyncio.to_thread(
+            self._chunks.mini_batches,
             chunk.sequences,
             record.base_weight_version,
-            shuffle if self._config.algorithm.shuffle_rewards else None,
+            np.random.default_rng([self._config.seed, record.step, _MINI_BATCHES]),
+            self._shuffle(record),
         )
+
+    def _shuffle(self, record: StepRecord) -> np.random.Generator | None:
+        if not self._config.algorithm.shuffle_rewards:
+            return None
+        return np.random.default_rng([self._config.seed, record.step, record.num_samples])
 
     @property
     def _chunks(self) -> ChunkCommands:
@@ -117,3 +161,10 @@ class StepRunner:
                 self._config, ranks.world_size, packed=ranks.packed
             )
         return self._chunk_commands
+
+
+def _means(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of the metrics of a step's updates; of one, these themselves."""
+    names = dict.fromkeys(name for update in updates for name in update)
+    found = {name: [update[name] for update in updates if name in update] for name in names}
+    return {name: v[0] if len(v) == 1 else fmean(v) for name, v in found.items()}

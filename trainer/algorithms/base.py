@@ -65,6 +65,11 @@ class PolicyTokens:
     """The critic's value before the token is sampled; carries the gradient."""
     behaviour_logprobs_BT: torch.Tensor
     """Log-prob recorded at sampling."""
+    proximal_logprobs_BT: torch.Tensor | None = None
+    """Log-prob under the weights at the begin of the step; None: those are the ones in training,
+    as the step has one update."""
+    proximal_values_BT: torch.Tensor | None = None
+    """The critic's value under those weights."""
     advantages_BT: torch.Tensor
     """Advantage of its rollout."""
     weights_BT: torch.Tensor
@@ -96,7 +101,11 @@ class LossTerms:
 
 
 class Algorithm(Protocol):
-    """A plug-in. Its constructor takes the `TrainerConfig`."""
+    """A plug-in. Its constructor takes the `TrainerConfig`.
+
+    One whose loss uses `proximal_logprobs_BT` also has the attribute `several_updates`, True: its
+    steps may have several.
+    """
 
     @property
     def whole_step(self) -> bool:
@@ -166,6 +175,12 @@ def make_algorithm(config: TrainerConfig) -> Algorithm:
         raise ConfigError(
             f"critic is 'model' but algorithm {config.algorithm.name} has no critic: remove "
             "critic, or use ppo, ma_ppo or turn_ppo"
+        )
+    if config.algorithm.several_updates and not getattr(algorithm, "several_updates", False):
+        raise ConfigError(
+            f"algorithm.num_epochs is {config.algorithm.num_epochs} and num_mini_batches "
+            f"{config.algorithm.num_mini_batches}, but {config.algorithm.name} has no trust region "
+            "around the policy at the begin of a step: set both to 1, or use ppo, grpo or dapo"
         )
     if config.batch.stream_groups and algorithm.whole_step:
         raise ConfigError(

@@ -21,7 +21,7 @@ from trainer.pipeline.messages import Inbox, Outbox, Peers, Shape
 __all__ = ["Action", "Interpreter", "Seconds", "StageWork"]
 
 Action = tuple[int, int, int]
-"""Model, kind (FORWARD or BACKWARD), micro-batch."""
+"""Model, kind (FORWARD, BACKWARD or VALUES), micro-batch."""
 Seconds = dict[tuple[int, int], list[float]]
 """By model and kind: the time of each task, without its wait."""
 
@@ -38,7 +38,7 @@ class StageWork(Protocol):
         ...
 
     def backward(self, micro_batch: int, given: torch.Tensor | None) -> torch.Tensor | None:
-        """Add its gradient; what the stage before gets, or None."""
+        """Add its gradient; what the stage before gets, or None. Also takes values."""
         ...
 
 

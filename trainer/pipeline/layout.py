@@ -17,7 +17,8 @@ __all__ = ["POLICY", "VALUES", "Channel", "Layout", "layout_of"]
 POLICY = 0
 """Number of the policy's model."""
 VALUES = 2
-"""Kind of the messages with a critic's values; the others are FORWARD and BACKWARD."""
+"""Kind of the messages with a critic's values, and of the task that takes them without a gradient;
+the other kinds are FORWARD and BACKWARD."""
 _KINDS = 3
 
 
@@ -61,13 +62,15 @@ class Layout:
         ranks = self.ranks[model]
         if kind == FORWARD:
             return None if stage == 0 else Channel(model, kind, ranks[stage - 1], ranks[stage])
-        if not self.is_last(model, stage):
+        if kind == BACKWARD and not self.is_last(model, stage):
             return Channel(model, kind, ranks[stage + 1], ranks[stage])
         return self._values(1 + micro_batch % self.num_replicas) if self._needs(model) else None
 
     def target(self, model: int, kind: int, stage: int) -> Channel | None:
         """Where the output of a task goes to; None: no other stage needs it."""
         ranks = self.ranks[model]
+        if kind == VALUES:
+            return None
         if kind == BACKWARD:
             return None if stage == 0 else Channel(model, kind, ranks[stage], ranks[stage - 1])
         if not self.is_last(model, stage):

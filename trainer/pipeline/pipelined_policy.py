@@ -25,8 +25,16 @@ from trainer.pipeline.layout import POLICY, Layout, layout_of
 from trainer.pipeline.messages import Peers
 from trainer.pipeline.separable import check_separable
 from trainer.pipeline.stage import Stage, parameter_stages
-from trainer.pipeline.stage_work import CriticLoss, HiddenStates, Loss, PolicyLoss
-from trainer.policy.commands import Accumulate
+from trainer.pipeline.stage_work import (
+    CriticLoss,
+    CriticPrediction,
+    HiddenStates,
+    Loss,
+    PolicyLoss,
+    PolicyPrediction,
+    StatesAlone,
+)
+from trainer.policy.commands import Accumulate, Predict
 from trainer.policy.critic import CRITIC, is_critic
 from trainer.policy.load_model import Models, load_models
 from trainer.policy.model_input import ModelInput, model_input
@@ -86,21 +94,24 @@ class PipelinedPolicy(Policy):
         Raises:
             PeerFailedError: another rank failed or died.
         """
-        inputs = [
-            model_input(batch, self._config.device, packed=self.packed)
-            for batch in command.micro_batches
-        ]
-        loss = Loss(
-            algorithm=self._algorithm,
-            batches=command.micro_batches,
-            weight_version=command.weight_version,
-            totals=self._totals,
-        )
-        works = {model: self._work(model, inputs, loss) for model in self._stages}
+        inputs = self._inputs(command)
+        works = {
+            model: self._work(model, inputs, self._loss(command, model)) for model in self._stages
+        }
         seconds = self._interpreter.run(command.actions, works)
         self._totals.num_tokens += command.num_tokens
         self._totals.denominator += command.denominator
         return {f"{model}.{kind}": fmean(times) for (model, kind), times in seconds.items()}
+
+    def predict(self, command: Predict) -> None:
+        """Keep what the models predict with the present weights. Collective.
+
+        Raises:
+            PeerFailedError: another rank failed or died.
+        """
+        inputs = self._inputs(command)
+        works = {model: self._prediction(model, inputs, command) for model in self._stages}
+        self._interpreter.run(command.actions, works)
 
     def published_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors to publish, all on rank 0. Collective."""
@@ -127,6 +138,29 @@ class PipelinedPolicy(Policy):
         whole = torch.empty_like(like, device=self._config.device)
         dist.recv(whole, owner)
         return whole
+
+    def _inputs(self, command: Accumulate | Predict) -> list[ModelInput]:
+        return [
+            model_input(batch, self._config.device, packed=self.packed)
+            for batch in command.micro_batches
+        ]
+
+    def _loss(self, command: Accumulate | Predict, model: int) -> Loss:
+        gradient = command if isinstance(command, Accumulate) else None
+        return Loss(
+            algorithm=self._algorithm,
+            batches=command.micro_batches,
+            weight_version=gradient.weight_version if gradient else 0,
+            totals=self._totals,
+            proximal=self._proximal_of(gradient, model) if gradient else {},
+        )
+
+    def _prediction(self, model: int, inputs: list[ModelInput], command: Predict) -> StageWork:
+        stage = self._stages[model]
+        if not stage.is_last:
+            return StatesAlone(stage, inputs)
+        kind = PolicyPrediction if model == POLICY else CriticPrediction
+        return kind(stage, inputs, self._loss(command, model), self._kept_for(command, model))
 
     def _work(self, model: int, inputs: list[ModelInput], loss: Loss) -> StageWork:
         stage = self._stages[model]

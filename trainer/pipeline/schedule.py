@@ -13,11 +13,11 @@ from statistics import fmean
 
 from services.chassis.log import get_logger
 from services.lib.fused_schedule.plan import FusedPlan, fused_plan, serial_orders
-from services.lib.fused_schedule.problem import Orders, Pipeline, Problem
+from services.lib.fused_schedule.problem import FORWARD, Orders, Pipeline, Problem
 from services.lib.fused_schedule.timeline import timeline
 from trainer.config import PipelineConfig
 from trainer.pipeline.interpreter import Action
-from trainer.pipeline.layout import POLICY, Layout
+from trainer.pipeline.layout import POLICY, VALUES, Layout
 
 __all__ = ["Schedules", "actions_of"]
 
@@ -53,6 +53,24 @@ class Schedules:
             problem = self.problem(num_micro_batches)
             self._planned[num_micro_batches] = actions_of(self._orders(problem), self._layout)
         return self._planned[num_micro_batches]
+
+    def predictions(self, num_micro_batches: int) -> list[tuple[Action, ...]]:
+        """Of each rank: forward tasks alone, critics first, and the policy's last stage gets their
+        values.
+        """
+        replicas, found = self._layout.num_replicas, []
+        for rank in self._layout.ranks[POLICY]:
+            models = sorted(self._layout.stages_on(rank), reverse=True)
+            actions = [
+                (model, FORWARD, number)
+                for model in models
+                for number in range(num_micro_batches)
+                if model == POLICY or number % replicas == model - 1
+            ]
+            if rank == self._layout.ranks[POLICY][-1]:
+                actions += [(POLICY, VALUES, number) for number in range(num_micro_batches)]
+            found.append(tuple(actions))
+        return found
 
     def report(self, answers: Sequence[Mapping[str, float]]) -> None:
         """Take note of the seconds that the ranks measured for a chunk, by "model.kind"."""

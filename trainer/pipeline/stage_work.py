@@ -6,7 +6,7 @@ Shape suffixes: B rows of a micro-batch, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -23,7 +23,17 @@ from trainer.policy.model_input import ModelInput
 from trainer.policy.policy_loss import policy_loss
 from trainer.policy.totals import Totals
 
-__all__ = ["CriticLoss", "HiddenStates", "Loss", "PolicyLoss", "StageModule", "TokenInput"]
+__all__ = [
+    "CriticLoss",
+    "CriticPrediction",
+    "HiddenStates",
+    "Loss",
+    "PolicyLoss",
+    "PolicyPrediction",
+    "StageModule",
+    "StatesAlone",
+    "TokenInput",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +46,8 @@ class Loss:
     """Base version of the step."""
     totals: Totals
     """Gets the sums to report."""
+    proximal: Mapping[int, Predicted]
+    """By micro-batch: predictions at the begin of the step; none if it has one update."""
 
 
 class TokenInput(Protocol):
@@ -131,7 +143,8 @@ class PolicyLoss(HiddenStates[ModelInput]):
             num_tokens=shape[0] * shape[1],
         )
         batch, loss = self._loss.batches[micro_batch], self._loss
-        value, sums = policy_loss(loss.algorithm, batch, predicted, loss.weight_version)
+        proximal = loss.proximal.get(micro_batch)
+        value, sums = policy_loss(loss.algorithm, batch, predicted, loss.weight_version, proximal)
         value.backward()  # type: ignore[no-untyped-call]
         loss.totals.add(sums)
         return None if leaf is None else leaf.grad
@@ -161,6 +174,70 @@ class CriticLoss(HiddenStates[ModelInput]):
         batch, loss = self._loss.batches[micro_batch], self._loss
         recorded_BT = torch.from_numpy(batch.behaviour_logprobs_BT[:, 1:]).to(values_BT)
         predicted = Predicted(logprobs_BT=recorded_BT, values_BT=values_BT, num_tokens=0)
-        value, _ = policy_loss(loss.algorithm, batch, predicted, loss.weight_version)
+        proximal = loss.proximal.get(micro_batch)
+        value, _ = policy_loss(loss.algorithm, batch, predicted, loss.weight_version, proximal)
         value.backward()  # type: ignore[no-untyped-call]
         return None if leaf is None else leaf.grad
+
+
+class StatesAlone(HiddenStates[ModelInput]):
+    """Hidden states that no gradient will be taken of."""
+
+    @torch.no_grad()
+    def forward(self, micro_batch: int, given: torch.Tensor | None) -> torch.Tensor | None:
+        """The hidden states after this stage."""
+        return self._stage(self._inputs[micro_batch], given)
+
+
+class PolicyPrediction(PolicyLoss):
+    """The policy's last stage; it keeps what is predicted."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        inputs: Sequence[ModelInput],
+        loss: Loss,
+        kept: dict[int, Predicted],
+    ) -> None:
+        super().__init__(stage, inputs, loss)
+        self._predicted = kept
+
+    @torch.no_grad()
+    def forward(self, micro_batch: int, given: torch.Tensor | None) -> torch.Tensor | None:
+        """Keep the log-probs."""
+        return super().forward(micro_batch, given)
+
+    def backward(self, micro_batch: int, given: torch.Tensor | None) -> torch.Tensor | None:
+        """Keep the values with them."""
+        _, logprobs_BT = self._kept.pop(micro_batch)
+        own = self._values.pop(micro_batch)
+        self._predicted[micro_batch] = Predicted(
+            logprobs_BT=logprobs_BT, values_BT=own if given is None else given, num_tokens=0
+        )
+        return None
+
+
+class CriticPrediction(CriticLoss):
+    """The last stage of a critic's own model; it keeps its values."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        inputs: Sequence[ModelInput],
+        loss: Loss,
+        kept: dict[int, Predicted],
+    ) -> None:
+        super().__init__(stage, inputs, loss)
+        self._predicted = kept
+
+    @torch.no_grad()
+    def forward(self, micro_batch: int, given: torch.Tensor | None) -> torch.Tensor | None:
+        """The values before each token."""
+        values_BT = super().forward(micro_batch, given)
+        self._kept.pop(micro_batch)
+        assert values_BT is not None, "a critic gives values"
+        # Its part of the loss does not depend on log-probs.
+        self._predicted[micro_batch] = Predicted(
+            logprobs_BT=torch.zeros_like(values_BT), values_BT=values_BT, num_tokens=0
+        )
+        return values_BT

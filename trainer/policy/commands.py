@@ -19,6 +19,7 @@ __all__ = [
     "Gather",
     "Load",
     "Optimize",
+    "Predict",
     "Release",
     "Restore",
     "Save",
@@ -42,6 +43,20 @@ class Accumulate:
     """The rank's micro-batches; every rank has the same number."""
     actions: tuple[tuple[int, int, int], ...] = ()
     """In a pipeline, the rank's tasks in order: model, kind, micro-batch (`trainer/pipeline`)."""
+    mini_batch: int | None = None
+    """Number of the mini-batch of an earlier `Predict`; None: the step has one update."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predict:
+    """Keep the log-probs and values of a mini-batch under the weights at the begin of a step."""
+
+    mini_batch: int
+    """Its number, from 0; what an earlier step kept under it is forgotten."""
+    micro_batches: tuple[MicroBatch, ...]
+    """As those of `Accumulate`."""
+    actions: tuple[tuple[int, int, int], ...] = ()
+    """As those of `Accumulate`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +117,24 @@ class Exit:
 
 
 Command = (
-    Accumulate | Optimize | Discard | Save | Written | Load | Gather | Release | Restore | Exit
+    Accumulate
+    | Predict
+    | Optimize
+    | Discard
+    | Save
+    | Written
+    | Load
+    | Gather
+    | Release
+    | Restore
+    | Exit
 )
 _KINDS: dict[str, type[Command]] = {kind.__name__: kind for kind in get_args(Command)}
 
 
 def encode(command: Command) -> bytes:
     """The command as bytes, without pickle."""
-    batches = command.micro_batches if isinstance(command, Accumulate) else ()
+    batches = command.micro_batches if isinstance(command, Accumulate | Predict) else ()
     words = {
         "kind": type(command).__name__,
         "num_micro_batches": len(batches),
@@ -134,7 +159,7 @@ def decode(data: bytes) -> Command:
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         words = json.loads(arrays["words"].tobytes())
         kind, values = _KINDS[words["kind"]], words["fields"]
-        if kind is Accumulate:
+        if kind in (Accumulate, Predict):
             values["micro_batches"] = tuple(
                 MicroBatch(
                     **{entry.name: arrays[f"{number}.{entry.name}"] for entry in fields(MicroBatch)}

@@ -17,8 +17,9 @@ from torch.distributed.tensor import DTensor
 
 from trainer.algorithms.base import Algorithm
 from trainer.config import TrainerConfig
-from trainer.policy.commands import Accumulate
+from trainer.policy.commands import Accumulate, Predict
 from trainer.policy.critic import CRITIC, is_critic
+from trainer.policy.forward import Predicted
 from trainer.policy.totals import Totals
 
 __all__ = ["NonFiniteError", "Policy", "learning_rate", "local"]
@@ -67,6 +68,8 @@ class Policy(ABC):
         self._config = config
         self._prefixes = ("", CRITIC) if config.critic == "model" else ("",)
         self._totals = Totals()
+        self._proximal: dict[tuple[int, int], dict[int, Predicted]] = {}
+        """By mini-batch and model, then by micro-batch: predictions at the begin of the step."""
         self._optimizer = torch.optim.AdamW(
             self._groups(),
             lr=config.optimizer.learning_rate,
@@ -78,6 +81,10 @@ class Policy(ABC):
     @abstractmethod
     def accumulate(self, command: Accumulate) -> dict[str, float]:
         """Add the gradient of a chunk's loss, before division by the denominator. Collective."""
+
+    @abstractmethod
+    def predict(self, command: Predict) -> None:
+        """Keep what the models predict with the present weights. Collective."""
 
     @abstractmethod
     def published_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -178,6 +185,18 @@ class Policy(ABC):
             ]
             groups += [{"params": shards, "scale": scale}] if shards else []
         return groups
+
+    def _kept_for(self, command: Predict, model: int) -> dict[int, Predicted]:
+        """Where the predictions of a command go."""
+        found: dict[int, Predicted] = {}
+        self._proximal[command.mini_batch, model] = found
+        return found
+
+    def _proximal_of(self, command: Accumulate, model: int) -> Mapping[int, Predicted]:
+        """By micro-batch; none if the step has one update."""
+        if command.mini_batch is None:
+            return {}
+        return self._proximal.get((command.mini_batch, model), {})
 
     def _take_totals(self) -> Totals:
         totals, self._totals = self._totals, Totals()

@@ -16,7 +16,11 @@ __all__ = ["policy_loss"]
 
 
 def policy_loss(
-    algorithm: Algorithm, batch: MicroBatch, predicted: Predicted, weight_version: int
+    algorithm: Algorithm,
+    batch: MicroBatch,
+    predicted: Predicted,
+    weight_version: int,
+    proximal: Predicted | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The loss, from which backward starts, and the sums to report.
 
@@ -25,8 +29,9 @@ def policy_loss(
         batch: the micro-batch.
         predicted: log-probs and values.
         weight_version: base version of the step.
+        proximal: the same under the weights at the begin of the step; None: it has one update.
     """
-    terms = algorithm.loss(_tokens(batch, predicted, weight_version))
+    terms = algorithm.loss(_tokens(batch, predicted, weight_version, proximal))
     device = terms.loss.device
     computed = {
         "sequence_tokens": torch.tensor(batch.lengths_B.sum(), device=device),
@@ -35,7 +40,9 @@ def policy_loss(
     return terms.loss, {"loss": terms.loss.detach(), **computed, **terms.sums}
 
 
-def _tokens(batch: MicroBatch, predicted: Predicted, weight_version: int) -> PolicyTokens:
+def _tokens(
+    batch: MicroBatch, predicted: Predicted, weight_version: int, proximal: Predicted | None
+) -> PolicyTokens:
     logprobs_BT = predicted.logprobs_BT
     device, dtype = logprobs_BT.device, logprobs_BT.dtype
     advantages_B = torch.from_numpy(batch.advantages_B).to(device, dtype)
@@ -47,6 +54,8 @@ def _tokens(batch: MicroBatch, predicted: Predicted, weight_version: int) -> Pol
     return PolicyTokens(
         logprobs_BT=logprobs_BT,
         values_BT=predicted.values_BT,
+        proximal_logprobs_BT=None if proximal is None else proximal.logprobs_BT,
+        proximal_values_BT=None if proximal is None else proximal.values_BT,
         behaviour_logprobs_BT=behaviour_BT.to(device, dtype),
         reference_logprobs_BT=reference_BT.to(device, dtype),
         advantages_BT=advantages_B[:, None].expand_as(logprobs_BT),

@@ -14,9 +14,9 @@ from trainer.config import TrainerConfig
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.checkpoint_names import checkpoint_tensors
 from trainer.model.lora import is_adapter, merged, plain_name, published_name
-from trainer.policy.commands import Accumulate
+from trainer.policy.commands import Accumulate, Predict
 from trainer.policy.critic import CRITIC, is_critic
-from trainer.policy.forward import forward
+from trainer.policy.forward import Predicted, forward
 from trainer.policy.load_model import Models
 from trainer.policy.policy import Policy
 from trainer.policy.policy_loss import policy_loss
@@ -38,11 +38,19 @@ class ShardedPolicy(Policy):
 
     def accumulate(self, command: Accumulate) -> dict[str, float]:
         """Add the gradient of a chunk's loss, before division by the denominator. Collective."""
-        for batch in command.micro_batches:
-            self._totals.add(self._backward(batch, command.weight_version))
+        proximal = self._proximal_of(command, 0)
+        for number, batch in enumerate(command.micro_batches):
+            self._totals.add(self._backward(batch, command.weight_version, proximal.get(number)))
         self._totals.num_tokens += command.num_tokens
         self._totals.denominator += command.denominator
         return {}
+
+    @torch.no_grad()
+    def predict(self, command: Predict) -> None:
+        """Keep what the models predict with the present weights. Collective."""
+        kept = self._kept_for(command, 0)
+        for number, batch in enumerate(command.micro_batches):
+            kept[number] = self._predicted(batch)
 
     def published_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors to publish, gathered one at a time. Collective."""
@@ -77,11 +85,16 @@ class ShardedPolicy(Policy):
         whole: torch.Tensor = parameter.to_local() if alone else parameter.full_tensor()
         return whole
 
-    def _backward(self, batch: MicroBatch, weight_version: int) -> dict[str, torch.Tensor]:
-        predicted = forward(
+    def _predicted(self, batch: MicroBatch) -> Predicted:
+        return forward(
             self._model, batch, self._config.device, packed=self.packed, critic=self._critic
         )
-        loss, sums = policy_loss(self._algorithm, batch, predicted, weight_version)
+
+    def _backward(
+        self, batch: MicroBatch, weight_version: int, proximal: Predicted | None
+    ) -> dict[str, torch.Tensor]:
+        predicted = self._predicted(batch)
+        loss, sums = policy_loss(self._algorithm, batch, predicted, weight_version, proximal)
         # FSDP averages gradients over the ranks; the loss is a sum over them.
         (loss * dist.get_world_size()).backward()  # type: ignore[no-untyped-call]
         return sums

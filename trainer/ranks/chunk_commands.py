@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from trainer.data.token_sequence import TokenSequence, trainable_tokens
 from trainer.pipeline.layout import layout_of
 from trainer.pipeline.pipelined_policy import critic_stages
 from trainer.pipeline.schedule import Schedules
-from trainer.policy.commands import Accumulate
+from trainer.policy.commands import Accumulate, Predict
 
 __all__ = ["ChunkCommands"]
 
@@ -54,6 +55,77 @@ class ChunkCommands:
             shuffle: permutes the rewards, if given.
         """
         advantages = compute_advantages(sequences, self._algorithm, self._config, shuffle)
+        return self._commands(sequences, advantages, weight_version, None)
+
+    def mini_batches(
+        self,
+        sequences: Sequence[TokenSequence],
+        weight_version: int,
+        order: np.random.Generator,
+        shuffle: np.random.Generator | None = None,
+    ) -> list[list[Accumulate]]:
+        """The commands of each mini-batch, in rank order; advantages are those of the whole step.
+
+        Args:
+            sequences: of the step.
+            weight_version: base version of the step.
+            order: deals the groups to the mini-batches.
+            shuffle: permutes the rewards, if given.
+        """
+        whole = compute_advantages(sequences, self._algorithm, self._config, shuffle)
+        return [
+            self._commands(
+                [sequences[row] for row in rows],
+                self._part(sequences, whole, rows),
+                weight_version,
+                number,
+            )
+            for number, rows in enumerate(self._dealt(sequences, order))
+        ]
+
+    def predictions(self, commands: Sequence[Accumulate]) -> list[Predict]:
+        """The commands that must precede those of a mini-batch, at the begin of the step."""
+        actions = (
+            [()] * self._world_size
+            if self._schedules is None
+            else self._schedules.predictions(len(commands[0].micro_batches))
+        )
+        return [
+            Predict(mini_batch=each.mini_batch or 0, micro_batches=each.micro_batches, actions=mine)
+            for each, mine in zip(commands, actions, strict=True)
+        ]
+
+    def _dealt(
+        self, sequences: Sequence[TokenSequence], order: np.random.Generator
+    ) -> list[list[int]]:
+        """The rows of each mini-batch: whole groups, about as many in each."""
+        names = list(dict.fromkeys(item.group_id for item in sequences))
+        parts = np.array_split(
+            order.permutation(len(names)), self._config.algorithm.num_mini_batches
+        )
+        chosen = [{names[place] for place in part} for part in parts if len(part)] or [set()]
+        return [
+            [row for row, item in enumerate(sequences) if item.group_id in each] for each in chosen
+        ]
+
+    def _part(
+        self, sequences: Sequence[TokenSequence], whole: SequenceAdvantages, rows: Sequence[int]
+    ) -> SequenceAdvantages:
+        """Of some rollouts; their weights and denominators depend on no others."""
+        own = compute_advantages([sequences[row] for row in rows], self._algorithm, self._config)
+        return replace(
+            own,
+            advantages_N=whole.advantages_N[list(rows)],
+            turn_rewards_N=[whole.turn_rewards_N[row] for row in rows],
+        )
+
+    def _commands(
+        self,
+        sequences: Sequence[TokenSequence],
+        advantages: SequenceAdvantages,
+        weight_version: int,
+        mini_batch: int | None,
+    ) -> list[Accumulate]:
         shares = self._shares(sequences, advantages)
         actions = (
             [()] * self._world_size
@@ -67,6 +139,7 @@ class ChunkCommands:
                 denominator=advantages.denominator,
                 micro_batches=share,
                 actions=mine,
+                mini_batch=mini_batch,
             )
             for share, mine in zip(shares, actions, strict=True)
         ]

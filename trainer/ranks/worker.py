@@ -21,6 +21,7 @@ from trainer.policy.commands import (
     Gather,
     Load,
     Optimize,
+    Predict,
     Release,
     Restore,
     Save,
@@ -62,6 +63,8 @@ class Worker:
         match command:
             case Accumulate():
                 return self._policy.accumulate(command)
+            case Predict():
+                self._policy.predict(command)
             case Optimize(step=step):
                 return self._policy.optimize(step)
             case Discard():

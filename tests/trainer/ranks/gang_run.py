@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch.distributed as dist
 from safetensors.torch import save_file
@@ -13,6 +15,7 @@ from safetensors.torch import save_file
 from tests.trainer.support import make_samples, trainer_config
 from trainer.checkpoint import checkpoint_files
 from trainer.config import TrainerConfig
+from trainer.data.gradient_chunks import GradientChunk
 from trainer.data.token_sequence import TokenSequence, sequence
 from trainer.policy.commands import (
     Exit,
@@ -24,9 +27,14 @@ from trainer.policy.commands import (
     Save,
     Written,
 )
+from trainer.rank_group import RankGroup
 from trainer.ranks.chunk_commands import ChunkCommands
 from trainer.ranks.command_channel import Rank0, join, worker_loop
 from trainer.ranks.worker import Worker
+from trainer.step_runner import StepRunner
+from trainer.tracking.step_record import StepRecord
+
+T = TypeVar("T")
 
 
 def train(
@@ -37,6 +45,8 @@ def train(
     Between the parts of a step device state is moved out and in.
     """
     sequences = [sequence(sample) for sample in make_samples(step)]
+    if config.algorithm.several_updates:
+        return asyncio.run(update_often(rank0, config, step, sequences))
     for number, groups in enumerate(parts):
         if number:
             rank0.do(Release())
@@ -46,6 +56,27 @@ def train(
             rank0, config, step, [s for name in names for s in sequences if s.group_id == name]
         )
     return rank0.do(Optimize(step=step))[0]
+
+
+class Ranks(RankGroup):
+    """Commands in this thread."""
+
+    def __init__(self, rank0: Rank0) -> None:
+        super().__init__()
+        self._rank0 = rank0
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return work()
+
+
+async def update_often(
+    rank0: Rank0, config: TrainerConfig, step: int, sequences: Sequence[TokenSequence]
+) -> dict[str, float]:
+    """A step of several updates."""
+    runner, record = StepRunner(config, Ranks(rank0)), StepRecord(step, max(step, 2))
+    await runner.accumulate(GradientChunk(sequences=sequences, last=True), record)
+    await runner.optimize(record)
+    return {name: value for name, value in record.numbers().items() if "seconds" not in name}
 
 
 def accumulate(

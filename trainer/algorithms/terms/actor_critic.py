@@ -8,10 +8,11 @@ The algorithms differ in what an action is: a token, a few tokens, or a whole tu
     L = -J + c / N * sum_k n_k * (V_k - (A_k + V_k without gradient))^2
 
 J is PPO's clipped surrogate, in which each of the n_k tokens of action k has the advantage A_k. The
-critic is a layer on the policy's last hidden states. As a step takes one gradient, its values are
-those of the same forward pass; for the same reason advantages are not whitened over the step. The
-reward of a turn is the r_k of its last action, that of the rollout the r_K: each sequence of
-a rollout with a rewritten history ends with it.
+critic is a layer on the policy's last hidden states or a model of its own. In a step of one update
+the values are those of the same forward pass; with several, A_k is computed from the values at the
+begin of the step. Advantages are not whitened over the step. The reward of a turn is the r_k of its
+last action, that of the rollout the r_K: each sequence of a rollout with a rewritten history ends
+with it.
 
 Shape suffixes: B rows of a micro-batch, T positions that are predicted, K actions of a row.
 """
@@ -41,7 +42,7 @@ class ActorCritic:
     """The algorithm of the module docstring."""
 
     whole_step = whole_groups = False
-    critic = True
+    critic = several_updates = True
 
     def __init__(self, config: TrainerConfig, action_tokens: int | None) -> None:
         """Build the algorithm from `config`.
@@ -77,6 +78,8 @@ class ActorCritic:
         actions = _Actions.of(tokens.loss_mask_BT, self._action_tokens)
         values_BK = actions.firsts(tokens.values_BT)
         before_BK = values_BK.detach()
+        if tokens.proximal_values_BT is not None:
+            before_BK = actions.firsts(tokens.proximal_values_BT)
         advantages_BK = self._advantages(before_BK, tokens, actions)
         policy = self._gradient.loss(
             replace(tokens, advantages_BT=actions.of_tokens(advantages_BK))

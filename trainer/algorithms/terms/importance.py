@@ -7,7 +7,7 @@ Shape suffixes: B rows of a micro-batch, T positions that are predicted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 
@@ -64,14 +64,22 @@ class Correction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustRegion:
-    """PPO's clip range (arXiv 1707.06347): no gradient that moves a ratio further out of it."""
+    """PPO's clip range (arXiv 1707.06347): no gradient that moves a ratio further out of it.
 
+    In a step of several updates it is around the proximal policy, that at the begin of the step,
+    and the correction is for what that policy differs from the one that sampled (decoupled PPO,
+    arXiv 2110.00641).
+    """
+
+    several_updates: ClassVar[bool] = True
     low: float
     """The range begins at 1 - low."""
     high: float
     """The range ends at 1 + high."""
     correction: Correction
     """Weights within the range; "none" disables the range too."""
+    decoupled: bool = False
+    """Around the proximal policy also in a step of one update, where it clips nothing."""
 
     @classmethod
     def of(cls, config: TrainerConfig, *, low: float, high: float) -> Self:
@@ -84,15 +92,36 @@ class TrustRegion:
 
     def __call__(self, ratios: Ratios) -> Importance:
         """Importance of each token from its own ratio."""
+        since_BT = ratios.proximal_log_ratio_BT
+        if since_BT is not None:
+            return self._around_proximal(ratios, since_BT.exp())
+        if self.decoupled:
+            return self.correction(ratios)
         return self.bounded(ratios.ratio_BT, ratios.advantages_BT)
+
+    def _around_proximal(self, ratios: Ratios, since_BT: torch.Tensor) -> Importance:
+        corrected = self.correction.bounded(ratios.ratio_BT / since_BT)
+        clipped_BT, limit_BT = self._clipped(since_BT, ratios.advantages_BT)
+        weight_BT = corrected.weight_BT
+        return Importance(
+            weight_BT=_where(~clipped_BT, weight_BT * since_BT),
+            ratio_BT=corrected.ratio_BT * since_BT,
+            value_BT=weight_BT * torch.where(clipped_BT, limit_BT, since_BT),
+        )
+
+    def _clipped(
+        self, ratio_BT: torch.Tensor, advantages_BT: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where a ratio is out of the range on the side that its advantage raises; the limits."""
+        raised_BT = (advantages_BT > 0) & (ratio_BT > 1 + self.high)
+        lowered_BT = (advantages_BT < 0) & (ratio_BT < 1 - self.low)
+        limit_BT = torch.where(raised_BT, 1 + self.high, 1 - self.low).to(ratio_BT.dtype)
+        return raised_BT | lowered_BT, limit_BT
 
     def bounded(self, ratio_BT: torch.Tensor, advantages_BT: torch.Tensor) -> Importance:
         """Importance of given ratios."""
         corrected = self.correction.bounded(ratio_BT)
-        raised_BT = (advantages_BT > 0) & (corrected.ratio_BT > 1 + self.high)
-        lowered_BT = (advantages_BT < 0) & (corrected.ratio_BT < 1 - self.low)
-        limit_BT = torch.where(raised_BT, 1 + self.high, 1 - self.low).to(ratio_BT.dtype)
-        clipped_BT = raised_BT | lowered_BT
+        clipped_BT, limit_BT = self._clipped(corrected.ratio_BT, advantages_BT)
         return Importance(
             weight_BT=_where(~clipped_BT, corrected.weight_BT),
             ratio_BT=corrected.ratio_BT,

@@ -34,6 +34,8 @@ __all__ = ["Importance", "PolicyGradient", "Ratios"]
 class Ratios:
     """The probability of each token now, relative to when it was sampled; without gradient."""
 
+    proximal_log_ratio_BT: torch.Tensor | None
+    """log pi_theta / pi_prox, relative to the begin of the step; None: a step of one update, 0."""
     log_ratio_BT: torch.Tensor
     """log rho; 0 for tokens that are not trainable."""
     ratio_BT: torch.Tensor
@@ -46,12 +48,16 @@ class Ratios:
     @classmethod
     def of(cls, tokens: PolicyTokens) -> Self:
         """The ratios of a micro-batch."""
-        log_ratio_BT = torch.where(
-            tokens.loss_mask_BT,
-            tokens.logprobs_BT.detach() - tokens.behaviour_logprobs_BT,
-            tokens.logprobs_BT.new_zeros(()),
+        now_BT, before_BT = tokens.logprobs_BT.detach(), tokens.proximal_logprobs_BT
+        zero = tokens.logprobs_BT.new_zeros(())
+        log_ratio_BT = torch.where(tokens.loss_mask_BT, now_BT - tokens.behaviour_logprobs_BT, zero)
+        since_BT = (
+            None
+            if before_BT is None
+            else torch.where(tokens.loss_mask_BT, now_BT - before_BT, zero)
         )
         return cls(
+            proximal_log_ratio_BT=since_BT,
             log_ratio_BT=log_ratio_BT,
             ratio_BT=log_ratio_BT.exp(),
             advantages_BT=tokens.advantages_BT,
@@ -91,6 +97,8 @@ class PolicyGradient:
     """True if the loss compares rollouts of a group; never for this family."""
     critic: bool = False
     """True if advantages depend on values."""
+    several_updates: bool = False
+    """True if the importance regards the policy at the begin of the step."""
     of_logprobs: bool = False
     """True if the objective is w * A * log pi_theta and not w * A, which has the same gradient."""
 
@@ -117,6 +125,7 @@ class PolicyGradient:
             penalty=KLPenalty.of(config),
             staleness_decay=config.algorithm.staleness_decay,
             whole_step=whole_step,
+            several_updates=getattr(importance, "several_updates", False),
             of_logprobs=of_logprobs,
         )
 
