@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from services.launcher.config import (
 )
 from services.launcher.layout import Layout, environment_server_names, server_name
 
-__all__ = ["CHECK_TASKS", "ProcessPlan", "environment_addresses", "plan"]
+__all__ = ["CHECK_TASKS", "ProcessPlan", "ending_with_torchrun", "environment_addresses", "plan"]
 
 CHECK_TASKS = "services.dataloader.check_tasks"
 """Reads all tasks, and prints how many there are."""
@@ -235,13 +236,21 @@ def _trainer(name: str, config: LauncherConfig, layout: Layout, **gang: object) 
     ranks = f"--nproc-per-node={config.trainer_ranks}"
     nodes = _over_nodes(config, layout) if gang else ("--standalone",)
     torchrun = (sys.executable, "-m", "torch.distributed.run", *nodes, ranks)
+    rank = ending_with_torchrun(trainer.command)
     # Each round of the rendezvous gets a store of its own, without the keys of earlier rounds.
     own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if gang else {}
     return replace(
         trainer,
-        command=(*torchrun, *trainer.command[1:]),
+        command=(*torchrun, "--no-python", *rank),
         environment={**trainer.environment, **own_store},
     )
+
+
+def ending_with_torchrun(command: tuple[str, ...]) -> tuple[str, ...]:
+    """A rank is in a session of its own: without this it outlives a torchrun that is killed, and
+    keeps port and device."""
+    setpriv = shutil.which("setpriv")
+    return command if setpriv is None else (setpriv, "--pdeathsig", "KILL", "--", *command)
 
 
 def _over_nodes(config: LauncherConfig, layout: Layout) -> tuple[str, ...]:

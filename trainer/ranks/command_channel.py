@@ -24,7 +24,7 @@ from trainer.config import TrainerConfig
 from trainer.policy.commands import Command, Exit, decode, encode
 from trainer.ranks.worker import Worker
 
-__all__ = ["Rank0", "RankFailedError", "RankInfo", "join", "worker_loop"]
+__all__ = ["Rank0", "RankFailedError", "RankInfo", "check_nodes", "join", "worker_loop"]
 
 _PIECE_BYTES = 4 << 20
 """The store rejects values above 8 MiB."""
