@@ -169,7 +169,7 @@ check: $(VENV)/.dev ## Format, lint, types, contract.
 	$(VENV)/bin/buf breaking --against protos/released.binpb
 
 # Generated with the oldest toolchain we support: what it makes loads on every newer protobuf.
-docs: $(VENV)/.dev ## Generate the pages of settings, permissions and benchmarks.
+docs: $(VENV)/.dev ## Generate the pages of settings, permissions, benchmarks and reliability.
 	$(RUN) tools.reference
 
 proto: .venv-proto/.made ## Generate sdk/seamflow/*/v1 from protos/.
