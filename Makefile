@@ -105,6 +105,9 @@ chaos-store: $(VENV)/.dev ## Kills, freezes, slow disks, skewed clocks, failover
 chaos-scheduler: $(VENV)/.dev ## Kills, freezes, partitions and deaths of a pool of nodes: no node has two owners.
 	$(RUN) tests.chaos.scheduler
 
+chaos-gang: $(VENV)/.dev ## A trainer of two nodes and a spare: lent, returned, killed; no rank trains without its device.
+	$(RUN) tests.chaos.gang --seed $(SEED)
+
 chaos-trainer: $(VENV)/.dev ## Kills of real trainers, one rank and two: the weights of a run without any, bit for bit.
 	$(RUN) tests.chaos.trainer
 

@@ -13,8 +13,8 @@ import psutil
 
 __all__ = ["Sample", "append", "measured", "mib_per_hour", "read"]
 
-_WARM_UP_SECONDS = 120.0
-"""Of each start, not looked at: models are loaded, caches and pools filled."""
+_WARM_UP_SECONDS = 600.0
+"""Of each start, not looked at: models are loaded, pools and the ranker's window filled."""
 _MIN_SAMPLES = 3
 _SECONDS_PER_HOUR = 3600.0
 
