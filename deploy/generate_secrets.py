@@ -62,11 +62,14 @@ SERVICES: dict[str, Service] = {
     "scheduler": Service(keys=("sf:scheduler:*",)),
     "rollout-gateway": Service(checks_agent_token=True, derives_credentials=True),
     "http-gateway": Service(),
-    "rollout-server": Service(hosts=("rollout-server-a", "rollout-server-b")),
+    "rollout-server": Service(
+        hosts=("rollout-server-a", "rollout-server-b", "rollout-server-sglang")
+    ),
     "trainer": Service(),
-    "node-agent": Service(hosts=("node-agent-a", "node-agent-b")),
+    "node-agent": Service(hosts=("node-agent-a", "node-agent-b", "node-agent-sglang")),
     "dataloader": Service(),
     "ranker": Service(),
+    "scoring": Service(),
     "agent-runner": Service(identity="agent", presents_agent_token=True),
     "tool-loop": Service(),
     "environments": Service(),

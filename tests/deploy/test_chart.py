@@ -121,7 +121,7 @@ def test_every_process_reads_its_settings(
     objects: list[Object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the very class that will read them, with the variables of its pod."""
-    by_table = dict(CLASSES.values()) | {"scoring": "services.scoring.config"}
+    by_table = dict(CLASSES.values())
     secret_files(objects, tmp_path)
     pod_of = dict(containers(objects))
     for name, table, _ in settings_of(objects):
