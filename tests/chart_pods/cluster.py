@@ -6,6 +6,8 @@ import json
 import os
 import secrets
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,6 +74,13 @@ class Cluster:
         jobs = [n for n, w in self.pods.items() if w.kind == "Job" and not _has_succeeded(n)]
         return jobs + [name for name, state in states.items() if not state.is_ready]
 
+    def show_failures(self) -> None:
+        """The last words of pods that are not ready, on stderr."""
+        for name in self.not_ready():
+            state = docker("inspect", "--format", "{{json .State}}", name)
+            sys.stderr.write(f"{name}: {state}\n")
+            subprocess.run(["docker", "logs", "--tail", "5", name], stdout=sys.stderr, check=False)
+
 
 def _has_succeeded(name: str) -> bool:
     return (
@@ -86,6 +95,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
     config_maps = {e["metadata"]["name"]: e["data"] for e in objects if e["kind"] == "ConfigMap"}
     volumes = Volumes(folder=folder, config_maps=config_maps, secrets=_secrets(folder))
     _make_data(volumes.claim(CLAIM))
+    _clear()  # of a run that was killed
     docker("network", "create", NETWORK)
     try:
         _run_redis(folder, volumes.secrets["seamflow-redis"]["password"].decode())
@@ -94,9 +104,17 @@ def cluster(folder: Path) -> Iterator[Cluster]:
             try:
                 yield made
             finally:
-                names = [*made.pods, REDIS]
-                docker("rm", "--force", "--volumes", *names)
+                made.show_failures()
     finally:
+        _clear()
+
+
+def _clear() -> None:
+    """Remove the network and all that is in it."""
+    if docker("network", "ls", "--quiet", "--filter", f"name={NETWORK}"):
+        names = docker("ps", "--all", "--quiet", "--filter", f"network={NETWORK}").split()
+        if names:
+            docker("rm", "--force", "--volumes", *names)
         docker("network", "rm", NETWORK)
 
 

@@ -13,8 +13,8 @@ from tests.deploy.chart import Object
 __all__ = ["Volumes"]
 
 _CONFIG_MODE = 0o644
-_SHARED = 0o2775
-"""Of a volume with an fsGroup: its group writes, and what is made there belongs to that group."""
+_SHARED_FOLDER, _SHARED_FILE = 0o2770, 0o660
+"""Added in a volume with an fsGroup: its group writes, and what is made there belongs to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +80,11 @@ class Volumes:
 
 
 def share(folder: Path, group: int) -> None:
-    """Make a folder whose contents a group may change."""
+    """Make a folder, and give all that is in it to the group, as kubelet does with an fsGroup."""
     folder.mkdir(parents=True, exist_ok=True)
-    os.chown(folder, -1, group)
-    folder.chmod(_SHARED)
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, -1, group)
+        path.chmod(path.stat().st_mode | (_SHARED_FOLDER if path.is_dir() else _SHARED_FILE))
 
 
 def _project(folder: Path, files: Mapping[str, bytes], mode: int, group: int) -> None:

@@ -88,6 +88,14 @@ def test_every_service_has_probes_and_a_port(objects: list[Object]) -> None:
         assert {"grpc", "admin"} <= {port["name"] for port in container["ports"]}, name
 
 
+def test_the_scheduler_is_alone(objects: list[Object]) -> None:
+    """Two at once take over from each other for ever, also while one is exchanged for the next."""
+    for each in of_kind(objects, "Deployment"):
+        is_scheduler = each["metadata"]["name"] == "seamflow-scheduler"
+        assert (each["spec"]["strategy"]["type"] == "Recreate") == is_scheduler
+        assert not is_scheduler or each["spec"]["replicas"] == 1
+
+
 def test_every_module_exists(objects: list[Object]) -> None:
     """Of the pods, and of the processes that node agents start."""
     modules = [container["args"][0] for _, container in containers(objects)]
