@@ -20,6 +20,7 @@ from tests.deploy.chart import EXAMPLES, Object, containers, environment, pods, 
 from tests.deploy.test_config_files import CLASSES, config_class
 
 BUILT_IN = "1.33"
+WORKER_ADDRESSES = {"SEAMFLOW_NODE_AGENT_ROLLOUT_SERVER", "SEAMFLOW_NODE_AGENT_TRAINER"}
 OTHER_APIS = {"cert-manager.io/v1", "keda.sh/v1alpha1", "monitoring.coreos.com/v1"}
 """Their schemas come with their operators; only their form is checked here."""
 
@@ -204,8 +205,20 @@ def test_each_certificate_names_an_identity() -> None:
         assert {name for name in mounted if name.endswith("-tls")} <= secrets
     by_name = {c["metadata"]["name"]: c["spec"]["dnsNames"] for c in certificates}
     assert "seamflow-scheduler.training.svc" in by_name["seamflow-scheduler"]
-    assert "*.seamflow-train" in by_name["seamflow-trainer"]
-    assert {"*.seamflow-train", "*.seamflow-rollout"} <= set(by_name["seamflow-rollout-server"])
+    workers = ["*.seamflow-train.training.svc", "*.seamflow-rollout.training.svc"]
+    assert workers[0] in by_name["seamflow-trainer"]
+    assert set(workers) <= set(by_name["seamflow-rollout-server"])
+    for names in by_name.values():  # gRPC accepts a wildcard before two labels and more
+        assert all(name.count(".") >= 2 for name in names if name.startswith("*"))
+
+
+def test_workers_are_called_by_a_name_of_their_certificates() -> None:
+    """Pod, Service and namespace."""
+    for name, container in containers(render(EXAMPLES["everything"])):
+        found = environment(container, f"{name}-0")
+        addresses = [value for key, value in found.items() if key in WORKER_ADDRESSES]
+        assert all(a.split(":")[0] == f"{name}-0.{name}.training.svc" for a in addresses)
+        assert bool(addresses) == (name in ("seamflow-train", "seamflow-rollout"))
 
 
 def test_each_service_is_installed_alone() -> None:
