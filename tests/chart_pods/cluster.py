@@ -26,6 +26,7 @@ VALUES = EXAMPLES["cpu"]
 CLAIM, MODEL, TASKS = "seamflow-data", "model", "tasks.jsonl"
 REDIS = "seamflow-redis"
 AGENT = "agent"
+_ENDLESS = {"trainer.settings.num_steps": 1_000_000}
 _GROUP = 10001
 _STORES = ("trajectory-manager", "weights", "scheduler")
 _TASKS = 64
@@ -91,7 +92,7 @@ def _has_succeeded(name: str) -> bool:
 @contextmanager
 def cluster(folder: Path) -> Iterator[Cluster]:
     """A namespace with all that the release needs, and none of its pods yet."""
-    objects = render(VALUES)
+    objects = render(VALUES, _ENDLESS)
     config_maps = {e["metadata"]["name"]: e["data"] for e in objects if e["kind"] == "ConfigMap"}
     volumes = Volumes(folder=folder, config_maps=config_maps, secrets=_secrets(folder))
     _make_data(volumes.claim(CLAIM))
