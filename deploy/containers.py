@@ -136,8 +136,8 @@ def health_line(found: Sequence[Container]) -> str:
     return f"{line}; waiting for {', '.join(waiting)}" if waiting else line
 
 
-def up(profiles: Iterable[str] = ()) -> None:
-    """Build, start, wait, and write the agent's credential.
+def up(profiles: Iterable[str] = (), *, build: bool = True) -> None:
+    """Build, start, wait, and write the agent's credential; `build` False: the images are there.
 
     Raises:
         RuntimeError: a container ended with an error.
@@ -146,10 +146,11 @@ def up(profiles: Iterable[str] = ()) -> None:
     if "scoring" in names:
         os.environ.update(_COLUMN)
     flags = chosen(names)
-    compose(*flags, "build")
+    if build:
+        compose(*flags, "build")
     try:
         # Compose itself waits for the jobs that others depend on.
-        compose(*flags, "up", "--detach")
+        compose(*flags, "up", "--detach", "--no-build")
     except subprocess.CalledProcessError:
         _check(containers())  # names the container that failed, and shows what it said
         raise

@@ -53,10 +53,11 @@ def main() -> int:
     """Run it all; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-root", type=Path, default=Path("/var/tmp/seamflow-test-compose"))
+    parser.add_argument("--no-build", action="store_true", help="take the images that are there")
     given = parser.parse_args()
     try:
         with engine(given.data_root):
-            figures = _drill(given.data_root)
+            figures = _drill(given.data_root, not given.no_build)
     except EngineUnavailableError as error:
         sys.stderr.write(f"test-chart-pods: {error}\n")
         return 69
@@ -64,9 +65,10 @@ def main() -> int:
     return 0
 
 
-def _drill(data_root: Path) -> dict[str, float]:
+def _drill(data_root: Path, build: bool) -> dict[str, float]:
     os.environ.update(base_images(data_root))
-    _build()
+    if build:
+        _build()
     with tempfile.TemporaryDirectory(dir=data_root) as folder:
         Path(folder).chmod(0o755)
         with cluster(Path(folder)) as release:
