@@ -105,6 +105,9 @@ chaos-store: $(VENV)/.dev ## Kills, freezes, slow disks, skewed clocks, failover
 chaos-scheduler: $(VENV)/.dev ## Kills, freezes, partitions and deaths of a pool of nodes: no node has two owners.
 	$(RUN) tests.chaos.scheduler
 
+chaos-gang: $(VENV)/.dev ## A trainer of two nodes and a spare: lent, returned, killed; no rank trains without its device.
+	$(RUN) tests.chaos.gang --seed $(SEED)
+
 chaos-trainer: $(VENV)/.dev ## Kills of real trainers, one rank and two: the weights of a run without any, bit for bit.
 	$(RUN) tests.chaos.trainer
 
@@ -113,6 +116,9 @@ chaos-environments: $(VENV)/.dev ## Environments that are killed, stuck and slow
 
 chaos-edges: $(VENV)/.dev ## One broken server of three, agents that send too much, poisoned samples, flipped bits: now harmless.
 	$(RUN) tests.chaos.edges --seed $(SEED)
+
+soak: $(VENV)/.dev ## Two hours of training with a fault every 30 s: nothing lost, twice or stuck; memory of each process.
+	$(RUN) tests.chaos.soak --seed $(SEED)
 
 test-mixed: $(VENV)/.dev ## Services of RELEASE (v0.2.0) among the present ones, training meanwhile; forward and back.
 	$(RUN) tests.mixed --release $(RELEASE) --seed $(SEED)
