@@ -192,8 +192,13 @@ def _redis_url(name: str, password: str) -> str:
 
 
 def _redis_users(shared: dict[str, str]) -> str:
-    # Any holder of a deployment certificate may PING Redis, and nothing else.
-    users = ["user default on nopass resetkeys resetchannels -@all +ping"]
+    # Redis loads its append-only file as the default user: one that may not write loses all
+    # transactions at a restart. So it may do everything, and nobody can be it.
+    # Any holder of a deployment certificate may PING Redis as `health`, and nothing else.
+    users = [
+        "user default off resetpass ~* &* +@all",
+        "user health on nopass resetkeys resetchannels -@all +ping",
+    ]
     for name, service in SERVICES.items():
         if service.keys:
             digest = _digest(shared[f"redis_password_{name}"])
