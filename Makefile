@@ -18,7 +18,7 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-fusion \
 	chaos-store chaos-scheduler chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-environments test-models test-roundtrips \
-	test test-compose test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up health down clean help .venv-sglang $(ADAPTERS)
+	test test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up health down clean help .venv-sglang $(ADAPTERS)
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
@@ -167,7 +167,7 @@ check: $(VENV)/.dev ## Format, lint, types, contract.
 	$(RUN) ruff check .
 	$(RUN) mypy sdk/seamflow services trajectory_manager rollout scheduler trainer tools bench sim examples \
 		adapters tests \
-		deploy/create_run.py deploy/generate_secrets.py
+		deploy/create_run.py deploy/generate_secrets.py deploy/containers.py deploy/docker/install.py
 	$(VENV)/bin/buf lint
 	$(VENV)/bin/buf breaking --against protos/released.binpb
 
@@ -185,7 +185,7 @@ proto: .venv-proto/.made ## Generate sdk/seamflow/*/v1 from protos/.
 descriptors: $(VENV)/.dev ## At a release only: what later versions must not break.
 	$(VENV)/bin/buf build --as-file-descriptor-set -o protos/released.binpb
 
-up: ## Every service and Redis in containers, until all are healthy; PROFILES=environments adds more.
+up: ## Every service and Redis in containers, until all are healthy; PROFILES='scoring sglang' adds these.
 	$(PYTHON) deploy/containers.py up $(addprefix --profile ,$(PROFILES))
 
 health: ## One line: which containers are ready, and which are not.
@@ -196,6 +196,9 @@ down: ## Stop and remove the containers; volumes stay.
 
 test-compose: $(VENV)/.dev ## Build the images, train in containers, restart each, take all down (needs root or Docker).
 	$(RUN) tests.compose
+
+test-chart-pods: $(VENV)/.dev ## The pods of the Helm chart as containers: probes, a run, each pod deleted (needs root or Docker).
+	$(RUN) tests.chart_pods
 
 clean:
 	rm -rf $(VENV) .venv-proto .venv-oldest .venv-peers .venv-sglang .venv-adapters runs
