@@ -117,6 +117,9 @@ chaos-environments: $(VENV)/.dev ## Environments that are killed, stuck and slow
 chaos-edges: $(VENV)/.dev ## One broken server of three, agents that send too much, poisoned samples, flipped bits: now harmless.
 	$(RUN) tests.chaos.edges --seed $(SEED)
 
+chaos-restarts: $(VENV)/.dev ## Redis and every process ended by SIGTERM and SIGKILL in turn: training goes on, no agent notices.
+	$(RUN) tests.chaos.restarts --seed $(SEED)
+
 soak: $(VENV)/.dev ## Two hours of training with a fault every 30 s: nothing lost, twice or stuck; memory of each process.
 	$(RUN) tests.chaos.soak --seed $(SEED)
 
@@ -169,7 +172,7 @@ check: $(VENV)/.dev ## Format, lint, types, contract.
 	$(VENV)/bin/buf breaking --against protos/released.binpb
 
 # Generated with the oldest toolchain we support: what it makes loads on every newer protobuf.
-docs: $(VENV)/.dev ## Generate the pages of settings, permissions and benchmarks.
+docs: $(VENV)/.dev ## Generate the pages of settings, permissions, benchmarks and reliability.
 	$(RUN) tools.reference
 
 proto: .venv-proto/.made ## Generate sdk/seamflow/*/v1 from protos/.

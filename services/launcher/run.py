@@ -356,6 +356,7 @@ class Run:
             "node_lendings": num_lent,
             "node_returns": num_returned,
             "max_staleness_seen": max((step["max_staleness"] for step in steps), default=0),
+            "failed_rollouts": figures.failed_rollouts,
             "infrastructure_failures": figures.infrastructure_failures,
             "process_restarts": processes.num_restarts,
             "processes_given_up": ", ".join(processes.given_up),
