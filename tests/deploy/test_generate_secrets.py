@@ -247,7 +247,9 @@ async def test_a_restart_loses_no_transaction(tmp_path: Path) -> None:
     own, key = server.url.replace("//", f"//scheduler:{password}@"), "sf:scheduler:{pool}:nodes"
     server.start()
     async with connect(own) as redis, redis.pipeline(transaction=True) as transaction:
-        await transaction.set(key, 1).incr(key).execute()
+        transaction.set(key, 1)
+        transaction.incr(key)
+        await transaction.execute()
     server.kill()
     server.start()
     async with connect(own) as redis:
