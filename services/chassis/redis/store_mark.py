@@ -5,6 +5,7 @@ A service that went on would answer that its runs do not exist, and callers woul
 
 from __future__ import annotations
 
+import time
 import uuid
 from typing import Any
 
@@ -20,6 +21,11 @@ _MESSAGE = (
 )
 
 
+_SETTLED_SECONDS = 10.0
+"""A store that writes to its disk each second may lose a younger mark without having lost more than
+that: it is marked again."""
+
+
 class DataLostError(exceptions.ConnectionError):
     """Nothing is sent to this server until it has its data again."""
 
@@ -31,6 +37,7 @@ class StoreMark:
         """`key` holds the mark; empty: servers are not marked."""
         self._key = key
         self._value: bytes | None = None
+        self._since = 0.0
         self.is_missing = False
         """Whether the server came back without it."""
 
@@ -49,7 +56,10 @@ class StoreMark:
         """
         if not self._key:
             return
-        self._value = found if self._value is None else self._value
+        now = time.monotonic()
+        if self._value is None or now - self._since < _SETTLED_SECONDS:
+            # None: the next connection marks it again.
+            self._value, self._since = found, now
         lost = found != self._value
         if lost and not self.is_missing:
             get_logger().error("store_lost_its_data", key=self._key, error=_MESSAGE)

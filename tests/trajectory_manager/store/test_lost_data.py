@@ -11,6 +11,7 @@ import structlog
 from redis import Redis
 
 from services.chassis.errors import Reason, ServiceError
+from services.chassis.redis import store_mark
 from tests.redis_server import RedisServer
 from tests.trajectory_manager.support import RULES
 from trajectory_manager.model.records import Durability
@@ -28,6 +29,12 @@ def in_memory(tmp_path: Path) -> Iterator[RedisServer]:
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture(autouse=True)
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks count from their first second on."""
+    monkeypatch.setattr(store_mark, "_SETTLED_SECONDS", 0.0)
 
 
 async def _broken(store: Store) -> None:
@@ -66,6 +73,25 @@ async def test_a_service_that_starts_on_an_empty_store_uses_it(in_memory: RedisS
         async with redis_store(in_memory.url, Durability.FAST, 5.0) as store:
             assert await store.runs.create_run("run", RULES) is None
         in_memory.restart()
+
+
+async def test_a_young_mark_may_be_missing(
+    in_memory: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that writes each second loses it without having lost much; it is marked again."""
+    async with redis_store(in_memory.url, Durability.FAST, 5.0) as store:
+        monkeypatch.setattr(store_mark, "_SETTLED_SECONDS", 3600.0)
+        for _ in range(2):
+            await store.runs.create_run("run", RULES)
+            in_memory.restart()
+            await _broken(store)
+            with pytest.raises(ServiceError, match="does not exist"):
+                await store.runs.run("run")
+        monkeypatch.setattr(store_mark, "_SETTLED_SECONDS", 0.0)
+        in_memory.restart()
+        await _broken(store)
+        with pytest.raises(ServiceError, match="without its data"):
+            await store.runs.run("run")
 
 
 async def test_without_the_mark_an_empty_store_says_that_runs_do_not_exist(
