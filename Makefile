@@ -88,7 +88,7 @@ bench-ranker: $(VENV)/.dev ## Recall of the ranker, and generation on an emulate
 bench-pipeline: $(VENV)/.dev ## Six ways to use the same nodes, simulated, then on the real control plane (hours).
 	$(RUN) sim
 
-bench-fusion: $(VENV)/.dev ## Schedules of actor and critic in one fused pipeline: RLHFuse's twelve settings and their bounds.
+bench-fusion: $(VENV)/.dev ## Schedules of actor and critic in one fused pipeline: RLHFuse's twelve settings, and some executed.
 	$(RUN) bench.fusion
 
 test-clients: $(VENV)/.dev ## Train with an agent in Node alone, while services are killed; Go and C++ beside it.

@@ -57,6 +57,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "model",
         "data",
         "policy",
+        "pipeline",
         "tracking",
         "checkpoint",
         "ranks",

@@ -125,7 +125,7 @@ def _run_worker() -> None:
     log.configure(config, _TABLE)
     try:
         ranks = join(config)
-        worker = Worker(config)
+        worker = Worker(config, ranks.store)
     except (ValueError, ConfigError) as error:
         print(f"{_TABLE}: {error}", file=sys.stderr)
         raise SystemExit(ConfigError.exit_code) from error

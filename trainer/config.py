@@ -22,6 +22,7 @@ __all__ = [
     "LoRAConfig",
     "LossAggregation",
     "OptimizerConfig",
+    "PipelineConfig",
     "PublishConfig",
     "Setting",
     "TrackingConfig",
@@ -131,7 +132,8 @@ class AlgorithmConfig(Settings):
     macro_action_tokens: int = Field(5, gt=0)
     """Tokens of an action of ma_ppo."""
     critic_learning_rate: float = Field(0.0, ge=0)
-    """Learning rate of the critic layer; 0: thirty times optimizer.learning_rate."""
+    """Learning rate of the critic; 0: that of the optimizer for a model, thirty times that for a
+    layer."""
 
     @property
     def trained_reward(self) -> str:
@@ -199,6 +201,22 @@ class LoRAConfig(Settings):
     targets: tuple[str, ...] = ()
     """Names of linear layers that get one, such as q_proj; none: all but the output. Experts that
     are stacked into one tensor stay frozen."""
+
+
+class PipelineConfig(Settings):
+    """Models cut into stages, one of the policy's on each rank."""
+
+    schedule: Literal["fused", "serial"] = "fused"
+    """With a critic's own model: fill the idle times of one model with tasks of the other, or train
+    the critic, then the policy, with one forward and one backward task in turn (1F1B)."""
+    critic_stages: int = Field(0, ge=0)
+    """Stages of the critic's own model, a divisor of the ranks: what is left of the ranks holds
+    replicas, which share its micro-batches. 0: as many as ranks."""
+    micro_batches_held: int = Field(0, ge=0)
+    """Micro-batches, of all models together, whose activations a rank holds at most in a fused
+    schedule; 0: no limit."""
+    plan_seconds: float = Field(2.0, gt=0)
+    """CPU seconds of the search for a fused schedule, for each number of micro-batches."""
 
 
 class CheckpointConfig(Settings):
@@ -292,6 +310,17 @@ class TrainerConfig(ServerConfig):
     cpu_offload: bool = False
     """Keep weights, gradients and optimizer state on the host and copy to the device what is
     computed with; the optimizer step runs on the host."""
+    critic: Literal["layer", "model"] = "layer"
+    """Critic of algorithms that have one: a layer on the policy's last hidden states, or a model of
+    its own, with its own gradient norm. It is in the checkpoints and never published."""
+    critic_model: Path | None = None
+    """Hugging Face folder that the critic's own model starts from; unset: the policy's."""
+    backend: Literal["fsdp", "pipeline"] = "fsdp"
+    """How the models are spread over the ranks: sharded, each rank computing whole models on
+    samples of its own, or cut into stages, which pass micro-batches on. A pipeline moves
+    activations between ranks instead of weights, which suits slow networks."""
+    pipeline: PipelineConfig = PipelineConfig()
+    """The pipeline backend."""
     gang: GangConfig = GangConfig()
     """Nodes requested from the scheduler."""
     batch: BatchConfig = BatchConfig()
@@ -315,6 +344,8 @@ class TrainerConfig(ServerConfig):
     def _check(self) -> Self:
         self._check_kl()
         self._check_lora()
+        self._check_critic()
+        self._check_pipeline()
         if self.batch.min_groups > 1 and self.batch.timeout_seconds == 0:
             raise ValueError(
                 f"batch.min_groups is {self.batch.min_groups} but batches are always whole: "
@@ -335,6 +366,51 @@ class TrainerConfig(ServerConfig):
                 "use k2, whose gradient is that of the KL, or k3"
             )
 
+    def _check_critic(self) -> None:
+        if self.critic_model is not None and self.critic != "model":
+            raise ValueError(
+                f"critic_model is {self.critic_model} but critic is 'layer': set critic to "
+                "'model', or remove critic_model"
+            )
+        if self.critic == "model" and self.lora.rank:
+            raise ValueError(
+                f"critic is 'model' with lora.rank {self.lora.rank}: adapters are for a critic "
+                "that is a layer; set critic to 'layer' or lora.rank to 0"
+            )
+
+    def _check_pipeline(self) -> None:
+        if self.backend == "fsdp":
+            if self.pipeline != PipelineConfig():
+                raise ValueError(
+                    "[pipeline] has settings but backend is 'fsdp': set backend to 'pipeline', or "
+                    "remove them"
+                )
+            return
+        self._refuse_in_a_pipeline()
+        if self.pipeline.critic_stages and self.critic != "model":
+            raise ValueError(
+                f"pipeline.critic_stages is {self.pipeline.critic_stages} but critic is 'layer', "
+                "which is on the policy's last stage: set critic to 'model'"
+            )
+        if self.pipeline.micro_batches_held == 1 and self.critic == "model":
+            raise ValueError(
+                "pipeline.micro_batches_held is 1 but a rank has stages of two models: give 2 or "
+                "more"
+            )
+
+    def _refuse_in_a_pipeline(self) -> None:
+        given = {
+            "lora.rank": self.lora.rank,
+            "cpu_offload": self.cpu_offload,
+            "dtype": self.dtype if self.dtype == "bfloat16" else "",
+        }
+        for name, value in given.items():
+            if value:
+                raise ValueError(
+                    f"{name} is {value!r} with backend 'pipeline', which cannot do that: remove "
+                    "it, or set backend to 'fsdp'"
+                )
+
     def _check_lora(self) -> None:
         if self.lora.rank:
             return
@@ -346,9 +422,10 @@ class TrainerConfig(ServerConfig):
 
     @property
     def critic_rate_scale(self) -> float:
-        """Learning rate of the critic layer, relative to the others'."""
+        """Learning rate of the critic, relative to the policy's."""
         rate = self.optimizer.learning_rate
-        return (self.algorithm.critic_learning_rate or 30 * rate) / rate
+        unset = rate if self.critic == "model" else 30 * rate
+        return (self.algorithm.critic_learning_rate or unset) / rate
 
     @property
     def tracking_folder(self) -> Path:
@@ -374,4 +451,6 @@ class TrainerConfig(ServerConfig):
             yield from ((f"{name}.{key}", value) for key, value in values.items())
         for name in ("stream_groups", "micro_batch_tokens", "packing"):
             yield f"batch.{name}", getattr(self.batch, name)
-        yield from (("seed", self.seed), ("dtype", self.dtype))
+        for name in ("seed", "dtype", "critic", "backend"):
+            yield name, getattr(self, name)
+        yield "critic_model", str(self.critic_model.resolve()) if self.critic_model else None

@@ -112,7 +112,7 @@ class RankGroup:
 def _start(config: TrainerConfig) -> Rank0:
     ranks = join(config)
     try:
-        return Rank0(ranks, Worker(config))
+        return Rank0(ranks, Worker(config, ranks.store))
     except BaseException:
         dist.destroy_process_group()
         raise

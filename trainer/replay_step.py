@@ -31,7 +31,7 @@ def main() -> None:
     ranks = join(dump.config)
     if ranks.world_size != dump.world_size:
         sys.exit(f"the step has {dump.world_size} ranks: start {dump.world_size} with torchrun")
-    worker = Worker(dump.config)
+    worker = Worker(dump.config, ranks.store)
     if ranks.rank:
         worker_loop(ranks, worker, _GRACE_SECONDS)
         end_process(0)

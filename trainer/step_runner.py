@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,20 +11,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint.step_dump import StepDumpWriter
 from trainer.config import TrainerConfig
-from trainer.data.advantages import compute_advantages
 from trainer.data.gradient_chunks import GradientChunk
-from trainer.data.micro_batch import plan_micro_batches
-from trainer.data.token_sequence import TokenSequence, trainable_tokens
+from trainer.data.token_sequence import TokenSequence
 from trainer.policy.commands import Accumulate, Discard, Gather, Load, Optimize
 from trainer.rank_group import RankGroup
+from trainer.ranks.chunk_commands import ChunkCommands
 from trainer.tracking.step_record import StepRecord
 
 __all__ = ["Progress", "StepRunner"]
 
-_FINITE = ("loss", "grad_norm")
+_FINITE = ("loss", "grad_norm", "critic_grad_norm")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,7 +48,7 @@ class StepRunner:
         self.progress = Progress(last_step=config.num_steps)
         self._config = config
         self._ranks = ranks
-        self._algorithm = make_algorithm(config)
+        self._chunk_commands: ChunkCommands | None = None
         self._dump = StepDumpWriter(config)
 
     async def load(self, folder: Path) -> None:
@@ -59,13 +58,13 @@ class StepRunner:
     async def accumulate(self, chunk: GradientChunk, record: StepRecord) -> None:
         """Add the gradient of a chunk to that of the step."""
         self.progress.training = True
-        commands = self._commands(chunk, record)
+        commands = await self._commands(chunk, record)
         if record.num_samples == 0 and (folder := self._dump.start(record.step)):
             await self._ranks.save(folder)
             await self._ranks.wait_written(folder)
         self._dump.add_chunk(record.step, commands)
         with record.phase("train"):
-            await self._ranks.do_each(commands)
+            self._chunks.report(await self._ranks.do_each(commands))
         record.add(chunk.sequences)
         self.progress.training = chunk.last
 
@@ -75,7 +74,7 @@ class StepRunner:
         Raises what an algorithm or model raises on the group.
         """
         chunk, record = GradientChunk(sequences=sequences, last=True), StepRecord(step, 0)
-        await self._ranks.do_each(self._commands(chunk, record))
+        await self._ranks.do_each(await self._commands(chunk, record))
         found = (await self._ranks.do(Discard()))[0]
         bad = [
             f"{name} is {found[name]}"
@@ -99,29 +98,22 @@ class StepRunner:
         await self._ranks.do(Gather())
         return self._ranks.take_gathered()
 
-    def _commands(self, chunk: GradientChunk, record: StepRecord) -> list[Accumulate]:
-        """One command for each rank."""
+    async def _commands(self, chunk: GradientChunk, record: StepRecord) -> list[Accumulate]:
+        """One command for each rank. In a thread: a pipeline is planned for seconds."""
         shuffle = np.random.default_rng([self._config.seed, record.step, record.num_samples])
-        advantages = compute_advantages(
+        return await asyncio.to_thread(
+            self._chunks.of,
             chunk.sequences,
-            self._algorithm,
-            self._config,
+            record.base_weight_version,
             shuffle if self._config.algorithm.shuffle_rewards else None,
         )
-        shares = plan_micro_batches(
-            chunk.sequences,
-            advantages,
-            num_ranks=self._ranks.world_size,
-            micro_batch_tokens=self._config.batch.micro_batch_tokens,
-            packed=self._ranks.packed,
-            whole_groups=self._algorithm.whole_groups,
-        )
-        return [
-            Accumulate(
-                weight_version=record.base_weight_version,
-                num_tokens=trainable_tokens(chunk.sequences),
-                denominator=advantages.denominator,
-                micro_batches=share,
+
+    @property
+    def _chunks(self) -> ChunkCommands:
+        """Made when the ranks have started."""
+        if self._chunk_commands is None:
+            ranks = self._ranks
+            self._chunk_commands = ChunkCommands(
+                self._config, ranks.world_size, packed=ranks.packed
             )
-            for share in shares
-        ]
+        return self._chunk_commands

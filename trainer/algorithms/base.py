@@ -153,7 +153,7 @@ def make_algorithm(config: TrainerConfig) -> Algorithm:
     """The algorithm that `config.algorithm.name` names: a built-in, or "package.module:Name".
 
     Raises:
-        ConfigError: it does not exist, rejects a setting, or cannot be streamed.
+        ConfigError: it does not exist, rejects a setting, cannot be streamed, or lacks a critic.
     """
     algorithm: Algorithm = plugins.make("algorithm", config.algorithm.name, ALGORITHMS, config)
     for name in ("whole_step", "whole_groups", "critic"):
@@ -162,6 +162,11 @@ def make_algorithm(config: TrainerConfig) -> Algorithm:
                 f"algorithm {config.algorithm.name} has no attribute {name}: set it to True or "
                 "False, see trainer.algorithms.base.Algorithm"
             )
+    if config.critic == "model" and not algorithm.critic:
+        raise ConfigError(
+            f"critic is 'model' but algorithm {config.algorithm.name} has no critic: remove "
+            "critic, or use ppo, ma_ppo or turn_ppo"
+        )
     if config.batch.stream_groups and algorithm.whole_step:
         raise ConfigError(
             f"batch.stream_groups is {config.batch.stream_groups}: {config.algorithm.name} "

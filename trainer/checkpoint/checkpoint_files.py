@@ -10,7 +10,7 @@ A folder is filled under a temporary name and renamed when complete: one named s
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
@@ -25,7 +25,7 @@ from trainer import fsync_files
 from trainer.checkpoint.checksums import DamagedError, note_digest, read_json, seal, verify
 from trainer.config import Setting
 from trainer.model.lora import is_adapter
-from trainer.policy.forward import VALUE_HEAD
+from trainer.policy.critic import is_critic
 from trainer.policy.policy import Policy
 
 __all__ = [
@@ -131,8 +131,9 @@ def read_parameters(folder: Path) -> dict[str, torch.Tensor]:
     with ExitStack() as stack:
         paths = sorted(folder.glob("rank_*.safetensors"))
         files = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
-        names = [name for name in files[0].keys() if name.startswith(_PARAMETER)]  # noqa: SIM118
-        return {name.removeprefix(_PARAMETER): _resharded(files, name, 0, 1) for name in names}
+        shards = _Shards(files, 0, 1)
+        names = sorted(name for name in shards.names if name.startswith(_PARAMETER))
+        return {name.removeprefix(_PARAMETER): shards.whole(name) for name in names}
 
 
 def begin(folder: Path, step: int) -> Path:
@@ -215,13 +216,11 @@ def load_shards(policy: Policy, folder: Path, rank: int, world_size: int) -> Non
     paths = sorted(folder.glob("rank_*.safetensors"))
     with ExitStack() as stack:
         files = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
-        # A rank with an empty shard of a tensor has no optimizer state for it; rank 0 always has.
-        names = files[rank if len(files) == world_size else 0].keys()
-        tensors = {name: _resharded(files, name, rank, world_size) for name in names}
-    rng = tensors.pop(_RNG)
-    _check(policy, tensors, folder)
-    policy.load_state(tensors)
-    torch.set_rng_state(rng)
+        shards = _Shards(files, rank, world_size)
+        tensors = dict(_state(policy, shards))
+        _check(policy, tensors, shards.names, folder)
+        policy.load_state(tensors)
+        torch.set_rng_state(shards.rng())
 
 
 def shard_name(rank: int, world_size: int) -> str:
@@ -229,15 +228,49 @@ def shard_name(rank: int, world_size: int) -> str:
     return f"rank_{rank:05d}_of_{world_size:05d}.safetensors"
 
 
-def _resharded(files: list[Any], name: str, rank: int, world_size: int) -> torch.Tensor:
-    """This rank's part of a tensor; FSDP shards dimension 0 as `torch.chunk` does."""
-    if len(files) == world_size:
-        return _tensor(files[rank], name)
-    parts = [_tensor(file, name) for file in files if name in file.keys()]  # noqa: SIM118 -- not a dict
-    if name == _RNG or parts[0].dim() == 0:
-        return parts[0]
-    chunks = torch.cat(parts).chunk(world_size)
-    return chunks[rank] if rank < len(chunks) else chunks[0][:0]
+class _Shards:
+    """The files of all ranks that wrote a checkpoint, for one rank of those that read it.
+
+    A tensor is whole in one file (of a pipeline), or its chunks are in several.
+    """
+
+    def __init__(self, files: list[Any], rank: int, world_size: int) -> None:
+        self._files, self._rank, self._world_size = files, rank, world_size
+        self._names = [set(file.keys()) for file in files]
+        self.names = set().union(*self._names)
+        """Of all tensors."""
+
+    def rng(self) -> torch.Tensor:
+        """Random state: of the same rank, or else of the first."""
+        return _tensor(self._files[self._rank if self._is_same_size else 0], _RNG)
+
+    def whole(self, name: str) -> torch.Tensor:
+        """A whole tensor; a number is the same in each file that has it."""
+        parts = [
+            _tensor(f, name) for f, n in zip(self._files, self._names, strict=True) if name in n
+        ]
+        return parts[0] if len(parts) == 1 or parts[0].dim() == 0 else torch.cat(parts)
+
+    def part(self, name: str, shape: torch.Size, policy: Policy) -> torch.Tensor:
+        """This rank's part of a tensor, as it was written or cut anew."""
+        if self._is_same_size and name in self._names[self._rank]:
+            file = self._files[self._rank]
+            if tuple(file.get_slice(name).get_shape()) == tuple(shape):
+                return _tensor(file, name)
+        return policy.part(self.whole(name), self._rank, self._world_size)
+
+    @property
+    def _is_same_size(self) -> bool:
+        return len(self._files) == self._world_size
+
+
+def _state(policy: Policy, shards: _Shards) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, shard in policy.shards.items():
+        for key in ("parameter", "exp_avg", "exp_avg_sq"):
+            if (full := f"{key}.{name}") in shards.names:
+                yield full, shards.part(full, shard.shape, policy)
+        if (full := f"step.{name}") in shards.names:
+            yield full, shards.whole(full)
 
 
 def _tensor(file: Any, name: str) -> torch.Tensor:
@@ -245,13 +278,16 @@ def _tensor(file: Any, name: str) -> torch.Tensor:
     return tensor
 
 
-def _check(policy: Policy, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+def _check(
+    policy: Policy, tensors: Mapping[str, torch.Tensor], names: Collection[str], folder: Path
+) -> None:
     for name, shard in policy.shards.items():
-        stored = tensors.get(f"parameter.{name}")
-        if stored is None and name.startswith(VALUE_HEAD):
+        stored = tensors.get(_PARAMETER + name)
+        if stored is None and is_critic(name):
             raise ValueError(
-                f"checkpoint {folder} has no critic: it was written by another algorithm; set "
-                "algorithm back, or start a new run from its published weights"
+                f"checkpoint {folder} has no parameter {name} of the critic: it was written by "
+                "another algorithm or another critic; set algorithm, critic and critic_model back, "
+                "or start a new run from its published weights"
             )
         if stored is None or stored.shape != shard.shape or stored.dtype != shard.dtype:
             found = "nothing" if stored is None else f"{stored.dtype} {tuple(stored.shape)}"
@@ -260,7 +296,7 @@ def _check(policy: Policy, tensors: Mapping[str, torch.Tensor], folder: Path) ->
                 f"{shard.dtype} {tuple(shard.shape)}: its model, dtype, lora.rank or lora.targets "
                 "is different; set it back"
             )
-    stored_names = {name.partition(".")[2] for name in tensors if name.startswith("parameter.")}
+    stored_names = {n.removeprefix(_PARAMETER) for n in names if n.startswith(_PARAMETER)}
     unused = sorted(filter(is_adapter, stored_names - policy.shards.keys()))
     if unused:
         raise ValueError(

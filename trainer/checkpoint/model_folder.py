@@ -22,7 +22,7 @@ from trainer.config import TrainerConfig
 from trainer.model.checkpoint_names import checkpoint_tensors
 from trainer.model.lora import add_adapter, is_adapter, merged, plain_name
 from trainer.model.weight_folder import write_folder
-from trainer.policy.forward import VALUE_HEAD
+from trainer.policy.critic import is_critic
 from trainer.policy.load_model import DTYPES, load_whole
 
 __all__ = ["main", "write_model_folder"]
@@ -95,7 +95,7 @@ def _config(state: Checkpoint, base_model: Path | None, checkpoint: Path) -> Tra
 
 
 def _model(config: TrainerConfig) -> nn.Module:
-    model = load_whole(config)
+    model = load_whole(config, config.model)
     if config.lora.rank:
         add_adapter(model, config)
     return model
@@ -138,9 +138,7 @@ def _check(
         for name, parameter in parameters.items()
         if is_adapter(name) or not config.lora.rank
     }
-    found = {
-        name: tensor.shape for name, tensor in trained.items() if not name.startswith(VALUE_HEAD)
-    }
+    found = {name: tensor.shape for name, tensor in trained.items() if not is_critic(name)}
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):
             raise ValueError(

@@ -21,7 +21,7 @@ from trainer.data.advantages import SequenceAdvantages
 from trainer.data.token_sequence import TokenSequence
 from trainer.model.packing import shared_tokens
 
-__all__ = ["MicroBatch", "plan_micro_batches"]
+__all__ = ["MicroBatch", "plan_micro_batches", "weightless"]
 
 _PAD = 0
 _PASS_TOKENS = 128
@@ -66,6 +66,7 @@ def plan_micro_batches(
     micro_batch_tokens: int,
     packed: bool = True,
     whole_groups: bool = False,
+    at_least: int = 1,
 ) -> tuple[tuple[MicroBatch, ...], ...]:
     """Split a step into micro-batches, the same number for every rank.
 
@@ -80,6 +81,7 @@ def plan_micro_batches(
         micro_batch_tokens: budget of a micro-batch, padding included.
         packed: compute without padding.
         whole_groups: never split a group.
+        at_least: micro-batches of a rank, if it has as many sequences of about equal length.
 
     Returns:
         The micro-batches of each rank.
@@ -92,13 +94,13 @@ def plan_micro_batches(
         groups = [list(members) for _, members in groupby(rows, numbering.groups_N.__getitem__)]
         units = groups if whole_groups else [[row] for row in rows]
         sizes = _Sizes(sequences, rows, packed)
-        shares = _line(units, sizes, num_ranks, micro_batch_tokens)
+        shares = _line(units, sizes, num_ranks, micro_batch_tokens, at_least)
     else:
         shares = _by_length(rows, lengths, num_ranks, micro_batch_tokens)
     most = max(map(len, shares))
     return tuple(
         tuple(_stack(sequences, advantages, numbering, rows) for rows in share)
-        + (_weightless(),) * (most - len(share))
+        + (weightless(),) * (most - len(share))
         for share in shares
     )
 
@@ -150,11 +152,11 @@ class _Sizes:
 
 
 def _line(
-    units: Sequence[list[int]], sizes: _Sizes, num_ranks: int, budget: int
+    units: Sequence[list[int]], sizes: _Sizes, num_ranks: int, budget: int, at_least: int
 ) -> list[list[list[int]]]:
     """Split consecutive units evenly over ranks, then into the fewest micro-batches that fit."""
     shares = _evenly(units, sizes, num_ranks)
-    for parts in count(1):
+    for parts in count(at_least):
         cuts = [_evenly(share, sizes, parts) for share in shares]
         pieces = [piece for cut in cuts for piece in cut]
         if all(sizes.fits(piece, budget) for piece in pieces):
@@ -257,7 +259,7 @@ def _padded(values: Sequence[NDArray[Any]], padding: float = _PAD) -> NDArray[An
     return rows_BT
 
 
-def _weightless() -> MicroBatch:
+def weightless() -> MicroBatch:
     """Two tokens without loss, so that a rank takes part in the collectives of the other ranks."""
     nothing_BT = np.zeros((1, 2), np.float32)
     return MicroBatch(

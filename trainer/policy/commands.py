@@ -40,6 +40,8 @@ class Accumulate:
     """The chunk's term in the denominator of the step's loss."""
     micro_batches: tuple[MicroBatch, ...]
     """The rank's micro-batches; every rank has the same number."""
+    actions: tuple[tuple[int, int, int], ...] = ()
+    """In a pipeline, the rank's tasks in order: model, kind, micro-batch (`trainer/pipeline`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,4 +141,5 @@ def decode(data: bytes) -> Command:
                 )
                 for number in range(words["num_micro_batches"])
             )
+            values["actions"] = tuple(map(tuple, values.get("actions", ())))
         return kind(**values)

@@ -1,8 +1,10 @@
-"""Load a Hugging Face model and shard it over the ranks."""
+"""Load Hugging Face models and shard them over the ranks."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -21,47 +23,89 @@ from trainer.config import TrainerConfig
 from trainer.model.lora import add_adapter
 from trainer.model.onednn_linear import use_onednn
 from trainer.model.packing import can_pack
-from trainer.policy.forward import add_value_head
+from trainer.policy.critic import CriticModel, add_value_head
 
-__all__ = ["DTYPES", "load_sharded", "load_whole"]
+__all__ = ["DTYPES", "Models", "load_models", "load_sharded", "load_whole"]
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
-def load_sharded(
-    config: TrainerConfig, mesh: DeviceMesh, *, critic: bool = False
-) -> tuple[nn.Module, bool]:
-    """Load the causal language model of `config.model`; shard each block, then the rest.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """What a policy trains."""
+
+    policy: nn.Module
+    """The causal language model, with the critic's layer if `critic` is "layer"."""
+    critic: CriticModel | None
+    """The critic's own model, if `critic` is "model"."""
+    packed: bool
+    """Whether they compute packed rows."""
+
+
+def load_sharded(config: TrainerConfig, mesh: DeviceMesh, *, critic: bool = False) -> Models:
+    """Load the models; shard each block, then the rest.
 
     Args:
         config: of the trainer.
         mesh: of the ranks.
-        critic: add a value head.
-
-    Returns:
-        The model, and whether it supports packed rows.
+        critic: the algorithm has a critic.
 
     Raises:
-        ValueError: the folder is incomplete, or holds another kind of model.
+        ValueError: a folder is incomplete, or holds another kind of model.
     """
-    model = load_whole(config)
-    # Dropout would make log-probs differ from the engine's. Gradients are not affected.
-    model.eval()
-    use_onednn(model)
-    if config.lora.rank:
-        add_adapter(model, config)
-    packed = config.batch.packing and can_pack(model)
-    if critic:
-        add_value_head(model)
+    models = load_models(config, critic=critic)
     shard = partial(
         fully_shard, mesh=mesh, mp_policy=_precision(config.dtype), offload_policy=_place(config)
     )
-    for block in transformer_blocks(model):
-        if config.activation_checkpointing:
+    for model in filter(None, (models.policy, models.critic)):
+        for block in transformer_blocks(getattr(model, "backbone", model)):
+            shard(block)
+        shard(model)
+    return models
+
+
+def load_models(config: TrainerConfig, *, critic: bool = False) -> Models:
+    """Load the causal language model of `config.model`, and a critic.
+
+    Raises:
+        ValueError: a folder is incomplete, or holds another kind of model.
+    """
+    model = _load_prepared(config, config.model)
+    if config.lora.rank:
+        add_adapter(model, config)
+    packed = config.batch.packing and can_pack(model)
+    if critic and config.critic == "layer":
+        add_value_head(model)
+    own = _load_critic(config, model, packed) if critic and config.critic == "model" else None
+    return Models(policy=model, critic=own, packed=packed)
+
+
+def _load_critic(config: TrainerConfig, policy: nn.Module, packed: bool) -> CriticModel:
+    folder = config.critic_model or config.model
+    model = _load_prepared(config, folder)
+    sizes = [each.get_input_embeddings().weight.shape[0] for each in (model, policy)]  # type: ignore[operator]
+    if sizes[0] < sizes[1]:
+        raise ValueError(
+            f"critic_model {folder} knows {sizes[0]} token ids, the policy has {sizes[1]}: give a "
+            "model with the policy's tokenizer"
+        )
+    if packed and not can_pack(model):
+        raise ValueError(
+            f"critic_model {folder} cannot compute packed rows, the policy can: set batch.packing "
+            "to false, or give another critic_model"
+        )
+    return CriticModel(model)
+
+
+def _load_prepared(config: TrainerConfig, folder: Path) -> nn.Module:
+    model = load_whole(config, folder)
+    # Dropout would make log-probs differ from the engine's. Gradients are not affected.
+    model.eval()
+    use_onednn(model)
+    if config.activation_checkpointing:
+        for block in transformer_blocks(model):
             _checkpoint_activations(block)
-        shard(block)
-    shard(model)
-    return model, packed
+    return model
 
 
 def _checkpoint_activations(block: nn.Module) -> None:
@@ -71,8 +115,8 @@ def _checkpoint_activations(block: nn.Module) -> None:
     )
 
 
-def load_whole(config: TrainerConfig) -> nn.Module:
-    """Load the causal language model of `config.model` in the type of the master weights.
+def load_whole(config: TrainerConfig, folder: Path) -> nn.Module:
+    """Load the causal language model in `folder`, in the type of the master weights.
 
     Raises:
         ValueError: the folder is incomplete, or holds another kind of model.
@@ -80,19 +124,19 @@ def load_whole(config: TrainerConfig) -> nn.Module:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    check_model_folder(config.model)
+    check_model_folder(folder)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     master = torch.float32 if config.dtype == "bfloat16" else DTYPES[config.dtype]
     try:
         model: nn.Module = AutoModelForCausalLM.from_pretrained(
-            config.model,
+            folder,
             dtype=master,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
         )
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"model {config.model}: {error}") from error
+        raise ValueError(f"model {folder}: {error}") from error
     # What is kept on the host may be more than the device holds: blocks go there one by one.
     return model if config.cpu_offload else model.to(config.device)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 
 from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint import checkpoint_files
 from trainer.config import TrainerConfig
-from trainer.model.checkpoint_names import checkpoint_tensors
+from trainer.pipeline.pipelined_policy import PipelinedPolicy
 from trainer.policy.commands import (
     Accumulate,
     Command,
@@ -28,6 +28,7 @@ from trainer.policy.commands import (
 )
 from trainer.policy.load_model import DTYPES, load_sharded
 from trainer.policy.policy import Policy
+from trainer.policy.sharded_policy import ShardedPolicy
 from trainer.ranks.offload import DeviceState
 
 __all__ = ["Worker"]
@@ -36,20 +37,22 @@ __all__ = ["Worker"]
 class Worker:
     """This rank's policy, and the execution of commands on it. Needs the process group."""
 
-    def __init__(self, config: TrainerConfig) -> None:
+    def __init__(self, config: TrainerConfig, store: Store | None = None) -> None:
+        """Load the models. Collective.
+
+        Args:
+            config: of the trainer.
+            store: of the commands, in which the ranks of a pipeline say that they failed.
+        """
         torch.manual_seed(config.seed)
-        mesh = init_device_mesh(config.device, (dist.get_world_size(),))
         self.gathered: dict[str, torch.Tensor] = {}
         """On rank 0 after `Gather`: the published tensors by their names in a checkpoint, on the
         host."""
-        algorithm = make_algorithm(config)
-        model, self.packed = load_sharded(config, mesh, critic=algorithm.critic)
+        self._policy = _policy(config, store)
+        self.packed = self._policy.packed
         """Whether sequences are computed without padding."""
-        self.vocabulary_size = int(cast(Any, model).get_input_embeddings().weight.shape[0])
+        self.vocabulary_size = self._policy.vocabulary_size
         """Rows of the embedding: token ids are below it."""
-        self._model = model
-        self._publishes_adapter = config.publish.content == "adapter"
-        self._policy = Policy(model, algorithm, config, packed=self.packed)
         self._device_state = DeviceState()
         self._shard_writer = checkpoint_files.ShardWriter(*_place())
         self._published_dtype = DTYPES[config.dtype]
@@ -58,7 +61,7 @@ class Worker:
         """Execute one command; its results by name."""
         match command:
             case Accumulate():
-                self._policy.accumulate(command)
+                return self._policy.accumulate(command)
             case Optimize(step=step):
                 return self._policy.optimize(step)
             case Discard():
@@ -86,8 +89,17 @@ class Worker:
                 # A copy even on the CPU: the next step must not change the published tensors.
                 dtype = self._published_dtype if full.is_floating_point() else full.dtype
                 self.gathered[name] = full.to("cpu", dtype, copy=True)
-        if self.gathered and not self._publishes_adapter:
-            self.gathered = checkpoint_tensors(self._model, self.gathered)
+        if self.gathered:
+            self.gathered = self._policy.checkpoint_tensors(self.gathered)
+
+
+def _policy(config: TrainerConfig, store: Store | None) -> Policy:
+    """With the models as the backend spreads them."""
+    algorithm = make_algorithm(config)
+    if config.backend == "pipeline":
+        return PipelinedPolicy(config, algorithm, store)
+    mesh = init_device_mesh(config.device, (dist.get_world_size(),))
+    return ShardedPolicy(load_sharded(config, mesh, critic=algorithm.critic), algorithm, config)
 
 
 def _place() -> tuple[int, int]:

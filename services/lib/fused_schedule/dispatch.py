@@ -97,6 +97,9 @@ class _Dispatch:
         for index, pipeline in enumerate(problem.pipelines):
             for stage, node in enumerate(pipeline.nodes):
                 self._at[node][index] = _Stage(problem, index, stage, rule)
+        self._values = problem.values
+        self._passed = [0 for _ in problem.pipelines]  # micro-batches that are at their turn
+        self._last = self._at[problem.pipelines[0].nodes[-1]][0]
         self._held = [0.0 for _ in problem.nodes]
         self._is_busy = [False for _ in problem.nodes]
         self._orders: list[list[tuple[int, int]]] = [[] for _ in problem.nodes]
@@ -122,11 +125,26 @@ class _Dispatch:
         self._is_busy[node] = False
         stage = self._at[node][index]
         to = stage.next_node if kind == FORWARD else stage.previous_node
-        if to is not None:
+        if to is None and kind == FORWARD:
+            to = self._turn(stage)
+        elif to is not None:
             self._at[to][index].ready[kind] += 1
-        elif kind == FORWARD:
-            stage.ready[BACKWARD] += 1
         return node, node if to is None else to
+
+    def _turn(self, stage: _Stage) -> int | None:
+        """Let what has passed the last stage go back; another node where that allows something."""
+        self._passed[stage.index] += 1
+        if stage.index or not self._values:
+            stage.ready[BACKWARD] += 1
+        if not self._values:
+            return None
+        self._last.ready[BACKWARD] = min(self._passed[0], self._num_valued())
+        return self._last.pipeline.nodes[-1]
+
+    def _num_valued(self) -> int:
+        """Micro-batches of the first model, from the first on, whose value is there."""
+        _, *others = self._passed
+        return min(turns * len(others) + index for index, turns in enumerate(others))
 
     def _start(self, node: int) -> None:
         best: tuple[float, int, int] | None = None

@@ -41,6 +41,7 @@ class _Greedy:
         self._ends = [[0.0] * each.num_micro_batches for each in problem.pipelines]
         self._passed = [[0] * each.num_micro_batches for each in problem.pipelines]
         self._counts = [[[0, 0] for _ in problem.pipelines] for _ in problem.nodes]
+        self._valued: dict[tuple[int, int], float] = {}  # by pipeline and micro-batch
         self._orders: list[list[tuple[int, int]]] = [[] for _ in problem.nodes]
 
     def run(self) -> Orders:
@@ -64,15 +65,25 @@ class _Greedy:
                     behind = stage if kind == FORWARD else 2 * pipeline.num_stages - 1 - stage
                     if number == pipeline.num_micro_batches:
                         continue
-                    if self._passed[index][number] != behind:
+                    valued = self._value_time(index, kind, stage, number)
+                    if self._passed[index][number] != behind or valued is None:
                         continue
                     times = pipeline.forward if kind == FORWARD else pipeline.backward
-                    start = max(self._ends[index][number], self._free_at[node])
+                    start = max(self._ends[index][number], self._free_at[node], valued)
                     end = start + times[stage]
                     yield _Candidate(start, kind == FORWARD, node, index, number, kind, end)
 
+    def _value_time(self, index: int, kind: int, stage: int, number: int) -> float | None:
+        """From when on a task does not wait for a value; None: not yet known."""
+        last = self._problem.pipelines[index].num_stages - 1
+        if not self._problem.values or index or kind == FORWARD or stage != last:
+            return 0.0
+        return self._valued.get(self._problem.value_of(number))
+
     def _schedule(self, chosen: _Candidate) -> None:
         self._orders[chosen.node].append((chosen.pipeline, chosen.kind))
+        if chosen.node == self._problem.pipelines[chosen.pipeline].nodes[-1] and chosen.is_forward:
+            self._valued[chosen.pipeline, chosen.micro_batch] = chosen.end
         self._ends[chosen.pipeline][chosen.micro_batch] = chosen.end
         self._passed[chosen.pipeline][chosen.micro_batch] += 1
         self._counts[chosen.node][chosen.pipeline][chosen.kind] += 1

@@ -88,9 +88,13 @@ def _annealed(problem: Problem, best: _Found, cpu_seconds: float, seed: int) -> 
 
 
 def serial_orders(problem: Problem) -> Orders:
-    """1F1B of the first model, and behind it that of the others: plain pipelines."""
+    """1F1B of the first model, and behind it that of the others: plain pipelines.
+
+    If the first waits for the values of the others, it comes last.
+    """
     orders: list[list[tuple[int, int]]] = [[] for _ in problem.nodes]
-    for index, pipeline in enumerate(problem.pipelines):
+    models = sorted(enumerate(problem.pipelines), key=lambda each: problem.values and not each[0])
+    for index, pipeline in models:
         for stage, node in enumerate(pipeline.nodes):
             orders[node] += [(index, kind) for kind in _one_forward_one_backward(pipeline, stage)]
     return orders

@@ -99,8 +99,17 @@ class Problem:
     """The first is the one that others give way to in the greedy schedule."""
     capacity: float = math.inf
     """Bytes of activations that a node holds."""
+    values: bool = False
+    """The first model's loss of a micro-batch needs another's output for it: its last stage's
+    backward waits for their last stage's forward. The others have its micro-batches in turn."""
 
     def __post_init__(self) -> None:
+        needed = self.pipelines[0].num_micro_batches
+        given = sum(each.num_micro_batches for each in self.pipelines[1:])
+        if self.values and given != needed:
+            raise ValueError(
+                f"the others have {given} micro-batches: give the first one's {needed}"
+            )
         least = max(sum(each.activation_bytes for each, _ in self.on(v)) for v in self.nodes)
         if self.capacity < least:
             raise ValueError(
@@ -117,6 +126,11 @@ class Problem:
     def num_tasks(self) -> int:
         """Forward and backward tasks of all stages."""
         return sum(2 * each.num_stages * each.num_micro_batches for each in self.pipelines)
+
+    def value_of(self, micro_batch: int) -> tuple[int, int]:
+        """The model, and its micro-batch, that a micro-batch of the first waits for."""
+        turn, model = divmod(micro_batch, len(self.pipelines) - 1)
+        return 1 + model, turn
 
     def on(self, node: int) -> list[tuple[Pipeline, int]]:
         """The pipelines with a stage on a node, each with that stage."""

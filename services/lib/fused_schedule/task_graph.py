@@ -1,7 +1,8 @@
 """The tasks of a schedule as a graph that can be changed step by step.
 
-A task waits for the one before it on its micro-batch's way (`way_before`) and for the one before it
-on its node (`node_before`). Its start is the length of the longest path to it.
+A task waits for the one before it on its micro-batch's way (`way_before`), for the one before it on
+its node (`node_before`), and maybe for a value (`value_before`). Its start is the length of the
+longest path to it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ class TaskGraph:
         self._way_after: list[int] = []
         self._ends: list[int] = []  # the last task of each micro-batch
         numbers = self._add_tasks()
+        self._value_before = [_NONE] * len(self._tasks)
+        self._value_after = [_NONE] * len(self._tasks)
+        self._add_values(numbers)
         self._node_before = [_NONE] * len(self._tasks)
         self._node_after = [_NONE] * len(self._tasks)
         self._held = [0.0] * len(self._tasks)  # on the node, once a task has started or ended
@@ -63,6 +67,15 @@ class TaskGraph:
         self._way_before.append(_NONE if is_first else task - 1)
         self._way_after.append(task + 1)
         return task
+
+    def _add_values(self, numbers: dict[tuple[int, int, int, int], int]) -> None:
+        first = self._problem.pipelines[0]
+        for number in range(first.num_micro_batches if self._problem.values else 0):
+            index, turn = self._problem.value_of(number)
+            last = self._problem.pipelines[index].num_stages - 1
+            value = numbers[index, FORWARD, turn, last]
+            task = numbers[0, BACKWARD, number, first.num_stages - 1]
+            self._value_before[task], self._value_after[value] = value, task
 
     def _add_orders(self, orders: Orders, numbers: dict[tuple[int, int, int, int], int]) -> None:
         for node, order in enumerate(orders):
@@ -117,7 +130,9 @@ class TaskGraph:
 
     def _legal(self, first: int, second: int) -> bool:
         """Not two of a kind, nor of one micro-batch, and within the capacity."""
-        if self._tasks[first] == self._tasks[second] or self._way_before[second] == first:
+        if self._tasks[first] == self._tasks[second]:
+            return False
+        if first in (self._way_before[second], self._value_before[second]):
             return False
         held = self._held[first] - self._bytes[first] + self._bytes[second]
         return held <= self._problem.capacity + _ROUNDING
@@ -152,14 +167,14 @@ class TaskGraph:
                 return None
             old.setdefault(task, self._starts[task])
             self._starts[task] = start
-            for after in (self._way_after[task], self._node_after[task]):
+            for after in self._after(task):
                 if after != _NONE:
                     heapq.heappush(waiting, (max(start, self._starts[after]), after))
         return old
 
     def _earliest(self, task: int) -> float:
         starts, times, latest = self._starts, self._times, 0.0
-        for before in (self._way_before[task], self._node_before[task]):
+        for before in self._all_before(task):
             if before != _NONE and starts[before] + times[before] > latest:
                 latest = starts[before] + times[before]
         return latest
@@ -175,8 +190,13 @@ class TaskGraph:
         return path
 
     def _before(self, task: int) -> list[int]:
-        both = (self._way_before[task], self._node_before[task])
-        return [each for each in both if each != _NONE]
+        return [each for each in self._all_before(task) if each != _NONE]
+
+    def _all_before(self, task: int) -> tuple[int, int, int]:
+        return self._way_before[task], self._node_before[task], self._value_before[task]
+
+    def _after(self, task: int) -> tuple[int, int, int]:
+        return self._way_after[task], self._node_after[task], self._value_after[task]
 
     def _holds_up(self, before: int, task: int) -> bool:
         return self._starts[before] + self._times[before] == self._starts[task]
@@ -188,7 +208,7 @@ class TaskGraph:
         while ready:
             task = ready.pop()
             self._starts[task] = self._earliest(task)
-            for after in (self._way_after[task], self._node_after[task]):
+            for after in self._after(task):
                 if after != _NONE:
                     waits_for[after] -= 1
                     if not waits_for[after]:

@@ -78,7 +78,7 @@ def _next(
     each = problem.pipelines[index]
     stage = each.nodes.index(node)
     number = sum(1 for task in before if (task.pipeline, task.kind) == (index, kind))
-    ready = _ready(index, kind, number, stage, each.num_stages, done)
+    ready = _ready(problem, index, kind, number, stage, done)
     if ready is None:
         return None
     start = max(ready, before[-1].end if before else 0.0)
@@ -94,19 +94,29 @@ def _next(
 
 
 def _ready(
+    problem: Problem,
     index: int,
     kind: int,
     number: int,
     stage: int,
-    num_stages: int,
     done: dict[tuple[int, int, int, int], float],
 ) -> float | None:
     """When the input of a task is there; None: not yet known."""
     if kind == FORWARD:
         return 0.0 if stage == 0 else done.get((index, FORWARD, number, stage - 1))
-    if stage == num_stages - 1:
-        return done.get((index, FORWARD, number, stage))
+    if stage == problem.pipelines[index].num_stages - 1:
+        passed = done.get((index, FORWARD, number, stage))
+        valued = _valued(problem, number, done) if index == 0 and problem.values else 0.0
+        return None if passed is None or valued is None else max(passed, valued)
     return done.get((index, kind, number, stage + 1))
+
+
+def _valued(
+    problem: Problem, number: int, done: dict[tuple[int, int, int, int], float]
+) -> float | None:
+    """When the value of a micro-batch of the first model is there; None: not yet known."""
+    index, turn = problem.value_of(number)
+    return done.get((index, FORWARD, turn, problem.pipelines[index].num_stages - 1))
 
 
 def _peak(problem: Problem, tasks: list[Task]) -> float:

@@ -15,6 +15,7 @@ from services.lib.fused_schedule.plan import fused_plan, serial_orders
 from services.lib.fused_schedule.problem import (
     BACKWARD,
     FORWARD,
+    Orders,
     Pipeline,
     Problem,
     fused_problem,
@@ -122,3 +123,56 @@ def test_replicas_must_cover_the_actor() -> None:
     critic = Pipeline(nodes=(0, 1, 2), num_micro_batches=4, forward=(1,) * 3, backward=(2,) * 3)
     with pytest.raises(ValueError, match="2 critics of 3 stages do not cover 8 stages"):
         fused_problem(actor, critic, num_replicas=2)
+
+
+@pytest.mark.parametrize("setting", [SETTINGS[5], SETTINGS[1]], ids=str)
+def test_a_backward_that_waits_for_values_costs_nothing(setting: Setting) -> None:
+    """Also with replicas; the plan is as short as without values, and keeps their order."""
+    problem = dataclasses.replace(setting.problem(), values=True)
+    plan = fused_plan(problem, cpu_seconds=60.0)
+    assert plan.seconds == setting.bound
+    assert values_come_first(problem, plan.orders)
+    assert values_come_first(problem, serial_orders(problem))
+
+
+def test_an_order_that_ignores_values_is_a_deadlock() -> None:
+    """Negative control: the actor before the critic, which is right without values."""
+    problem = SETTINGS[5].problem()
+    orders = serial_orders(problem)
+    assert not values_come_first(problem, orders)
+    with pytest.raises(DeadlockError):
+        timeline(dataclasses.replace(problem, values=True), orders)
+
+
+def test_the_others_have_the_micro_batches_of_the_first() -> None:
+    """A value for each of them, and no more."""
+    problem = SETTINGS[0].problem()
+    short = dataclasses.replace(problem.pipelines[1], num_micro_batches=15)
+    with pytest.raises(ValueError, match="have 31 micro-batches: give the first one's 32"):
+        dataclasses.replace(
+            problem, pipelines=(problem.pipelines[0], short, problem.pipelines[2]), values=True
+        )
+
+
+def test_no_capacity_leads_to_a_deadlock_of_values() -> None:
+    """Random rules under the tightest capacity place every task."""
+    rng, problem = random.Random(1), SETTINGS[1].problem()
+    tightest = max(sum(m.activation_bytes for m, _ in problem.on(v)) for v in problem.nodes)
+    capped = dataclasses.replace(problem, capacity=tightest, values=True)
+    for _ in range(30):
+        rule = Rule(weight=rng.uniform(0.3, 3), share=rng.uniform(-1, 1), behind=rng.uniform(0, 1))
+        orders, seconds = dispatch(capped, rule)
+        assert timeline(capped, orders).seconds == pytest.approx(seconds)
+
+
+def values_come_first(problem: Problem, orders: Orders) -> bool:
+    """Whether each backward of the first model's last stage starts after its value is there."""
+    tasks = timeline(problem, orders).tasks
+    last = {index: each.nodes[-1] for index, each in enumerate(problem.pipelines)}
+    at_last = [task for task in tasks if task.node == last[task.pipeline]]
+    ends = {(t.pipeline, t.micro_batch): t.end for t in at_last if t.kind == FORWARD}
+    return all(
+        ends[problem.value_of(task.micro_batch)] <= task.start
+        for task in at_last
+        if task.pipeline == 0 and task.kind == BACKWARD
+    )

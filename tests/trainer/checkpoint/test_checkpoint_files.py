@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 
 from trainer import fsync_files
 from trainer.checkpoint import checkpoint_files
-from trainer.policy.policy import Policy
+from trainer.policy.sharded_policy import ShardedPolicy
 
 
-class Weights(Policy):
+class Weights(ShardedPolicy):
     """Stands for a policy with one parameter."""
 
     def __init__(self, size: int) -> None:

@@ -25,7 +25,8 @@ from tests.trainer.support import ROUNDING as OF_A_RUN
 from trainer.data.micro_batch import MicroBatch
 from trainer.model import packing as packing_module
 from trainer.model.packing import Packing, can_pack
-from trainer.policy.forward import add_value_head, forward
+from trainer.policy.critic import add_value_head
+from trainer.policy.forward import forward
 
 VOCABULARY, HIDDEN = 16, 16
 SMALL: dict[str, Any] = {

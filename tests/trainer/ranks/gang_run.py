@@ -7,17 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch.distributed as dist
 from safetensors.torch import save_file
 
 from tests.trainer.support import make_samples, trainer_config
-from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint import checkpoint_files
 from trainer.config import TrainerConfig
-from trainer.data.advantages import compute_advantages
-from trainer.data.micro_batch import plan_micro_batches
-from trainer.data.token_sequence import TokenSequence, sequence, trainable_tokens
+from trainer.data.token_sequence import TokenSequence, sequence
 from trainer.policy.commands import (
-    Accumulate,
     Exit,
     Gather,
     Load,
@@ -27,6 +24,7 @@ from trainer.policy.commands import (
     Save,
     Written,
 )
+from trainer.ranks.chunk_commands import ChunkCommands
 from trainer.ranks.command_channel import Rank0, join, worker_loop
 from trainer.ranks.worker import Worker
 
@@ -54,26 +52,8 @@ def accumulate(
     rank0: Rank0, config: TrainerConfig, step: int, sequences: Sequence[TokenSequence]
 ) -> None:
     """Add the gradient of some groups."""
-    algorithm = make_algorithm(config)
-    given = compute_advantages(sequences, algorithm, config)
-    shares = plan_micro_batches(
-        sequences,
-        given,
-        num_ranks=rank0.world_size,
-        micro_batch_tokens=config.batch.micro_batch_tokens,
-        packed=rank0.worker.packed,
-        whole_groups=algorithm.whole_groups,
-    )
-    commands = [
-        Accumulate(
-            weight_version=max(step, 2),  # of the newest tokens
-            num_tokens=trainable_tokens(sequences),
-            denominator=given.denominator,
-            micro_batches=share,
-        )
-        for share in shares
-    ]
-    rank0.do_each(commands)
+    chunks = ChunkCommands(config, rank0.world_size, packed=rank0.worker.packed)
+    rank0.do_each(chunks.of(sequences, max(step, 2)))  # of the newest tokens
 
 
 def lead(rank0: Rank0, config: TrainerConfig, job: dict[str, object], out: Path) -> None:
@@ -123,11 +103,15 @@ def run_rank(job: dict[str, object]) -> None:
     values = {**job["config"], "model": Path(str(job["model"]))}  # type: ignore[dict-item]
     config = trainer_config(run_id="r", checkpoint__folder=out / "checkpoints", **values)
     ranks = join(config)
-    worker = Worker(config)
-    if ranks.rank == 0:
-        lead(Rank0(ranks, worker), config, job, out)
-    else:
-        worker_loop(ranks, worker, grace_seconds=1.0)
+    try:
+        worker = Worker(config, ranks.store)
+        if ranks.rank == 0:
+            lead(Rank0(ranks, worker), config, job, out)
+        else:
+            worker_loop(ranks, worker, grace_seconds=1.0)
+    except BaseException:
+        dist.destroy_process_group()
+        raise
 
 
 if __name__ == "__main__":

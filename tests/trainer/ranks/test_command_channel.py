@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from tests.trainer.ranks.forked_ranks import run_forked
 from tests.trainer.ranks.gang_run import run_rank
-from tests.trainer.support import JOB_CONFIG, ROUNDING, make_samples, torchrun
+from tests.trainer.support import JOB_CONFIG, ROUNDING, make_samples
 from trainer.data.advantages import SequenceAdvantages
 from trainer.data.micro_batch import MicroBatch, plan_micro_batches
 from trainer.data.token_sequence import sequence
@@ -24,7 +25,7 @@ def run(num_ranks: int, model: Path, out: Path, **job: object) -> Path:
     if num_ranks == 1:
         run_rank(description)
     else:
-        torchrun(num_ranks, "tests.trainer.ranks.gang_run", json.dumps(description))
+        run_forked(num_ranks, run_rank, description)
     return out
 
 

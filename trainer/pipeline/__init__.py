@@ -1,0 +1,1 @@
+"""A backend of the policy: models cut into stages, which pass micro-batches on."""

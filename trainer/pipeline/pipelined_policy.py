@@ -1,0 +1,236 @@
+"""A policy whose models are cut into stages, one or two on each rank.
+
+Each rank has whole parameters of its stages. Some are on several ranks: embeddings that the output
+layer shares, on the first and the last; those of a critic's replicas. Their gradients are added
+up before the update, and the first of these ranks counts and saves them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from statistics import fmean
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
+
+from trainer.algorithms.base import Algorithm
+from trainer.config import TrainerConfig
+from trainer.model.checkpoint_names import checkpoint_tensors
+from trainer.pipeline.interpreter import Interpreter, StageWork
+from trainer.pipeline.layout import POLICY, Layout, layout_of
+from trainer.pipeline.messages import Peers
+from trainer.pipeline.separable import check_separable
+from trainer.pipeline.stage import Stage, parameter_stages
+from trainer.pipeline.stage_work import CriticLoss, HiddenStates, Loss, PolicyLoss
+from trainer.policy.commands import Accumulate
+from trainer.policy.critic import CRITIC, is_critic
+from trainer.policy.load_model import Models, load_models
+from trainer.policy.model_input import ModelInput, model_input
+from trainer.policy.policy import Policy
+from trainer.policy.totals import Totals
+
+__all__ = ["PipelinedPolicy", "critic_stages"]
+
+
+def critic_stages(config: TrainerConfig, world_size: int) -> int:
+    """Stages of the critic's own model; 0: there is none."""
+    return (config.pipeline.critic_stages or world_size) if config.critic == "model" else 0
+
+
+class PipelinedPolicy(Policy):
+    """Each rank carries out its list of actions, on all micro-batches of the step."""
+
+    def __init__(
+        self, config: TrainerConfig, algorithm: Algorithm, store: Store | None = None
+    ) -> None:
+        """Load the models and keep this rank's stages. Collective.
+
+        Args:
+            config: of the trainer.
+            algorithm: of the loss.
+            store: in which ranks say that they failed.
+
+        Raises:
+            ValueError: a model cannot be cut into as many stages as there are ranks.
+        """
+        if algorithm.whole_groups:
+            raise ValueError(
+                f"algorithm.name is {config.algorithm.name!r}, whose loss needs whole groups: use "
+                "backend 'fsdp', or another algorithm"
+            )
+        if config.critic == "model":
+            check_separable(algorithm, config.algorithm.name)
+        self._rank, world_size = dist.get_rank(), dist.get_world_size()
+        self._layout = layout_of(world_size, critic_stages(config, world_size))
+        models = load_models(config, critic=algorithm.critic)
+        owners = _owners(models, self._layout)
+        buffers = dict(_persistent_buffers(models.policy))
+        vocabulary_size = int(cast(Any, models.policy).get_input_embeddings().weight.shape[0])
+        sizes = {name: p.detach().to("meta") for name, p in models.policy.named_parameters()}
+        self._stages = dict(_stages(models, self._layout, self._rank, config.device))
+        super().__init__(_named(self._stages), algorithm, config)
+        self._owners, self._buffers, self._sizes = owners, buffers, sizes
+        self.packed, self.vocabulary_size = models.packed, vocabulary_size
+        self._interpreter = Interpreter(
+            self._layout, self._rank, Peers(self._layout, self._rank, config.device, store)
+        )
+        self._shared = dict(self._shared_gradients(models.policy))
+
+    def accumulate(self, command: Accumulate) -> dict[str, float]:
+        """Add the gradient of a chunk's loss; mean seconds of a task as "model.kind". Collective.
+
+        Raises:
+            PeerFailedError: another rank failed or died.
+        """
+        inputs = [
+            model_input(batch, self._config.device, packed=self.packed)
+            for batch in command.micro_batches
+        ]
+        loss = Loss(
+            algorithm=self._algorithm,
+            batches=command.micro_batches,
+            weight_version=command.weight_version,
+            totals=self._totals,
+        )
+        works = {model: self._work(model, inputs, loss) for model in self._stages}
+        seconds = self._interpreter.run(command.actions, works)
+        self._totals.num_tokens += command.num_tokens
+        self._totals.denominator += command.denominator
+        return {f"{model}.{kind}": fmean(times) for (model, kind), times in seconds.items()}
+
+    def published_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors to publish, all on rank 0. Collective."""
+        for name, like in self._sizes.items():
+            if not is_critic(name) and self._rank in (0, owner := self._owners[name][0]):
+                yield name, self._passed(name, like, owner)
+        yield from self._buffers.items()
+
+    def checkpoint_tensors(self, gathered: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Published tensors by their names in a model folder."""
+        return checkpoint_tensors(self._stages[POLICY].model, gathered)
+
+    def part(self, whole: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
+        """A rank has whole tensors."""
+        return whole
+
+    def _passed(self, name: str, like: torch.Tensor, owner: int) -> torch.Tensor:
+        """A whole parameter, sent to rank 0."""
+        if owner == self._rank:
+            whole = self._parameters[name].detach()
+            if owner:
+                dist.send(whole.contiguous(), 0)
+            return whole
+        whole = torch.empty_like(like, device=self._config.device)
+        dist.recv(whole, owner)
+        return whole
+
+    def _work(self, model: int, inputs: list[ModelInput], loss: Loss) -> StageWork:
+        stage = self._stages[model]
+        if not stage.is_last:
+            return HiddenStates(stage, inputs)
+        return (PolicyLoss if model == POLICY else CriticLoss)(stage, inputs, loss)
+
+    def _saved(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, shard in self.shards.items():
+            if self._owners[name][0] == self._rank:
+                yield name, shard
+
+    def _counted(self, prefix: str) -> Iterator[nn.Parameter]:
+        for name, parameter in self._parameters.items():
+            is_own = self._owners[name][0] == self._rank
+            if is_own and name.startswith(CRITIC) == (prefix == CRITIC):
+                yield parameter
+
+    def _measured(self, totals: Totals) -> dict[str, float]:
+        for name, group in self._shared.items():
+            parameter = self._parameters[name]
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad, group=group)
+        return super()._measured(totals)
+
+    def _reduced(self, totals: Totals) -> dict[str, float]:
+        """The policy's last rank knows; all must."""
+        source = self._layout.ranks[POLICY][-1]
+        mine = totals.alone() if source == self._rank else {}
+        return _broadcast(mine, source, self._config.device)
+
+    def _shared_gradients(self, policy: nn.Module) -> Iterator[tuple[str, ProcessGroup]]:
+        """By name of a parameter that this rank shares with others: their group. Collective."""
+        groups: dict[tuple[int, ...], Any] = {}
+        for name, ranks in sorted(self._owners.items()):
+            if len(ranks) > 1:
+                if ranks not in groups:
+                    groups[ranks] = dist.new_group(list(ranks))
+                if self._rank in ranks:
+                    yield name, groups[ranks]
+
+
+def _stages(models: Models, layout: Layout, rank: int, device: str) -> Iterator[tuple[int, Stage]]:
+    for model, index in layout.stages_on(rank).items():
+        whole = models.policy if model == POLICY else models.critic
+        assert whole is not None, "a layout with a critic is for a critic model"
+        yield (
+            model,
+            Stage(whole, index, len(layout.ranks[model]), packed=models.packed, device=device),
+        )
+
+
+def _named(stages: dict[int, Stage]) -> dict[str, nn.Parameter]:
+    """The parameters of this rank by the names that checkpoints have."""
+    return {
+        f"{'' if model == POLICY else CRITIC}{name}": parameter
+        for model, stage in stages.items()
+        for name, parameter in stage.trained.items()
+    }
+
+
+def _owners(models: Models, layout: Layout) -> dict[str, tuple[int, ...]]:
+    """The ranks that hold each parameter; the first one saves it."""
+    policy, *replicas = layout.ranks
+    found: dict[str, tuple[int, ...]] = {
+        name: (policy[stage],)
+        for name, stage in parameter_stages(models.policy, len(policy)).items()
+    }
+    shared = _shared_embeddings(models.policy)
+    if shared and len(policy) > 1:
+        found[shared] = (policy[0], policy[-1])
+    if models.critic is not None:
+        stages = parameter_stages(models.critic, len(replicas[0]))
+        found |= {
+            f"{CRITIC}{name}": tuple(ranks[stage] for ranks in replicas)
+            for name, stage in stages.items()
+        }
+    return found
+
+
+def _shared_embeddings(model: Any) -> str | None:
+    """The name of the embeddings that the output layer shares."""
+    output = model.get_output_embeddings()
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    embeddings = model.get_input_embeddings().weight
+    return names[id(embeddings)] if output.weight is embeddings else None
+
+
+def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Which never change, so that any rank has them."""
+    persistent = model.state_dict()
+    for name, buffer in model.named_buffers():
+        if name in persistent:
+            yield name, buffer
+
+
+def _broadcast(numbers: dict[str, float], source: int, device: str) -> dict[str, float]:
+    """The numbers of one rank, on all."""
+    data = torch.tensor(list(json.dumps(numbers).encode()), dtype=torch.uint8, device=device)
+    size = torch.tensor([len(data)], device=device)
+    dist.broadcast(size, source)
+    if dist.get_rank() != source:
+        data = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
+    dist.broadcast(data, source)
+    found: dict[str, float] = json.loads(bytes(data.tolist()))
+    return found

@@ -1,0 +1,166 @@
+"""Stages at work on the micro-batches of a command: what they keep from forward to backward.
+
+Shape suffixes: B rows of a micro-batch, T tokens.
+"""
+# ruff: noqa: N806 -- tensors carry shape suffixes
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from services.lib.fused_schedule.problem import FORWARD
+from trainer.algorithms.base import Algorithm
+from trainer.data.micro_batch import MicroBatch
+from trainer.pipeline.messages import Shape
+from trainer.pipeline.stage import Stage
+from trainer.policy.critic import take_values
+from trainer.policy.forward import Predicted
+from trainer.policy.model_input import ModelInput
+from trainer.policy.policy_loss import policy_loss
+from trainer.policy.totals import Totals
+
+__all__ = ["CriticLoss", "HiddenStates", "Loss", "PolicyLoss", "StageModule", "TokenInput"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """What the last stages compute the loss from."""
+
+    algorithm: Algorithm
+    batches: Sequence[MicroBatch]
+    weight_version: int
+    """Base version of the step."""
+    totals: Totals
+    """Gets the sums to report."""
+
+
+class TokenInput(Protocol):
+    """A micro-batch as a model takes it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of its tokens."""
+        ...
+
+
+Input = TypeVar("Input", bound=TokenInput)
+
+
+class StageModule(Protocol):
+    """A `Stage`, or what is like it."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Of what passes from stage to stage."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what passes from stage to stage."""
+        ...
+
+    def __call__(self, given: Any, hidden: torch.Tensor | None) -> torch.Tensor:
+        """Hidden states, or outputs."""
+        ...
+
+
+class HiddenStates(Generic[Input]):
+    """A stage whose hidden states another one needs."""
+
+    def __init__(self, stage: StageModule, inputs: Sequence[Input]) -> None:
+        self._stage, self._inputs = stage, inputs
+        self._kept: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}
+
+    def incoming(self, kind: int, micro_batch: int) -> Shape:
+        """Hidden states, or their gradient."""
+        return (*self._inputs[micro_batch].shape, self._stage.hidden_size), self._stage.dtype
+
+    def forward(self, micro_batch: int, given: torch.Tensor | None) -> torch.Tensor | None:
+        """The hidden states after this stage."""
+        leaf, output = self._computed(micro_batch, given)
+        self._kept[micro_batch] = leaf, output
+        return output.detach()
+
+    def backward(self, micro_batch: int, given: torch.Tensor | None) -> torch.Tensor | None:
+        """The gradient of the hidden states before this stage."""
+        leaf, output = self._kept.pop(micro_batch)
+        torch.autograd.backward(output, given)
+        return None if leaf is None else leaf.grad
+
+    def _computed(
+        self, micro_batch: int, given: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        leaf = None if given is None else given.requires_grad_()
+        return leaf, self._stage(self._inputs[micro_batch], leaf)
+
+
+class PolicyLoss(HiddenStates[ModelInput]):
+    """The policy's last stage: the loss. Its backward gets the values of a critic's own model."""
+
+    def __init__(self, stage: Stage, inputs: Sequence[ModelInput], loss: Loss) -> None:
+        super().__init__(stage, inputs)
+        self._policy, self._loss = stage.model, loss
+        self._values: dict[int, torch.Tensor | None] = {}
+
+    def incoming(self, kind: int, micro_batch: int) -> Shape:
+        """Hidden states, or values."""
+        if kind == FORWARD:
+            return super().incoming(kind, micro_batch)
+        rows, length = self._loss.batches[micro_batch].token_ids_BT.shape
+        return (rows, length - 1), torch.promote_types(self._stage.dtype, torch.float32)
+
+    def forward(self, micro_batch: int, given: torch.Tensor | None) -> torch.Tensor | None:
+        """Keep the log-probs of the tokens, and the values of a critic that is a layer."""
+        leaf, logits = self._computed(micro_batch, given)
+        tokens, values = self._inputs[micro_batch], take_values(self._policy)
+        self._kept[micro_batch] = leaf, tokens.logprobs(logits)
+        self._values[micro_batch] = None if values is None else tokens.values(values)
+        return None
+
+    def backward(self, micro_batch: int, given: torch.Tensor | None) -> torch.Tensor | None:
+        """From the loss."""
+        leaf, logprobs_BT = self._kept.pop(micro_batch)
+        own, shape = self._values.pop(micro_batch), self._inputs[micro_batch].shape
+        predicted = Predicted(
+            logprobs_BT=logprobs_BT,
+            values_BT=own if given is None else given,
+            num_tokens=shape[0] * shape[1],
+        )
+        batch, loss = self._loss.batches[micro_batch], self._loss
+        value, sums = policy_loss(loss.algorithm, batch, predicted, loss.weight_version)
+        value.backward()  # type: ignore[no-untyped-call]
+        loss.totals.add(sums)
+        return None if leaf is None else leaf.grad
+
+
+class CriticLoss(HiddenStates[ModelInput]):
+    """The last stage of a critic's own model: values, and the part of the loss that they are in.
+
+    That part does not depend on the policy's log-probs (`separable.py`), so the critic need not
+    wait for the policy: the recorded ones stand for them.
+    """
+
+    def __init__(self, stage: Stage, inputs: Sequence[ModelInput], loss: Loss) -> None:
+        super().__init__(stage, inputs)
+        self._loss = loss
+
+    def forward(self, micro_batch: int, given: torch.Tensor | None) -> torch.Tensor | None:
+        """The values before each token."""
+        leaf, values = self._computed(micro_batch, given)
+        values_BT = self._inputs[micro_batch].values(values)
+        self._kept[micro_batch] = leaf, values_BT
+        return values_BT.detach()
+
+    def backward(self, micro_batch: int, given: torch.Tensor | None) -> torch.Tensor | None:
+        """From the loss."""
+        leaf, values_BT = self._kept.pop(micro_batch)
+        batch, loss = self._loss.batches[micro_batch], self._loss
+        recorded_BT = torch.from_numpy(batch.behaviour_logprobs_BT[:, 1:]).to(values_BT)
+        predicted = Predicted(logprobs_BT=recorded_BT, values_BT=values_BT, num_tokens=0)
+        value, _ = policy_loss(loss.algorithm, batch, predicted, loss.weight_version)
+        value.backward()  # type: ignore[no-untyped-call]
+        return None if leaf is None else leaf.grad

@@ -1,0 +1,108 @@
+"""A micro-batch as a model takes it, and what the model's output means for its tokens.
+
+Shape suffixes: B rows of a micro-batch, T tokens of a row, N trainable tokens, U distinct tokens,
+V vocabulary.
+"""
+# ruff: noqa: N803, N806 -- tensors carry shape suffixes
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trainer.data.micro_batch import MicroBatch
+from trainer.model.packing import Packing
+
+__all__ = ["ModelInput", "PackedInput", "PaddedInput", "model_input", "token_logprobs"]
+
+
+class PaddedInput:
+    """Rows padded on the right; attention is causal, so no mask is needed."""
+
+    def __init__(self, batch: MicroBatch, device: str) -> None:
+        self._token_ids_BT = torch.from_numpy(batch.token_ids_BT).to(device, torch.int64)
+        self._temperatures_BT = torch.from_numpy(batch.temperatures_BT[:, 1:]).to(device)
+        self.shape = tuple(self._token_ids_BT.shape)
+        """Of the tokens that a model computes."""
+        self.arguments: dict[str, Any] = {"input_ids": self._token_ids_BT, "use_cache": False}
+        """Of the model's forward pass."""
+        self.output_arguments: dict[str, Any] = {}
+        """Of its output layer."""
+
+    def logprobs(self, logits_BTV: torch.Tensor) -> torch.Tensor:
+        """Log-probs of the tokens 1..T-1 of each row, [B, T - 1]."""
+        return token_logprobs(logits_BTV[:, :-1], self._token_ids_BT[:, 1:], self._temperatures_BT)
+
+    def values(self, values_BT: torch.Tensor) -> torch.Tensor:
+        """Values before the tokens 1..T-1 of each row, [B, T - 1]."""
+        return _wide(values_BT)[:, :-1]
+
+
+class PackedInput:
+    """Rows without padding, shared prefixes once; outputs of trainable tokens only."""
+
+    def __init__(self, batch: MicroBatch, device: str) -> None:
+        packing = Packing.of(batch.token_ids_BT, batch.lengths_B, device)
+        self._mask_BT = torch.from_numpy(batch.loss_mask_BT[:, 1:]).to(device)
+        token_ids_BT = torch.from_numpy(batch.token_ids_BT[:, 1:]).to(device, torch.int64)
+        temperatures_BT = torch.from_numpy(batch.temperatures_BT[:, 1:]).to(device)
+        self._token_ids_N = token_ids_BT[self._mask_BT]
+        self._temperatures_N = temperatures_BT[self._mask_BT]
+        self.shape: tuple[int, ...] = (1, len(packing.token_ids_U))
+        """Of the tokens that a model computes."""
+        self.arguments: dict[str, Any] = {
+            "input_ids": packing.token_ids_U[None],
+            "position_ids": packing.positions_U[None],
+            "rows": packing,
+            "use_cache": False,
+        }
+        """Of the model's forward pass."""
+        # The vocabulary is large: logits of trainable tokens only.
+        self.output_arguments: dict[str, Any] = {
+            "logits_to_keep": packing.places_BT[:, :-1][self._mask_BT]
+        }
+        """Of its output layer."""
+
+    def logprobs(self, logits_1NV: torch.Tensor) -> torch.Tensor:
+        """Log-probs of the tokens 1..T-1 of each row, [B, T - 1]; 0 for tokens not trainable."""
+        logprobs_N = token_logprobs(logits_1NV[0], self._token_ids_N, self._temperatures_N)
+        return _spread(logprobs_N, self._mask_BT)
+
+    def values(self, values_1N: torch.Tensor) -> torch.Tensor:
+        """Values before the tokens 1..T-1 of each row, [B, T - 1]; 0 if not trainable."""
+        return _spread(_wide(values_1N)[0], self._mask_BT)
+
+
+ModelInput = PaddedInput | PackedInput
+
+
+def model_input(batch: MicroBatch, device: str, *, packed: bool) -> ModelInput:
+    """The input of a micro-batch for a model that computes packed rows, or that does not."""
+    return PackedInput(batch, device) if packed else PaddedInput(batch, device)
+
+
+def token_logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, temperatures: torch.Tensor
+) -> torch.Tensor:
+    """Log-probs of `token_ids` after temperature, in float32 at least.
+
+    Args:
+        logits: [..., V].
+        token_ids: [...].
+        temperatures: [...], or a shape that broadcasts to it.
+    """
+    scaled = (
+        _wide(logits) / temperatures.to(torch.promote_types(logits.dtype, torch.float32))[..., None]
+    )
+    return torch.log_softmax(scaled, -1).gather(-1, token_ids[..., None])[..., 0]
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _spread(values_N: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Scatter values back to rows; 0 elsewhere."""
+    zeros_BT = torch.zeros(mask_BT.shape, dtype=values_N.dtype, device=values_N.device)
+    return zeros_BT.masked_scatter(mask_BT, values_N)

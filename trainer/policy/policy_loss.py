@@ -1,0 +1,59 @@
+"""The algorithm's loss of a micro-batch, from what the models predict.
+
+Shape suffixes: B rows of a micro-batch, T tokens.
+"""
+# ruff: noqa: N806 -- tensors carry shape suffixes
+
+from __future__ import annotations
+
+import torch
+
+from trainer.algorithms.base import Algorithm, PolicyTokens
+from trainer.data.micro_batch import MicroBatch
+from trainer.policy.forward import Predicted
+
+__all__ = ["policy_loss"]
+
+
+def policy_loss(
+    algorithm: Algorithm, batch: MicroBatch, predicted: Predicted, weight_version: int
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The loss, from which backward starts, and the sums to report.
+
+    Args:
+        algorithm: computes it.
+        batch: the micro-batch.
+        predicted: log-probs and values.
+        weight_version: base version of the step.
+    """
+    terms = algorithm.loss(_tokens(batch, predicted, weight_version))
+    device = terms.loss.device
+    computed = {
+        "sequence_tokens": torch.tensor(batch.lengths_B.sum(), device=device),
+        "computed_tokens": torch.tensor(predicted.num_tokens, device=device),
+    }
+    return terms.loss, {"loss": terms.loss.detach(), **computed, **terms.sums}
+
+
+def _tokens(batch: MicroBatch, predicted: Predicted, weight_version: int) -> PolicyTokens:
+    logprobs_BT = predicted.logprobs_BT
+    device, dtype = logprobs_BT.device, logprobs_BT.dtype
+    advantages_B = torch.from_numpy(batch.advantages_B).to(device, dtype)
+    weights_B = torch.from_numpy(batch.weights_B).to(device, dtype)
+    behaviour_BT = torch.from_numpy(batch.behaviour_logprobs_BT[:, 1:])
+    reference_BT = torch.from_numpy(batch.reference_logprobs_BT[:, 1:])
+    versions_BT = torch.from_numpy(batch.weight_versions_BT[:, 1:]).to(device)
+    turn_rewards_BT = torch.from_numpy(batch.turn_rewards_BT[:, 1:])
+    return PolicyTokens(
+        logprobs_BT=logprobs_BT,
+        values_BT=predicted.values_BT,
+        behaviour_logprobs_BT=behaviour_BT.to(device, dtype),
+        reference_logprobs_BT=reference_BT.to(device, dtype),
+        advantages_BT=advantages_B[:, None].expand_as(logprobs_BT),
+        turn_rewards_BT=turn_rewards_BT.to(device, dtype),
+        weights_BT=weights_B[:, None].expand_as(logprobs_BT),
+        staleness_BT=weight_version - versions_BT,
+        loss_mask_BT=torch.from_numpy(batch.loss_mask_BT[:, 1:]).to(device),
+        rollouts_B=torch.from_numpy(batch.rollouts_B).to(device),
+        groups_B=torch.from_numpy(batch.groups_B).to(device),
+    )
