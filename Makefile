@@ -18,7 +18,7 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-fusion \
 	chaos-store chaos-scheduler chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-environments test-models test-roundtrips \
-	test test-compose test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up health down clean help .venv-sglang $(ADAPTERS)
+	test test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up health down clean help .venv-sglang $(ADAPTERS)
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
@@ -105,6 +105,9 @@ chaos-store: $(VENV)/.dev ## Kills, freezes, slow disks, skewed clocks, failover
 chaos-scheduler: $(VENV)/.dev ## Kills, freezes, partitions and deaths of a pool of nodes: no node has two owners.
 	$(RUN) tests.chaos.scheduler
 
+chaos-gang: $(VENV)/.dev ## A trainer of two nodes and a spare: lent, returned, killed; no rank trains without its device.
+	$(RUN) tests.chaos.gang --seed $(SEED)
+
 chaos-trainer: $(VENV)/.dev ## Kills of real trainers, one rank and two: the weights of a run without any, bit for bit.
 	$(RUN) tests.chaos.trainer
 
@@ -113,6 +116,12 @@ chaos-environments: $(VENV)/.dev ## Environments that are killed, stuck and slow
 
 chaos-edges: $(VENV)/.dev ## One broken server of three, agents that send too much, poisoned samples, flipped bits: now harmless.
 	$(RUN) tests.chaos.edges --seed $(SEED)
+
+chaos-restarts: $(VENV)/.dev ## Redis and every process ended by SIGTERM and SIGKILL in turn: training goes on, no agent notices.
+	$(RUN) tests.chaos.restarts --seed $(SEED)
+
+soak: $(VENV)/.dev ## Two hours of training with a fault every 30 s: nothing lost, twice or stuck; memory of each process.
+	$(RUN) tests.chaos.soak --seed $(SEED)
 
 test-mixed: $(VENV)/.dev ## Services of RELEASE (v0.2.0) among the present ones, training meanwhile; forward and back.
 	$(RUN) tests.mixed --release $(RELEASE) --seed $(SEED)
@@ -158,12 +167,12 @@ check: $(VENV)/.dev ## Format, lint, types, contract.
 	$(RUN) ruff check .
 	$(RUN) mypy sdk/seamflow services trajectory_manager rollout scheduler trainer tools bench sim examples \
 		adapters tests \
-		deploy/create_run.py deploy/generate_secrets.py
+		deploy/create_run.py deploy/generate_secrets.py deploy/containers.py deploy/docker/install.py
 	$(VENV)/bin/buf lint
 	$(VENV)/bin/buf breaking --against protos/released.binpb
 
 # Generated with the oldest toolchain we support: what it makes loads on every newer protobuf.
-docs: $(VENV)/.dev ## Generate the pages of settings, permissions and benchmarks.
+docs: $(VENV)/.dev ## Generate the pages of settings, permissions, benchmarks and reliability.
 	$(RUN) tools.reference
 
 proto: .venv-proto/.made ## Generate sdk/seamflow/*/v1 from protos/.
@@ -176,7 +185,7 @@ proto: .venv-proto/.made ## Generate sdk/seamflow/*/v1 from protos/.
 descriptors: $(VENV)/.dev ## At a release only: what later versions must not break.
 	$(VENV)/bin/buf build --as-file-descriptor-set -o protos/released.binpb
 
-up: ## Every service and Redis in containers, until all are healthy; PROFILES=environments adds more.
+up: ## Every service and Redis in containers, until all are healthy; PROFILES='scoring sglang' adds these.
 	$(PYTHON) deploy/containers.py up $(addprefix --profile ,$(PROFILES))
 
 health: ## One line: which containers are ready, and which are not.
@@ -187,6 +196,9 @@ down: ## Stop and remove the containers; volumes stay.
 
 test-compose: $(VENV)/.dev ## Build the images, train in containers, restart each, take all down (needs root or Docker).
 	$(RUN) tests.compose
+
+test-chart-pods: $(VENV)/.dev ## The pods of the Helm chart as containers: probes, a run, each pod deleted (needs root or Docker).
+	$(RUN) tests.chart_pods
 
 clean:
 	rm -rf $(VENV) .venv-proto .venv-oldest .venv-peers .venv-sglang .venv-adapters runs

@@ -1,10 +1,11 @@
 """`make up`, `make health` and `make down`: the containers of docker-compose.yml.
 
-    python3 deploy/containers.py up [--profile environments …]
+    python3 deploy/containers.py up [--profile scoring …]
 
 `up` builds and starts them, waits until every one is healthy or, for a job, done, and writes what
-an agent on this machine needs to runs/compose/agent: token and certificates. It needs Docker with
-Compose 1.29 or 2, and Python's standard library.
+an agent on this machine needs to runs/compose/agent: token and certificates. With the profile
+scoring the run demands the column that is scored, so choose it when the run begins. It needs Docker
+with Compose 1.29 or 2, and Python's standard library.
 
 Exit codes: 0 all healthy, 69 no Docker, 70 a container failed.
 """
@@ -22,13 +23,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["AGENT_FOLDER", "Container", "compose", "containers", "health_line", "main", "up"]
+__all__ = [
+    "AGENT_FOLDER",
+    "Container",
+    "compose",
+    "containers",
+    "down",
+    "health_line",
+    "main",
+    "up",
+]
 
 ROOT = Path(__file__).parents[1]
 PROJECT = "seamflow"
 AGENT_FOLDER = ROOT / "runs" / "compose" / "agent"
 _UNAVAILABLE, _FAILED = 69, 70
 _POLL_SECONDS = 2.0
+_PROFILES = ("environments", "operator", "scoring", "sglang")
+_COLUMN = {"SCORING_COLUMN": "ref_logprobs"}
+"""What the service of the profile scoring writes: variables of docker-compose.yml."""
 _READ_CREDENTIAL = """
 import json, pathlib
 files = {"token": "agent_token", "ca.pem": "ca.pem",
@@ -123,34 +136,55 @@ def health_line(found: Sequence[Container]) -> str:
     return f"{line}; waiting for {', '.join(waiting)}" if waiting else line
 
 
-def up(profiles: Iterable[str] = ()) -> None:
-    """Build, start, wait, and write the agent's credential.
+def up(profiles: Iterable[str] = (), *, build: bool = True) -> None:
+    """Build, start, wait, and write the agent's credential; `build` False: the images are there.
 
     Raises:
         RuntimeError: a container ended with an error.
     """
-    chosen = [word for name in profiles for word in ("--profile", name)]
-    compose(*chosen, "build")
-    # Compose itself waits for the jobs that others depend on.
-    compose(*chosen, "up", "--detach")
+    names = tuple(profiles)
+    if "scoring" in names:
+        os.environ.update(_COLUMN)
+    flags = chosen(names)
+    if build:
+        compose(*flags, "build")
+    try:
+        # Compose itself waits for the jobs that others depend on.
+        compose(*flags, "up", "--detach", "--no-build")
+    except subprocess.CalledProcessError:
+        _check(containers())  # names the container that failed, and shows what it said
+        raise
     _wait()
     _write_credential()
+
+
+def down(*arguments: str) -> None:
+    """Stop and remove the containers of every profile; `arguments` are Compose's, as --volumes."""
+    compose(*chosen(_PROFILES), "down", "--remove-orphans", *arguments)
+
+
+def chosen(profiles: Iterable[str]) -> list[str]:
+    """Flags of Compose that add the services of these profiles."""
+    return [word for name in profiles for word in ("--profile", name)]
 
 
 def _wait() -> None:
     shown = ""
     while True:
         found = containers()
-        if failed := [each for each in found if each.has_failed]:
-            names = [each.service for each in failed]
-            compose("logs", "--tail", "30", *names)
-            raise RuntimeError(f"ended with an error: {', '.join(map(str, failed))}")
+        _check(found)
         if (line := health_line(found)) != shown:
             print(line, flush=True)
             shown = line
         if all(each.is_ready for each in found):
             return
         time.sleep(_POLL_SECONDS)
+
+
+def _check(found: Sequence[Container]) -> None:
+    if failed := [each for each in found if each.has_failed]:
+        compose("logs", "--tail", "30", *[each.service for each in failed])
+        raise RuntimeError(f"ended with an error: {', '.join(map(str, failed))}")
 
 
 def _write_credential() -> None:
@@ -173,7 +207,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one of the commands; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=("up", "health", "down"))
-    parser.add_argument("--profile", action="append", default=[], help="also these services")
+    also = parser.add_argument("--profile", action="append", default=[], choices=_PROFILES)
+    also.help = "also these services"
     given = parser.parse_args(argv)
     try:
         return _run(given.command, given.profile)
@@ -192,7 +227,7 @@ def _run(command: str, profiles: Sequence[str]) -> int:
         print(health_line(found))
         return 0 if found and all(each.is_ready for each in found) else _FAILED
     else:
-        compose("down", "--remove-orphans")
+        down()
     return 0
 
 

@@ -62,11 +62,14 @@ SERVICES: dict[str, Service] = {
     "scheduler": Service(keys=("sf:scheduler:*",)),
     "rollout-gateway": Service(checks_agent_token=True, derives_credentials=True),
     "http-gateway": Service(),
-    "rollout-server": Service(hosts=("rollout-server-a", "rollout-server-b")),
+    "rollout-server": Service(
+        hosts=("rollout-server-a", "rollout-server-b", "rollout-server-sglang")
+    ),
     "trainer": Service(),
-    "node-agent": Service(hosts=("node-agent-a", "node-agent-b")),
+    "node-agent": Service(hosts=("node-agent-a", "node-agent-b", "node-agent-sglang")),
     "dataloader": Service(),
     "ranker": Service(),
+    "scoring": Service(),
     "agent-runner": Service(identity="agent", presents_agent_token=True),
     "tool-loop": Service(),
     "environments": Service(),
@@ -189,8 +192,13 @@ def _redis_url(name: str, password: str) -> str:
 
 
 def _redis_users(shared: dict[str, str]) -> str:
-    # Any holder of a deployment certificate may PING Redis, and nothing else.
-    users = ["user default on nopass resetkeys resetchannels -@all +ping"]
+    # Redis loads its append-only file as the default user: one that may not write loses all
+    # transactions at a restart. So it may do everything, and nobody can be it.
+    # Any holder of a deployment certificate may PING Redis as `health`, and nothing else.
+    users = [
+        "user default off resetpass ~* &* +@all",
+        "user health on nopass resetkeys resetchannels -@all +ping",
+    ]
     for name, service in SERVICES.items():
         if service.keys:
             digest = _digest(shared[f"redis_password_{name}"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -54,11 +55,18 @@ class Authority:
         return self.folder / f"{self.name}.pem"
 
     def issue(
-        self, name: str, uri: str | None = None, *, trusts: Path | None = None, valid: bool = True
+        self,
+        name: str,
+        uri: str | None = None,
+        *,
+        hosts: Sequence[str] = (),
+        trusts: Path | None = None,
+        valid: bool = True,
     ) -> Certificate:
-        """A certificate with the URI; `valid` False: it has expired."""
+        """A certificate with the URI, also for the hosts; `valid` False: it has expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        names += [x509.DNSName(host) for host in hosts]
         names += [x509.UniformResourceIdentifier(uri)] if uri else []
         leaf = x509.BasicConstraints(ca=False, path_length=None)
         ends = _DAY if valid else -timedelta(minutes=1)

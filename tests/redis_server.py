@@ -118,7 +118,7 @@ def _answers(port: int) -> bool:
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
             connection.sendall(b"PING\r\n")
-            return connection.recv(64).startswith(b"+PONG")
+            return connection.recv(64).startswith((b"+PONG", b"-NOAUTH"))
     except OSError:
         return False
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from seamflow.errors import StaleEpochError
@@ -61,8 +61,8 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
             await ranks.start(config)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        device = DeviceLease(ranks, config.gang.nodes)
-        samples, nodes, publisher = await connect_services(config, stack)
+        device = DeviceLease(ranks, config.gang.nodes, ranks.nodes)
+        samples, nodes, publisher = await connect_services(config, stack, ranks.nodes)
         trainer = Trainer(config, ranks, device, samples, nodes, publisher, trackers, alarms)
         servicer = TrainerServicer(config, trainer, device, ranks)
         yield Service(
@@ -73,9 +73,12 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
 
 
 async def connect_services(
-    config: TrainerConfig, stack: AsyncExitStack
+    config: TrainerConfig, stack: AsyncExitStack, rank_nodes: Sequence[str] = ()
 ) -> tuple[SampleClient, NodeClient, Publisher]:
-    """Clients of the services that the loop calls; `stack` closes their channels."""
+    """Clients of the services that the loop calls; `stack` closes their channels.
+
+    `rank_nodes` has the node of each rank.
+    """
     samples = await stack.enter_async_context(channel(config, config.trajectory_manager))
     weights = await stack.enter_async_context(channel(config, config.weights))
     nodes = (
@@ -95,7 +98,7 @@ async def connect_services(
     )
     return (
         SampleClient(samples, config.run_id),
-        NodeClient(nodes, config.run_id, config.gang.id, config.gang.nodes),
+        NodeClient(nodes, config.run_id, config.gang.id, config.gang.nodes, rank_nodes),
         publisher,
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 import grpc.aio
@@ -276,12 +276,19 @@ class NodeClient:
     """
 
     def __init__(
-        self, channel: grpc.aio.Channel | None, run_id: str, gang_id: str, num_nodes: int
+        self,
+        channel: grpc.aio.Channel | None,
+        run_id: str,
+        gang_id: str,
+        num_nodes: int,
+        rank_nodes: Sequence[str] = (),
     ) -> None:
+        """`rank_nodes`: the node of each rank, requested by name; without names any are."""
         self._stub: scheduler_grpc.SchedulerServiceAsyncStub | None = (
             None if channel is None else async_stub(scheduler_grpc.SchedulerServiceStub, channel)
         )
         self._run_id, self._gang_id, self._num_nodes = run_id, gang_id, num_nodes
+        self._node_ids = sorted(set(filter(None, rank_nodes)))
         self._requested = True
         self._batch = 0
         self._last_release = scheduler_pb2.ReleaseNodesRequest()
@@ -339,6 +346,7 @@ class NodeClient:
             gang_id=self._gang_id,
             tag=_TAG,
             num_nodes=self._num_nodes,
+            node_ids=self._node_ids,
             wait=to_duration(wait_seconds),
             batch=self._batch,
             needed_time=None if needed_time is None else to_timestamp(needed_time),

@@ -50,6 +50,9 @@ class GangConfig(Settings):
     """Name of the gang."""
     nodes: int = Field(1, gt=0)
     """Nodes requested, all or none."""
+    node_id: str = ""
+    """Node that this rank runs on, as its node agent names it. With it the ranks' nodes and no
+    others are requested; several nodes need it, one in the environment of each."""
     request_ahead_seconds: float = Field(30.0, ge=0)
     """Request nodes before the batch is full, by the measured time of their return, at most this
     much. 0: request them when it is full."""

@@ -8,7 +8,8 @@ move in either direction succeeds.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from services.chassis.errors import Reason, ServiceError, stale_epoch, unavailable
@@ -30,18 +31,21 @@ class DeviceLease:
     Args:
         ranks: hold the state that is moved.
         num_nodes: over which the ranks are spread evenly.
+        nodes: the node of each rank; without names any `num_nodes` nodes are enough.
     """
 
-    def __init__(self, ranks: RankGroup, num_nodes: int = 1) -> None:
+    def __init__(self, ranks: RankGroup, num_nodes: int = 1, nodes: Sequence[str] = ("",)) -> None:
         self._ranks = ranks
         self._num_nodes = num_nodes
+        self._nodes = tuple(nodes)
+        self._needed = frozenset(filter(None, nodes))
         self._lock = asyncio.Lock()
         self._held = asyncio.Event()
         self._held.set()
         self._suspended = False
         self._epochs: dict[str, int] = {}
         self._granted: set[str] = set()
-        self._num_bytes = 0
+        self._num_bytes: dict[str, int] = {}
 
     @property
     def suspended(self) -> bool:
@@ -87,42 +91,52 @@ class DeviceLease:
                 self._granted.clear()
             if not self._complete:
                 await self._release()
-            return self._num_bytes
+            return self._num_bytes.get(node_id if self._needed else "", 0)
 
     async def resume(self, epoch: int, node_id: str = "") -> None:
         """Grant a node; with the last one, move the state back.
 
         Raises:
             ServiceError: ABORTED / STALE_EPOCH, a newer assignment of the node is known;
-                UNAVAILABLE / DEPENDENCY_UNAVAILABLE, other nodes of the gang are not granted yet.
+                UNAVAILABLE / DEPENDENCY_UNAVAILABLE, other nodes of the gang are not granted yet,
+                or no rank runs on this one.
         """
         self._advance(epoch, node_id)
+        if self._is_foreign(node_id):
+            raise self._incomplete(f", and no rank runs on {node_id}")
         async with self._lock:
             self._advance(epoch, node_id)
             self._granted.add(node_id)
             await (self._restore() if self._complete else self._release())
         await self._wait_until_held(_GANG_SECONDS)
         if not self._held.is_set():
-            raise self._incomplete()
+            have = ", ".join(sorted(self._granted)) or "none"
+            raise self._incomplete(f" and was granted: {have}")
 
     @property
     def _complete(self) -> bool:
+        if self._needed:
+            return self._needed <= self._granted
         return len(self._granted) >= self._num_nodes
 
     def _is_granted(self, node_id: str) -> bool:
         # A node without an id is its gang's only one, whatever id it has in other calls.
         return node_id in self._granted or "" in (node_id, *self._granted)
 
+    def _is_foreign(self, node_id: str) -> bool:
+        """Whether it is known that no rank runs there."""
+        return bool(self._needed and node_id) and node_id not in self._needed
+
     def _is_spare(self, node_id: str) -> bool:
-        """Whether the ranks hold enough other nodes and not this one."""
-        return self._complete and not self._is_granted(node_id)
+        """Whether the ranks do not need this node: none runs there, or they hold enough others."""
+        return self._is_foreign(node_id) or (self._complete and not self._is_granted(node_id))
 
     async def _release(self) -> None:
         if self._suspended:
             return
         self._held.clear()
         answers = await self._ranks.do(Release())
-        self._num_bytes = int(sum(answer["num_bytes"] for answer in answers)) // self._num_nodes
+        self._num_bytes = self._by_node([int(answer["num_bytes"]) for answer in answers])
         self._suspended = True
 
     async def _restore(self) -> None:
@@ -138,9 +152,18 @@ class DeviceLease:
             raise stale_epoch(f"the trainer's assignment of node {node_id!r}", epoch, known)
         self._epochs[node_id] = epoch
 
-    def _incomplete(self) -> ServiceError:
-        have = ", ".join(sorted(self._granted)) or "none"
-        message = f"the gang needs {self._num_nodes} nodes and was granted: {have}; retry"
+    def _by_node(self, num_bytes: Sequence[int]) -> dict[str, int]:
+        """Bytes of each rank, summed by node; of nodes without names, the mean."""
+        if not self._needed:
+            return {"": sum(num_bytes) // self._num_nodes}
+        found = Counter[str]()
+        for node, of_rank in zip(self._nodes, num_bytes, strict=True):
+            found[node] += of_rank
+        return found
+
+    def _incomplete(self, cause: str) -> ServiceError:
+        names = f" ({', '.join(sorted(self._needed))})" if self._needed else ""
+        message = f"the gang needs {self._num_nodes} nodes{names}{cause}; retry"
         return unavailable(Reason.DEPENDENCY_UNAVAILABLE, message)
 
     async def _wait_until_held(self, seconds: float) -> None:

@@ -41,6 +41,11 @@ class RankGroup:
         return self._started().world_size
 
     @property
+    def nodes(self) -> tuple[str, ...]:
+        """The node of each rank; empty names: not given."""
+        return self._started().nodes
+
+    @property
     def packed(self) -> bool:
         """Whether the model computes sequences without padding."""
         return self._started().worker.packed

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainer.checkpoint.step_dump import StepDump, read_dump
+from trainer.config import GangConfig
 from trainer.policy.commands import Exit, Load, Optimize
 from trainer.ranks.command_channel import Rank0, join, worker_loop
 from trainer.ranks.end_process import end_process
@@ -28,7 +29,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="checkpoint_folder/dumps/step_...")
     dump = _read(parser.parse_args().folder)
-    ranks = join(dump.config)
+    # All ranks of the replay are here, wherever those of the step were.
+    ranks = join(dump.config.replace(gang=GangConfig()))
     if ranks.world_size != dump.world_size:
         sys.exit(f"the step has {dump.world_size} ranks: start {dump.world_size} with torchrun")
     worker = Worker(dump.config, ranks.store)

@@ -47,6 +47,7 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
             metrics=progress.record.numbers() if progress.record else {},
             suspended=self._device.is_suspended(request.node_id),
             alarms=self._trainer.alarms.texts,
+            rank_nodes=filter(None, self._ranks.nodes),
         )
 
     async def Suspend(  # noqa: N802 -- named by the contract

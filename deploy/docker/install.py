@@ -1,36 +1,81 @@
-"""Install the dependencies of an image at build time: torch from its own index, then the extra.
+"""Install what an image needs, at build time: torch from its own index, then the extra's packages.
 
-Environment: EXTRA (extras of pyproject.toml, comma-separated) and TORCH_INDEX_URL; where
-that is empty, pip's own index serves torch too, with its CUDA.
+Seamflow itself is installed afterwards, so that a change of it downloads nothing again.
+
+Environment: EXTRA (extras of pyproject.toml, comma-separated); TORCH_INDEX_URL: where that is
+empty, pip's own index serves torch too, with its CUDA; SGLANG: "cpu" adds SGLang for machines
+without a GPU, in an environment of its own.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+SGLANG_FOLDER = Path("/opt/seamflow/sglang")
+_SGLANG_FILES = Path("sglang_cpu")
+_OWN = "seamflow["
 
 
 def main() -> None:
     """Run pip, with retries."""
-    extra = os.environ["EXTRA"]
-    for requirement in torch_of(extra, Path("pyproject.toml")):
+    requirements = requirements_of(os.environ["EXTRA"], Path("pyproject.toml"))
+    _install(sys.executable, requirements)
+    if os.environ.get("SGLANG") == "cpu":
+        _install_sglang()
+
+
+def requirements_of(extra: str, project: Path) -> list[str]:
+    """What seamflow with these extras requires of others."""
+    table = tomllib.loads(project.read_text())["project"]
+    extras: Mapping[str, Sequence[str]] = table["optional-dependencies"]
+    found = {*table["dependencies"], *_expanded(extra.split(","), extras)}
+    return sorted(found)
+
+
+def torch_of(requirements: Sequence[str]) -> list[str]:
+    """The pinned torch, if any: the default index would install CUDA builds."""
+    return [each for each in requirements if each.startswith("torch==")]
+
+
+def _expanded(names: Sequence[str], extras: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    for requirement in (each for name in names for each in extras[name]):
+        if requirement.startswith(_OWN):
+            yield from _expanded(requirement.removeprefix(_OWN).rstrip("]").split(","), extras)
+        else:
+            yield requirement
+
+
+def _install(python: str | Path, requirements: Sequence[str]) -> None:
+    for torch in torch_of(requirements):
         index = os.environ.get("TORCH_INDEX_URL")
-        _pip(requirement, *(["--index-url", index] if index else []))
-    _pip(f".[{extra}]")
+        _pip(python, torch, *(["--index-url", index] if index else []))
+    _pip(python, *requirements)
 
 
-def torch_of(extra: str, project: Path) -> list[str]:
-    """The pinned torch of the extras, if any: the default index would install CUDA builds."""
-    extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
-    required = {requirement for name in extra.split(",") for requirement in extras[name]}
-    return [requirement for requirement in required if requirement.startswith("torch==")]
+def _install_sglang() -> None:
+    """As `make .venv-sglang` does."""
+    _run(sys.executable, "-m", "venv", SGLANG_FOLDER)
+    python = SGLANG_FOLDER / "bin/python"
+    lines = (_SGLANG_FILES / "requirements.txt").read_text().splitlines()
+    _install(python, [line for line in lines if not line.startswith("#")])
+    _pip(python, "--no-deps", "-r", str(_SGLANG_FILES / "sglang.txt"))
+    (packages,) = SGLANG_FOLDER.glob("lib/python3.*/site-packages")
+    for file in _SGLANG_FILES.glob("sglang_cpu_names.*"):
+        shutil.copy(file, packages)
 
 
-def _pip(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "pip", "install", *arguments], check=True)
+def _pip(python: str | Path, *arguments: str) -> None:
+    _run(python, "-m", "pip", "install", *arguments)
+
+
+def _run(*command: str | Path) -> None:
+    subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":

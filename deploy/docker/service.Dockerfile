@@ -9,10 +9,13 @@ ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN ["python3", "-m", "venv", "/opt/seamflow"]
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
-COPY sdk sdk
-COPY deploy/docker/install.py ./
+COPY pyproject.toml deploy/docker/install.py ./
+COPY deploy/sglang_cpu sglang_cpu
+ARG SGLANG=
 RUN ["/opt/seamflow/bin/python", "install.py"]
+COPY README.md LICENSE ./
+COPY sdk sdk
+RUN ["/opt/seamflow/bin/python", "-m", "pip", "install", "--no-deps", "."]
 
 # hadolint ignore=DL3006
 FROM ${BASE_IMAGE}

@@ -60,6 +60,8 @@ Send = Callable[[SentChunk | pb.TurnEnd], None]
 
 _log = get_logger()
 
+_EMPTY_TOKENS = 1
+"""An answer of so many is nothing but what ends it."""
 _CONTINUED = metrics.counter(
     "rollout_gateway", "turns_continued_total", "Streams continued from a recorded prefix."
 )
@@ -141,7 +143,7 @@ class Turn:
         servers.lengths.observe(self._length_query(), self._num_sampled)
         is_stop = record.finish_reason == tokens_pb2.FINISH_REASON_STOP
         if self._server is not None:
-            is_empty = is_stop and self._num_sampled <= 1  # nothing but what ends it
+            is_empty = is_stop and self._num_sampled <= _EMPTY_TOKENS
             servers.outliers.answered(self._server, is_empty=is_empty)
 
     async def _begin(self) -> tokens_pb2.PackedTokens:
@@ -215,6 +217,8 @@ class Turn:
                     if fault := self._fault_of(response):
                         self._handle_fault(stream.server, fault)
                         return  # not recorded either
+                    if self._has_doubtful_end(stream.server, response):
+                        return  # nor is this: another server is asked
                     if response.tokens.token_ids:
                         self._failures.answered()
                     yield response
@@ -246,6 +250,21 @@ class Turn:
         if self._failures.add_verdict(server, fault):
             message = f"rollout servers give impossible answers: {fault}"
             raise failed_precondition(Reason.ENGINE_FAILED, message)
+
+    def _has_doubtful_end(self, server: Server, response: server_pb.GenerateTokensResponse) -> bool:
+        """Whether the answer is empty, of a server that has given no other; noted against it.
+
+        Each server is doubted once: the second time its word counts.
+        """
+        outliers = self._services.servers.outliers
+        number = self._num_sampled + token_messages.num_tokens(response.tokens)
+        is_stop = response.finish_reason == tokens_pb2.FINISH_REASON_STOP
+        is_believed = server.address in self._failures.avoided or not outliers.doubts_empty(server)
+        if not is_stop or number > _EMPTY_TOKENS or is_believed:
+            return False
+        outliers.answered(server, is_empty=True)
+        self._failures.add(server, "an empty answer, as all others before")
+        return True
 
     def _fault_of(self, response: server_pb.GenerateTokensResponse) -> str:
         most = self._request.sampling.max_new_tokens - self._num_sampled

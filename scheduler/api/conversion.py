@@ -174,15 +174,27 @@ def gang_record(request: pb.RequestNodesRequest) -> Gang:
         raise invalid_argument("tag", request.tag, cure)
     if request.num_nodes < 1:
         raise invalid_argument("num_nodes", request.num_nodes, "request at least 1")
+    _check_gang_nodes(request)
     needed = request.HasField("needed_time")
     return Gang(
         run_id=request.run_id,
         gang_id=request.gang_id,
         tag=request.tag,
         num_nodes=request.num_nodes,
+        node_ids=tuple(sorted(request.node_ids)),
         batch=batch_number(request),
         needed_time=seconds_of(request.needed_time) if needed else None,
     )
+
+
+def _check_gang_nodes(request: pb.RequestNodesRequest) -> None:
+    names = set(request.node_ids)
+    if request.node_ids and (len(names) != len(request.node_ids) or "" in names):
+        cure = "name each node once, or none at all"
+        raise invalid_argument("node_ids", ", ".join(request.node_ids), cure)
+    if names and len(names) != request.num_nodes:
+        cure = f"name {request.num_nodes}, as num_nodes says, or none at all"
+        raise invalid_argument("node_ids", f"{len(names)} nodes", cure)
 
 
 def batch_number(request: pb.RequestNodesRequest | pb.ReleaseNodesRequest) -> int:

@@ -253,6 +253,8 @@ class Gang:
     """Requested capability."""
     num_nodes: int
     """Number of requested nodes."""
+    node_ids: tuple[str, ...] = ()
+    """The nodes that its ranks run on, and so the only ones that it can use; empty: any."""
     arrival: int = 0
     """Position in the order of requests."""
     batch: int = 0
@@ -268,6 +270,10 @@ class Gang:
     def key(self) -> GangKey:
         """Unique name."""
         return self.run_id, self.gang_id
+
+    def can_use(self, node_id: str) -> bool:
+        """Whether its ranks run there, or anywhere."""
+        return not self.node_ids or node_id in self.node_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,9 @@ class Placement:
     def keep(self, gang: Gang) -> bool:
         """Let a gang keep its nodes, if it has all of them still; whether it does."""
         members = [
-            node for node in self._holding[gang.key] if gang.run_id in node.runs_for(gang.tag)
+            node
+            for node in self._holding[gang.key]
+            if gang.run_id in node.runs_for(gang.tag) and gang.can_use(node.node_id)
         ]
         whole = len(members) == gang.num_nodes and not any(self.is_taken(node) for node in members)
         if not whole or self._exceeds_quota(gang):
@@ -70,12 +72,13 @@ class Placement:
         that waits for its run's quota reserves the rest of the quota: later gangs cannot starve it.
         Reserved nodes do rollout. A gang that can never be placed reserves nothing.
         """
-        able = self._able[gang.run_id, gang.tag]
+        able = [n for n in self._able[gang.run_id, gang.tag] if gang.can_use(n.node_id)]
         limit = self._limit(gang)
         if limit and gang.num_nodes > limit:
             return f"quota: run {gang.run_id} may have {limit} nodes, requested {gang.num_nodes}"
         if len(able) < gang.num_nodes:
-            nodes = f"{len(able)} can do {gang.tag} for run {gang.run_id}"
+            of = f" of {', '.join(gang.node_ids)}, where its ranks run," if gang.node_ids else ""
+            nodes = f"{len(able)}{of} can do {gang.tag} for run {gang.run_id}"
             return f"nodes: {nodes}, requested {gang.num_nodes}"
         if self._exceeds_quota(gang) or gang.run_id in self._blocked:
             self._blocked.add(gang.run_id)

@@ -147,7 +147,7 @@ class StateTransaction:
         self._epoch = max(self._epoch, epoch)
 
     def request(self, gang: Gang) -> None:
-        """Request nodes for `gang`; a repeated request updates `needed_time` and `batch` only.
+        """Request nodes for `gang`; a repeated request updates all but tag and number of nodes.
 
         Raises:
             ServiceError: ALREADY_EXISTS, the same gang requested another tag or number of nodes.
@@ -160,7 +160,9 @@ class StateTransaction:
         elif (standing.tag, standing.num_nodes) != (gang.tag, gang.num_nodes):
             raise already_exists("gang", gang.gang_id)
         batch = gang.batch or standing.batch
-        self._gangs[gang.key] = replace(standing, batch=batch, needed_time=gang.needed_time)
+        self._gangs[gang.key] = replace(
+            standing, batch=batch, needed_time=gang.needed_time, node_ids=gang.node_ids
+        )
         self.replan(f"gang {gang.gang_id} requested")
 
     def release(self, key: GangKey, forecast: BatchForecast | None = None, batch: int = 0) -> None:

@@ -63,7 +63,7 @@ def decode_key(text: bytes) -> GangKey:
 
 def decode_gang(text: bytes) -> Gang:
     """Decode a gang of `encode`."""
-    return _record(Gang, json.loads(text))
+    return _record(Gang, json.loads(text), {"node_ids": tuple})
 
 
 def decode_node(text: bytes) -> Node:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BALANCES", "COUNTERS", "EVENTS", "GANGS", "LENDINGS", "NODES", "RUNS"]
+__all__ = ["BALANCES", "COUNTERS", "EVENTS", "GANGS", "LENDINGS", "NODES", "RUNS", "STORE"]
 
 COUNTERS = "sf:scheduler:{pool}:counters"
 """Hash: `incarnation`, and the `last_*` counters of the state."""
@@ -18,3 +18,5 @@ BALANCES = "sf:scheduler:{pool}:balances"
 """Hash: [run_id, gang_id] as JSON -> its stage times and advice as JSON."""
 EVENTS = "sf:scheduler:{pool}:events"
 """Sorted set: JSON by sequence."""
+STORE = "sf:scheduler:{pool}:store"
+"""String: marks the store, to notice one that has come back empty."""

@@ -35,18 +35,17 @@ class RedisStore:
     def __init__(self, redis: Redis, max_events: int) -> None:
         self._redis = redis
         self._max_events = max_events
-        self._pipelines = Pipelines(redis)
+        self._pipelines = Pipelines(redis, mark=keys.STORE)
         self._scripts = Scripts(self._pipelines, Path(__file__).parent / "lua")
 
     async def open(self) -> int:
         """Take the store over; the new incarnation."""
-        with store_errors("open"):
-            return int(await self._redis.hincrby(keys.COUNTERS, "incarnation", 1))
+        (number,) = await self._scripts.read([("HINCRBY", keys.COUNTERS, "incarnation", 1)])
+        return int(number)
 
     async def is_newest(self, incarnation: int) -> bool:
         """Whether no other scheduler opened the store since."""
-        with store_errors("is_newest"):
-            newest = await self._redis.hget(keys.COUNTERS, "incarnation")
+        (newest,) = await self._scripts.read([("HGET", keys.COUNTERS, "incarnation")])
         return int(newest or 0) == incarnation
 
     async def load(self) -> State:
@@ -93,9 +92,9 @@ class RedisStore:
         return [codec.decode_event(entry) for entry in found]
 
     async def reachable(self) -> bool:
-        """Whether Redis answers."""
+        """Whether Redis answers, with its data."""
         try:
-            return bool(await self._redis.ping())
+            return bool(await self._redis.ping()) and not self._pipelines.has_lost_data
         except RedisError:
             return False
 

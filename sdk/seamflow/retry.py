@@ -12,11 +12,23 @@ from typing import TypeVar
 
 import grpc.aio
 
-from seamflow.errors import DeadlineError, SeamflowError, UnavailableError, decode
+from seamflow.errors import (
+    DeadlineError,
+    ExhaustedError,
+    InternalError,
+    SeamflowError,
+    StaleEpochError,
+    UnavailableError,
+    decode,
+)
 
-__all__ = ["Attempt", "Backoff", "current_attempt", "may_retry", "retrying"]
+__all__ = ["OF_ONE_CALL", "Attempt", "Backoff", "current_attempt", "may_retry", "retrying"]
 
 T = TypeVar("T")
+
+OF_ONE_CALL = (DeadlineError, ExhaustedError, InternalError, StaleEpochError)
+"""Failures that `retrying` raises and that say nothing of the next call: who leases work in a loop
+waits and goes on, also after minutes without a store."""
 
 _log = logging.getLogger("seamflow")
 

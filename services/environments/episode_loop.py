@@ -15,7 +15,7 @@ from seamflow.errors import (
     SeamflowError,
     UnavailableError,
 )
-from seamflow.retry import Backoff
+from seamflow.retry import OF_ONE_CALL, Backoff
 
 from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
@@ -127,9 +127,12 @@ class EpisodeLoop:
     async def _lease(self, number: int, train: bool | None) -> list[Rollout]:
         try:
             return await self._client.lease_rollouts(number, train=train)
-        except NotFoundError:
-            await asyncio.sleep(_POLL_SECONDS)  # the run does not exist yet
-            return []
+        except NotFoundError:  # the run does not exist yet
+            pass
+        except OF_ONE_CALL as error:
+            _log.warning("no rollout leased", error=str(error))
+        await asyncio.sleep(_POLL_SECONDS)
+        return []
 
     async def _episode(self, rollout: Rollout, places: _Places) -> None:
         """One rollout from lease to end; one whose lease is lost is abandoned."""

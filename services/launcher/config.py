@@ -92,7 +92,10 @@ class LauncherConfig(RunRules):
     nodes: tuple[str, ...] = ("node-a: rollout", "node-b: rollout train")
     """Nodes and their capability tags, which decide who rolls out and who trains."""
     trainer_ranks: int = Field(1, ge=1)
-    """Processes of the trainer, started by torchrun when more than one."""
+    """Processes of the trainer on each of its nodes, started by torchrun when more than one."""
+    trainer_nodes: int = Field(1, ge=1)
+    """Nodes that train together. Further nodes with the tag train are spares: one of them takes the
+    place of a node that dies."""
     ranker: bool = False
     """Start the ranker, whose predicted rollout lengths the gateway uses; the order of turns is the
     gateway's `dispatch`."""
@@ -133,10 +136,11 @@ class LauncherConfig(RunRules):
             )
         self._check_agent()
         flags_by_table(self.set)
-        trainers = [node for node in self.node_plans() if "train" in node.tags]
-        if len(trainers) != 1:
+        number = len(self.training_nodes)
+        if number < self.trainer_nodes:
             raise ValueError(
-                f"nodes is {list(self.nodes)}: exactly one node of a local run has the tag 'train'"
+                f"trainer_nodes is {self.trainer_nodes} and {number} of nodes {list(self.nodes)} "
+                "have the tag 'train': give it to more of them"
             )
         return self
 
@@ -209,6 +213,11 @@ class LauncherConfig(RunRules):
         """All columns that samples must have before they are trained."""
         reference = () if self.reference is None else (REFERENCE_COLUMN,)
         return tuple(dict.fromkeys((*self.required_columns, *reference)))
+
+    @property
+    def training_nodes(self) -> tuple[str, ...]:
+        """The nodes that can train, spares among them."""
+        return tuple(node.node_id for node in self.node_plans() if "train" in node.tags)
 
     def node_plans(self) -> list[NodePlan]:
         """The nodes; raises `ValueError` that shows the form."""

@@ -83,6 +83,7 @@ def _names(config: LauncherConfig) -> list[str]:
         "http_gateway": config.has_http_gateway,
         "ranker": config.ranker,
         "scoring": config.reference is not None,
+        "rendezvous": len(config.training_nodes) > 1,
     }
     chosen = [name for name, is_chosen in optional.items() if is_chosen]
     servers = [server_name(node) for node in config.node_plans() if "rollout" in node.tags]

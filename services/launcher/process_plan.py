@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from services.launcher.config import (
 )
 from services.launcher.layout import Layout, environment_server_names, server_name
 
-__all__ = ["CHECK_TASKS", "ProcessPlan", "environment_addresses", "plan"]
+__all__ = ["CHECK_TASKS", "ProcessPlan", "ending_with_torchrun", "environment_addresses", "plan"]
 
 CHECK_TASKS = "services.dataloader.check_tasks"
 """Reads all tasks, and prints how many there are."""
@@ -75,7 +76,7 @@ def plan(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
             for node in config.node_plans()
             if "rollout" in node.tags
         ],
-        _trainer(config, layout),
+        *_trainers(config, layout),
         *[_node_agent(node, layout) for node in config.node_plans()],
         *_agent(config, layout),
         *environment_processes(config, layout),
@@ -183,7 +184,30 @@ def _rollout_server(node: NodePlan, config: LauncherConfig, layout: Layout) -> P
     return _process(name.replace("/", "-"), "rollout.server", layout, environment)
 
 
-def _trainer(config: LauncherConfig, layout: Layout) -> ProcessPlan:
+def _trainers(config: LauncherConfig, layout: Layout) -> list[ProcessPlan]:
+    """The trainer; of several nodes one of each, and their rendezvous."""
+    if len(config.training_nodes) == 1:
+        return [_trainer("trainer", config, layout)]
+    rendezvous = _rendezvous(layout)
+    return [rendezvous] + [
+        _trainer(
+            f"trainer-{node_id}",
+            config,
+            layout,
+            gang__node_id=node_id,
+            gang__nodes=config.trainer_nodes,
+        )
+        for node_id in config.training_nodes
+    ]
+
+
+def _rendezvous(layout: Layout) -> ProcessPlan:
+    port = str(layout.ports["rendezvous"])
+    command = (sys.executable, "-m", "trainer.rendezvous", "--port", port)
+    return ProcessPlan(name="rendezvous", command=command)
+
+
+def _trainer(name: str, config: LauncherConfig, layout: Layout, **gang: object) -> ProcessPlan:
     reference = (
         {} if config.reference is None else {"algorithm__reference_column": REFERENCE_COLUMN}
     )
@@ -204,13 +228,42 @@ def _trainer(config: LauncherConfig, layout: Layout) -> ProcessPlan:
         # The launcher ends the run, after the last evaluation.
         end_run="false",
         **reference,
+        **gang,
     )
-    trainer = _process("trainer", "trainer", layout, environment)
-    if config.trainer_ranks == 1:
+    trainer = _process(name, "trainer", layout, environment)
+    if config.trainer_ranks == 1 and not gang:
         return trainer
     ranks = f"--nproc-per-node={config.trainer_ranks}"
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", ranks)
-    return replace(trainer, command=(*torchrun, *trainer.command[1:]))
+    nodes = _over_nodes(config, layout) if gang else ("--standalone",)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", *nodes, ranks)
+    rank = ending_with_torchrun(trainer.command)
+    # Each round of the rendezvous gets a store of its own, without the keys of earlier rounds.
+    own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if gang else {}
+    return replace(
+        trainer,
+        command=(*torchrun, "--no-python", *rank),
+        environment={**trainer.environment, **own_store},
+    )
+
+
+def ending_with_torchrun(command: tuple[str, ...]) -> tuple[str, ...]:
+    """A rank is in a session of its own: without this it outlives a torchrun that is killed, and
+    keeps port and device."""
+    setpriv = shutil.which("setpriv")
+    return command if setpriv is None else (setpriv, "--pdeathsig", "KILL", "--", *command)
+
+
+def _over_nodes(config: LauncherConfig, layout: Layout) -> tuple[str, ...]:
+    """torchrun's flags; it lets spares wait, and takes one in when a node is silent for 6 s."""
+    return (
+        f"--nnodes={config.trainer_nodes}:{config.trainer_nodes}",
+        f"--rdzv-id={layout.run_id}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={layout.address('rendezvous')}",
+        "--rdzv-conf=is_host=0,keep_alive_interval=2,join_timeout=86400",
+        "--local-addr=127.0.0.1",
+        "--max-restarts=3",
+    )
 
 
 def _node_agent(node: NodePlan, layout: Layout) -> ProcessPlan:

@@ -180,7 +180,7 @@ class Run:
             request = scheduler_pb.DrainNodeRequest(node_id=node.node_id, drain=False)
             await retrying(lambda request=request: services.scheduler.DrainNode(request))  # type: ignore[misc]
         get = run_pb.GetRunRequest(run_id=self.layout.run_id)
-        while "trainer" in self.plans and (
+        while any(name.partition("-")[0] == "trainer" for name in self.plans) and (
             (await retrying(lambda: services.runs.GetRun(get))).run.HasField("end_time")
         ):
             status = await services.trainer_status()
@@ -356,6 +356,7 @@ class Run:
             "node_lendings": num_lent,
             "node_returns": num_returned,
             "max_staleness_seen": max((step["max_staleness"] for step in steps), default=0),
+            "failed_rollouts": figures.failed_rollouts,
             "infrastructure_failures": figures.infrastructure_failures,
             "process_restarts": processes.num_restarts,
             "processes_given_up": ", ".join(processes.given_up),

@@ -82,7 +82,7 @@ class Services:
             readiness = group.create_task(self._readiness())
             nodes = group.create_task(self._nodes())
             trainer = group.create_task(self.trainer_status())
-            servers = {name: group.create_task(self._info(name)) for name in self.servers}
+            servers = {name: group.create_task(self.server_info(name)) for name in self.servers}
         infos = {name: task.result() for name, task in servers.items()}
         return Snapshot(
             readiness=readiness.result(),
@@ -116,7 +116,8 @@ class Services:
         except grpc.aio.AioRpcError:
             return ()
 
-    async def _info(self, name: str) -> server_pb.GetServerInfoResponse | None:
+    async def server_info(self, name: str) -> server_pb.GetServerInfoResponse | None:
+        """State of the rollout server of a node; None: it does not answer."""
         request, stub = server_pb.GetServerInfoRequest(), self.servers[name]
         return await _answer(lambda: stub.GetServerInfo(request, timeout=_TIMEOUT))
 

@@ -50,8 +50,8 @@ class FailureNotes:
             return []
         self._next_dead_letters = _GROWTH * number
         return [
-            f"dead letters: {number}, tasks whose rollouts failed too often and are not tried "
-            "again; `seamflow dead-letters` lists them."
+            f"dead letters: {number}, tasks that left the run without being trained: rollouts that "
+            "failed too often, samples too old; `seamflow dead-letters` says why each."
         ]
 
     def _new(self, trajectories: Iterable[trajectory_pb2.Trajectory]) -> list[str]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from services.weights.store_interface import Scope
 
-__all__ = ["allocations", "counters", "manifests", "members", "publishes"]
+__all__ = ["STORE", "allocations", "counters", "manifests", "members", "publishes"]
+
+STORE = "sf:weights:store"
+"""String: marks the store, to notice one that has come back empty."""
 
 
 def counters(scope: Scope) -> str:

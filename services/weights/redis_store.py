@@ -24,7 +24,7 @@ class RedisStore:
     def __init__(self, redis: Redis) -> None:
         """Takes ownership of `redis`, a client that answers bytes."""
         self._redis = redis
-        self._pipelines = Pipelines(redis)
+        self._pipelines = Pipelines(redis, mark=keys.STORE)
         self._scripts = Scripts(self._pipelines, Path(__file__).parent / "lua")
 
     async def begin(self, scope: Scope, publish: Publish, floor: int) -> int:
@@ -107,9 +107,9 @@ class RedisStore:
             await self._redis.zrem(keys.members(scope, group), member)
 
     async def reachable(self) -> bool:
-        """Whether Redis answers a PING."""
+        """Whether Redis answers a PING, and has its data."""
         try:
-            return bool(await self._redis.ping())
+            return bool(await self._redis.ping()) and not self._pipelines.has_lost_data
         except RedisError:
             return False
 
@@ -119,7 +119,6 @@ class RedisStore:
         await self._redis.aclose()
 
     async def _read(self, key: str, field: str) -> bytes | None:
-        with store_errors("read weights"):
-            record = await self._redis.hget(key, field)
-        assert not isinstance(record, str), "the client must answer bytes"
+        record: bytes | None
+        (record,) = await self._scripts.read([("HGET", key, field)])
         return record

@@ -10,7 +10,7 @@ from tests.chaos.edges.faulty_engine import FAULTS
 
 GOOD = {
     "broken.nan.groups_lost_share": 0.02,
-    "broken.empty.groups_lost_share": 0.05,
+    "broken.empty.groups_lost_share": 0.0,
     "abuse.long_conversation.p99_ratio": 3.0,
     "abuse.long_conversation.growth_mib": 300.0,
     "abuse.long_conversation.calls": 900.0,
@@ -19,17 +19,18 @@ GOOD = {
 DAMAGE = {
     "control.nan.groups_lost_share": 0.9,
     "control.false_context.groups_lost_share": 0.9,
+    "control.empty.groups_lost_share": 0.9,
     "control.message_of_10_mb.p99_ratio": 1.0,
     "control.message_of_10_mb.growth_mib": 4000.0,
 }
 
 
 def test_good_figures_with_damage_in_the_controls_pass() -> None:
-    """Three of ours, and one that a module counts."""
+    """Four of ours, and one that a module counts."""
     figures = with_controls(
         {**GOOD, **DAMAGE, "negative_controls": 1, "negative_controls_failed": 1}
     )
-    assert figures["negative_controls"] == figures["negative_controls_failed"] == 4
+    assert figures["negative_controls"] == figures["negative_controls_failed"] == 5
     assert broken(figures) == []
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from bench.report import Report
 from deploy import containers
 from tests.compose.base_images import base_images
 from tests.compose.engine import EngineUnavailableError, engine
+from tests.compose.prepare_beside import prepare_beside
 
 __all__ = ["main"]
 
@@ -33,7 +34,13 @@ _WAIT_SECONDS = 600.0
 _CONTROL_SECONDS = 20.0
 _POLL_SECONDS = 1.0
 _JOBS = {"secrets", "prepare", "create-run"}
+_PROFILES = ("scoring",)
 _COUNT = "import pathlib; print(len(pathlib.Path('/data/metrics.jsonl').read_bytes().splitlines()))"
+_METRICS = (
+    "import urllib.request; "
+    "print(urllib.request.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
+)
+_SCORED = re.compile(r"^seamflow_scoring_\w*samples_total\S* (\S+)$", re.MULTILINE)
 _console = Console()
 
 
@@ -41,10 +48,12 @@ def main() -> int:
     """Run it all; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-root", type=Path, default=Path("/var/tmp/seamflow-test-compose"))
+    parser.add_argument("--no-build", action="store_true", help="take the images that are there")
     given = parser.parse_args()
     try:
         with engine(given.data_root) as is_own:
-            figures = {"engine_started": float(is_own), **_drill(given.data_root)}
+            figures = _drill(given.data_root, not given.no_build)
+            figures |= {"engine_started": float(is_own)}
     except EngineUnavailableError as error:
         sys.stderr.write(f"test-compose: {error}\n")
         return 69
@@ -52,31 +61,36 @@ def main() -> int:
     return 0
 
 
-def _drill(folder: Path) -> dict[str, float]:
+def _drill(folder: Path, build: bool) -> dict[str, float]:
     os.environ.update({**base_images(folder), "NUM_STEPS": "100000"})
-    containers.compose("down", "--volumes", "--remove-orphans")
+    containers.down("--volumes")
     try:
-        return {**_started(), **_host_agent(), **_restarted(), **_control()}
+        built = _built() if build else {}
+        beside = prepare_beside()
+        return {**built, **beside, **_started(), **_host_agent(), **_restarted(), **_control()}
     finally:
-        containers.compose("down", "--volumes", "--remove-orphans")
+        containers.down("--volumes")
         left = containers.containers()
         assert not left, f"left behind: {left}"
 
 
-def _started() -> dict[str, float]:
-    """From nothing to ten optimizer steps."""
+def _built() -> dict[str, float]:
     with _timed() as build:
-        containers.compose("build", "--quiet")
+        containers.compose(*containers.chosen(_PROFILES), "build", "--quiet")
+    return {"seconds_to_build": build()}
+
+
+def _started() -> dict[str, float]:
+    """From nothing to ten optimizer steps, with every sample scored."""
     with _timed() as start:
-        containers.up()
+        containers.up(_PROFILES, build=False)
     with _timed() as train:
         _wait_for("10 optimizer steps", lambda: steps() >= STEPS_BEFORE)
     return {
         "containers": float(len(containers.containers())),
-        "seconds_to_build": build(),
         "seconds_to_ready": start(),
-        "seconds_of_prepare": _seconds_of("prepare"),
         "seconds_to_10_steps": start() + train(),
+        "samples_scored": _scored(),
     }
 
 
@@ -127,13 +141,10 @@ def steps() -> int:
         return 0
 
 
-def _seconds_of(job: str) -> float:
-    label = f"label=com.docker.compose.service={job}"
-    names = subprocess.check_output(["docker", "ps", "-aq", "--filter", label], text=True).split()
-    form = "{{.State.StartedAt}} {{.State.FinishedAt}}"
-    text = subprocess.check_output(["docker", "inspect", "--format", form, *names], text=True)
-    start, end = (datetime.fromisoformat(each[:26].rstrip("Z")) for each in text.split())
-    return (end - start).total_seconds()
+def _scored() -> float:
+    """Samples that the scoring service has scored, by its own count."""
+    text = containers.compose("exec", "-T", "scoring", "python", "-c", _METRICS, capture=True)
+    return sum(float(value) for value in _SCORED.findall(text))
 
 
 def _wait_for(what: str, is_done: Callable[[], bool]) -> None:

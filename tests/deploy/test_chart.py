@@ -20,6 +20,7 @@ from tests.deploy.chart import EXAMPLES, Object, containers, environment, pods, 
 from tests.deploy.test_config_files import CLASSES, config_class
 
 BUILT_IN = "1.33"
+WORKER_ADDRESSES = {"SEAMFLOW_NODE_AGENT_ROLLOUT_SERVER", "SEAMFLOW_NODE_AGENT_TRAINER"}
 OTHER_APIS = {"cert-manager.io/v1", "keda.sh/v1alpha1", "monitoring.coreos.com/v1"}
 """Their schemas come with their operators; only their form is checked here."""
 
@@ -88,6 +89,14 @@ def test_every_service_has_probes_and_a_port(objects: list[Object]) -> None:
         assert {"grpc", "admin"} <= {port["name"] for port in container["ports"]}, name
 
 
+def test_the_scheduler_is_alone(objects: list[Object]) -> None:
+    """Two at once take over from each other for ever, also while one is exchanged for the next."""
+    for each in of_kind(objects, "Deployment"):
+        is_scheduler = each["metadata"]["name"] == "seamflow-scheduler"
+        assert (each["spec"]["strategy"]["type"] == "Recreate") == is_scheduler
+        assert not is_scheduler or each["spec"]["replicas"] == 1
+
+
 def test_every_module_exists(objects: list[Object]) -> None:
     """Of the pods, and of the processes that node agents start."""
     modules = [container["args"][0] for _, container in containers(objects)]
@@ -121,7 +130,7 @@ def test_every_process_reads_its_settings(
     objects: list[Object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the very class that will read them, with the variables of its pod."""
-    by_table = dict(CLASSES.values()) | {"scoring": "services.scoring.config"}
+    by_table = dict(CLASSES.values())
     secret_files(objects, tmp_path)
     pod_of = dict(containers(objects))
     for name, table, _ in settings_of(objects):
@@ -196,8 +205,20 @@ def test_each_certificate_names_an_identity() -> None:
         assert {name for name in mounted if name.endswith("-tls")} <= secrets
     by_name = {c["metadata"]["name"]: c["spec"]["dnsNames"] for c in certificates}
     assert "seamflow-scheduler.training.svc" in by_name["seamflow-scheduler"]
-    assert "*.seamflow-train" in by_name["seamflow-trainer"]
-    assert {"*.seamflow-train", "*.seamflow-rollout"} <= set(by_name["seamflow-rollout-server"])
+    workers = ["*.seamflow-train.training.svc", "*.seamflow-rollout.training.svc"]
+    assert workers[0] in by_name["seamflow-trainer"]
+    assert set(workers) <= set(by_name["seamflow-rollout-server"])
+    for names in by_name.values():  # gRPC accepts a wildcard before two labels and more
+        assert all(name.count(".") >= 2 for name in names if name.startswith("*"))
+
+
+def test_workers_are_called_by_a_name_of_their_certificates() -> None:
+    """Pod, Service and namespace."""
+    for name, container in containers(render(EXAMPLES["everything"])):
+        found = environment(container, f"{name}-0")
+        addresses = [value for key, value in found.items() if key in WORKER_ADDRESSES]
+        assert all(a.split(":")[0] == f"{name}-0.{name}.training.svc" for a in addresses)
+        assert bool(addresses) == (name in ("seamflow-train", "seamflow-rollout"))
 
 
 def test_each_service_is_installed_alone() -> None:

@@ -24,6 +24,7 @@ PROCESSES = {
     "services.node_agent",
     "services.dataloader",
     "services.ranker",
+    "services.scoring",
     "services.environments",
     "services.tool_loop",
     "seamflow.runner",
@@ -38,7 +39,7 @@ def service(name: str) -> dict[str, Any]:
 
 
 def test_every_process_has_a_service() -> None:
-    """Every process of a run without a scoring service, and Redis."""
+    """Every process of a run, and Redis."""
     modules = {
         entry["command"][0] for entry in compose()["services"].values() if "command" in entry
     }

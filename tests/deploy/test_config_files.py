@@ -24,6 +24,7 @@ CLASSES = {
     "node-agent": ("node_agent", "services.node_agent.config"),
     "dataloader": ("dataloader", "services.dataloader.config"),
     "ranker": ("ranker", "services.ranker.config"),
+    "scoring": ("scoring", "services.scoring.config"),
     "environments": ("environments", "services.environments.config"),
     "tool-loop": ("tool_loop", "services.tool_loop.config"),
     "run": ("run", "deploy.create_run"),

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from deploy.docker.install import torch_of
+from deploy.docker.install import requirements_of, torch_of
 from tests.deploy.support import DOCKERFILES, ROOT, compose
 
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
 
 
 def instructions(path: Path) -> list[tuple[str, str]]:
@@ -71,5 +72,15 @@ def test_every_extra_exists() -> None:
 def test_torch_comes_from_its_own_index() -> None:
     """Images with torch install the pinned one first; the others install none."""
     project = ROOT / "pyproject.toml"
-    assert torch_of("trainer,launcher", project) == ["torch==2.13.0"]
-    assert torch_of("weights", project) == []
+    assert torch_of(requirements_of("trainer,launcher", project)) == ["torch==2.13.0"]
+    assert torch_of(requirements_of("weights", project)) == []
+
+
+@pytest.mark.parametrize("extra", ["weights", "trainer,launcher", "quickstart"])
+def test_an_image_has_all_that_its_extras_name(extra: str) -> None:
+    """Extras of extras too, and what the SDK needs; nothing of ours, which no index serves."""
+    found = set(requirements_of(extra, ROOT / "pyproject.toml"))
+    named = {requirement for name in extra.split(",") for requirement in EXTRAS[name]}
+    assert found >= {each for each in named if not each.startswith("seamflow")}
+    assert found >= {*EXTRAS["chassis"], *PROJECT["dependencies"]}
+    assert not [each for each in found if each.startswith("seamflow")]

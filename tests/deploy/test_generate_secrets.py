@@ -22,6 +22,7 @@ from services.chassis.redis.connect import connect
 from services.chassis.rpc.identities import URI
 from services.lib.redis_binary import find_redis_server
 from tests.deploy.support import ROOT, content, secrets
+from tests.redis_server import RedisServer
 
 SCRIPT = ROOT / "deploy" / "generate_secrets.py"
 
@@ -223,10 +224,34 @@ async def test_a_service_reaches_its_own_keys_only(tmp_path: Path) -> None:
                 await wrong.ping()
             await wrong.aclose()
         nobody = connect(f"unix://{socket}")
-        assert await nobody.ping()
-        with pytest.raises(NoPermissionError):
-            await nobody.get(keys["weights"])
+        with pytest.raises(RedisConnectionError, match="Authentication required"):
+            await nobody.ping()
         await nobody.aclose()
+        health = connect(f"unix://health:any@{socket}")
+        assert await health.ping()
+        with pytest.raises(NoPermissionError):
+            await health.get(keys["weights"])
+        await health.aclose()
     finally:
         server.terminate()
         await server.wait()
+
+
+async def test_a_restart_loses_no_transaction(tmp_path: Path) -> None:
+    """Redis 7.0 loads its file as the default user, who must therefore be allowed to write."""
+    users = secrets(tmp_path) / "redis" / "redis" / "users.acl"
+    assert users.read_text().startswith("user default off resetpass ~* &* +@all\n")
+    server = RedisServer(tmp_path / "data", {"aclfile": str(users)})
+    url = (tmp_path / "secrets" / "scheduler" / "scheduler" / "redis_url").read_text()
+    password = url.split(":", 2)[2].split("@")[0]
+    own, key = server.url.replace("//", f"//scheduler:{password}@"), "sf:scheduler:{pool}:nodes"
+    server.start()
+    async with connect(own) as redis, redis.pipeline(transaction=True) as transaction:
+        transaction.set(key, 1)
+        transaction.incr(key)
+        await transaction.execute()
+    server.kill()
+    server.start()
+    async with connect(own) as redis:
+        assert await redis.get(key) == b"2"
+    server.kill()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from seamflow.trajectory.v1 import trajectory_pb2
 
@@ -16,7 +19,7 @@ from services.chassis.errors import ConfigError
 from services.launcher.agent_access import agent_variables
 from services.launcher.cli import _check, check_program
 from services.launcher.config import LauncherConfig
-from services.launcher.process_plan import plan
+from services.launcher.process_plan import ending_with_torchrun, plan
 from services.launcher.supervisor import child_environment
 from services.lib.run_rules import rules
 from services.ranker.config import RankerConfig
@@ -48,6 +51,39 @@ def test_no_process_is_told_the_folder_of_weights(tmp_path: Path) -> None:
     written = processes["weights"].environment["SEAMFLOW_WEIGHTS_FOLDER"]
     told = {name for name, each in processes.items() if written in each.environment.values()}
     assert told == {"weights"}
+
+
+@pytest.mark.parametrize("is_protected", [True, False])
+def test_ranks_end_with_a_torchrun_that_is_killed(is_protected: bool, tmp_path: Path) -> None:
+    """They are in sessions of their own; the control: without protection a rank goes on."""
+    file = tmp_path / "pid"
+    code = f"import os, time; open({str(file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    command: tuple[str, ...] = (sys.executable, "-c", code)
+    command = ending_with_torchrun(command) if is_protected else command
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python")
+    with subprocess.Popen((*torchrun, *command)) as process:
+        while not file.exists() or not file.read_text():
+            time.sleep(0.05)
+        process.kill()
+    rank = psutil.Process(int(file.read_text()))
+    try:
+        gone, _ = psutil.wait_procs([rank], timeout=5 if is_protected else 0.5)
+        assert bool(gone) == is_protected
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            rank.kill()
+
+
+def test_several_training_nodes_have_a_trainer_each_and_a_rendezvous(tmp_path: Path) -> None:
+    """Also a spare; each rank is told its node."""
+    config = make_config(nodes=("a: rollout", "b: train", "c: train", "d: train"), trainer_nodes=2)
+    processes = plan(config, make_layout(config, tmp_path))
+    assert "rendezvous" in processes
+    for node_id in "bcd":
+        trainer = processes[f"trainer-{node_id}"]
+        assert "--nnodes=2:2" in trainer.command
+        assert trainer.environment["SEAMFLOW_TRAINER_GANG__NODE_ID"] == node_id
+        assert trainer.environment["SEAMFLOW_TRAINER_GANG__NODES"] == "2"
 
 
 def test_several_ranks_are_started_by_torchrun(tmp_path: Path) -> None:
@@ -133,7 +169,8 @@ def test_ports_differ(tmp_path: Path) -> None:
     [
         ({"nodes": ("node-a rollout",)}, "write 'name: tags'"),
         ({"nodes": ("node-a: rolout",)}, "write 'name: tags'"),
-        ({"nodes": ("node-a: rollout",)}, "exactly one node"),
+        ({"nodes": ("node-a: rollout",)}, "trainer_nodes is 1 and 0 of nodes"),
+        ({"trainer_nodes": 2}, "trainer_nodes is 2 and 1 of nodes"),
         ({"group_size": 0}, "(?s)group_size.*greater than or equal to 1"),
         ({"name": "a/b"}, "use letters"),
         ({"agent_command": "python agent.py"}, "give agent for a class"),

@@ -38,16 +38,16 @@ def test_an_unfinished_turn_was_not_resumed() -> None:
     assert (figures.turns_interrupted, figures.turns_resumed) == (1, 0)
 
 
-def test_infrastructure_failures_are_counted_and_not_measured() -> None:
+def test_failures_are_counted_and_not_measured() -> None:
     """A failed rollout counts as such and leaves no length behind."""
     figures = TrajectoryFigures()
-    figures.add(
-        make_trajectory(
-            state=trajectory_pb2.ROLLOUT_STATE_FAILED,
-            failure=tokens_pb2.Failure(failure_class=tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE),
-        )
-    )
-    assert (figures.infrastructure_failures, figures.rollout_lengths) == (1, {})
+    for kind in (tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE, tokens_pb2.FAILURE_CLASS_ENVIRONMENT):
+        failure = tokens_pb2.Failure(failure_class=kind)
+        failed = trajectory_pb2.ROLLOUT_STATE_FAILED
+        figures.add(make_trajectory(state=failed, failure=failure))
+    figures.add(make_trajectory(make_turn(([5], 1, "a"))))
+    assert (figures.failed_rollouts, figures.infrastructure_failures) == (2, 1)
+    assert figures.rollout_lengths == {"": [1]}
 
 
 def test_lengths_are_kept_apart_by_evaluation() -> None:

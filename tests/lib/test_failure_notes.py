@@ -86,5 +86,5 @@ async def test_growing_numbers_of_dead_letters_are_shown() -> None:
         lines_by_look.append(await notes.look(Readiness(num_dead_letters=number)))
     assert [len(lines) for lines in lines_by_look] == [1, 0, 0, 1, 0, 1]
     assert lines_by_look[-1][0].startswith(
-        "dead letters: 16, tasks whose rollouts failed too often"
+        "dead letters: 16, tasks that left the run without being trained"
     )

@@ -89,9 +89,14 @@ def mixed(folder: Path, plan_of_changes: Sequence[Change], seed: int) -> dict[st
     return {**summary, "seconds": run.done}
 
 
-def run_of(folder: Path, plan_of_changes: Sequence[Change], seed: int = 0) -> MixedRun:
-    """The run in `folder`, not started; every process from this tree at first."""
-    config = _config(folder, seed)
+def run_of(
+    folder: Path, plan_of_changes: Sequence[Change], seed: int = 0, **settings: object
+) -> MixedRun:
+    """The run in `folder`, not started; every process from this tree at first.
+
+    `settings` of the launcher take the place of the usual ones.
+    """
+    config = _config(folder, seed).replace(**settings)
     ports = free_ports(config)
     layout = Layout(
         folder=folder,

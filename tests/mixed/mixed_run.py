@@ -90,14 +90,14 @@ class MixedRun(Run):
         while process not in _WITHOUT_SERVER and not self._port_file(process).exists():
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _steps_follow(self, services: Services) -> None:
-        """Wait for steps that are committed from now on."""
+    async def _steps_follow(self, services: Services, steps: int = _STEPS) -> None:
+        """Wait for so many steps that are committed from now on."""
         first: int | None = None
         while True:
             committed = await self._committed(services)
             if first is None:
                 first = committed
-            elif committed is not None and committed >= first + _STEPS:
+            elif committed is not None and committed >= first + steps:
                 return
             await asyncio.sleep(_LOOK_SECONDS)
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,11 +147,20 @@ async def heartbeat(
 
 
 async def request_nodes(
-    stub: SchedulerServiceAsyncStub, name: str, num_nodes: int = 1, wait: float = 0.0
+    stub: SchedulerServiceAsyncStub,
+    name: str,
+    num_nodes: int = 1,
+    wait: float = 0.0,
+    node_ids: Sequence[str] = (),
 ) -> pb.RequestNodesResponse:
     """Ask for training nodes of `RUN`."""
     request = pb.RequestNodesRequest(
-        run_id=RUN, gang_id=name, tag="train", num_nodes=num_nodes, wait=to_duration(wait)
+        run_id=RUN,
+        gang_id=name,
+        tag="train",
+        num_nodes=num_nodes,
+        wait=to_duration(wait),
+        node_ids=node_ids,
     )
     return await stub.RequestNodes(request)
 

@@ -44,6 +44,12 @@ def _released(remaining: int, batch: int, done: int = 0) -> pb.ReleaseNodesReque
     return pb.ReleaseNodesRequest(run_id=RUN, gang_id="g", forecast=forecast)
 
 
+def _bound(node_ids: list[str]) -> pb.RequestNodesRequest:
+    return pb.RequestNodesRequest(
+        run_id=RUN, gang_id="g", tag="train", num_nodes=2, node_ids=node_ids
+    )
+
+
 def _policy(**fields: Any) -> pb.SetRunPolicyRequest:
     return pb.SetRunPolicyRequest(run_id=RUN, policy=pb.RunPolicy(**fields))
 
@@ -109,6 +115,16 @@ async def test_same_gang_asks_for_something_else() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await request_nodes(stub, "g", num_nodes=3)
         assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
+
+
+async def test_a_gang_may_name_other_nodes_when_it_asks_again() -> None:
+    """Its ranks were started elsewhere, as a node died."""
+    async with running_scheduler() as (_, stub):
+        for name in "abc":
+            await register(stub, name, *BOTH)
+        for names in (["a", "c"], ["b", "c"]):
+            answer = await request_nodes(stub, "g", num_nodes=2, node_ids=names)
+            assert sorted(entry.node_id for entry in answer.nodes) == names
 
 
 async def test_stale_heartbeats_are_rejected() -> None:
@@ -324,6 +340,9 @@ async def test_node_has_its_hardware_and_report() -> None:
             "RequestNodes",
             pb.RequestNodesRequest(run_id=RUN, gang_id="g", tag="t", num_nodes=1, batch=-1),
         ),
+        ("RequestNodes", _bound(["a", "a"])),
+        ("RequestNodes", _bound(["a", ""])),
+        ("RequestNodes", _bound(["a"])),
         ("ReleaseNodes", pb.ReleaseNodesRequest(run_id=RUN, gang_id="g", batch=-1)),
         ("ReleaseNodes", _released(remaining=1, batch=0)),
         ("ReleaseNodes", _released(remaining=5, batch=4)),

@@ -49,14 +49,24 @@ async def test_a_task_becomes_a_finished_rollout(tmp_path: Path) -> None:
     async with running(Answers(), gateway, token_log=str(log)):
         assert await gateway.closed.get() == "rollout-0"
     assert gateway.started == []
-    (finished,) = gateway.finished
+    finished = gateway.finished[0]  # then, if stopped before it heard the answer, given back
     assert finished.rewards.rewards[0].value == 0.5
     assert set(gateway.credentials) == {"credential of rollout-0"}
     logged = [json.loads(line) for line in log.read_text().splitlines()]
     assert [token for line in logged for token in line["token_ids"]] == TOKENS
 
 
-@pytest.mark.parametrize("code", [grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED])
+@pytest.mark.parametrize(
+    "code",
+    [
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ],
+)
 async def test_a_lease_that_fails_does_not_end_the_runner(code: grpc.StatusCode) -> None:
     """A gateway or manager restarts, or has a bug: the next lease may succeed."""
     gateway = Gateway(payloads=['{"reward": 1}'])
@@ -147,7 +157,7 @@ async def test_a_lost_lease_cancels_its_rollout_only() -> None:
         while await gateway.extended.get() != ["rollout-1"]:
             pass
         assert agent.cancelled.empty()
-    assert gateway.finished == []
+        assert gateway.finished == []
 
 
 async def test_a_run_that_has_ended_ends_the_runner() -> None:
@@ -164,22 +174,27 @@ async def test_a_run_that_has_ended_ends_the_runner() -> None:
 
 
 async def test_sigterm_ends_the_process_cleanly() -> None:
-    """The real process, stopped in the middle of a rollout, exits 0."""
-    gateway = Gateway(payloads=["{}"])
+    """The real process, stopped in the middle of rollouts, gives them back and exits 0."""
+    gateway = Gateway(payloads=["{}", "{}"], lease_seconds=0.3)
     async with serving(gateway.added()) as address:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "seamflow.runner", "--agent", "tests.sdk.agents:Waits", "--run-id", "run"),
             *("--gateway", address),
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "sdk")])},
             stderr=asyncio.subprocess.DEVNULL,
         )
         try:
             async with asyncio.timeout(20):
-                await gateway.opened.wait()
+                while len(await gateway.extended.get()) < 2:
+                    pass
                 process.send_signal(signal.SIGTERM)
                 assert await process.wait() == 0
+                assert {finished.failure.failure_class for finished in gateway.finished} == {
+                    tokens_pb2.FAILURE_CLASS_CANCELLED
+                }
+                assert len(gateway.finished) == 2
         finally:
             if process.returncode is None:
                 process.kill()

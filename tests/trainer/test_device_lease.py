@@ -131,6 +131,30 @@ async def test_a_node_that_went_without_goodbye_stands_in_for_no_other() -> None
     assert not two.suspended
 
 
+async def test_only_the_nodes_of_its_ranks_make_a_gang_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With ranks on A and B, devices of A and C start nothing, and B is not told it is free."""
+    monkeypatch.setattr("trainer.device_lease._GANG_SECONDS", 0.0)
+    bound = DeviceLease(FakeRankGroup(), num_nodes=2, nodes=("a", "b"))
+    await bound.start_suspended()
+    with pytest.raises(ServiceError, match=r"2 nodes \(a, b\) and was granted: a"):
+        await bound.resume(1, "a")
+    with pytest.raises(ServiceError, match="no rank runs on c"):
+        await bound.resume(1, "c")
+    assert bound.suspended
+    assert bound.is_suspended("c")
+    await bound.resume(2, "b")
+    assert not bound.suspended
+    assert bound.is_suspended("c")
+    assert not bound.is_suspended("b")
+    assert await bound.suspend(3, "b") == 8, "its rank's bytes"
+    # Negative control: where nobody knows where the ranks run, any two nodes are enough.
+    counted = DeviceLease(FakeRankGroup(), num_nodes=2)
+    await asyncio.gather(counted.resume(1, "a"), counted.resume(1, "c"))
+    assert not counted.suspended
+
+
 @pytest.mark.parametrize(("old", "new"), [("", "a"), ("a", "")])
 async def test_a_node_that_got_or_lost_its_name_is_the_same_one(
     device: DeviceLease, old: str, new: str

@@ -1,4 +1,4 @@
-"""The generated pages of docs/: configuration, its JSON Schema, permissions, benchmarks."""
+"""The generated pages of docs/: configuration, its schema, permissions, benchmarks, reliability."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from tools.reference.benchmarks import benchmarks_page
 from tools.reference.configuration import configuration_page, json_schema
 from tools.reference.permissions import permissions_page
+from tools.reference.reliability import reliability_page
 
 __all__ = ["PAGES", "main"]
 
@@ -19,6 +20,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "docs/configuration.schema.json": json_schema,
     "docs/permissions.md": permissions_page,
     "docs/benchmarks.md": lambda: benchmarks_page(ROOT),
+    "docs/reliability.md": lambda: reliability_page(ROOT),
 }
 
 

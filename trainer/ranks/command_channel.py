@@ -24,7 +24,7 @@ from trainer.config import TrainerConfig
 from trainer.policy.commands import Command, Exit, decode, encode
 from trainer.ranks.worker import Worker
 
-__all__ = ["Rank0", "RankFailedError", "RankInfo", "join", "worker_loop"]
+__all__ = ["Rank0", "RankFailedError", "RankInfo", "check_nodes", "join", "worker_loop"]
 
 _PIECE_BYTES = 4 << 20
 """The store rejects values above 8 MiB."""
@@ -43,10 +43,16 @@ class RankInfo:
     world_size: int
     store: Store
     """For commands; its keys do not collide with those of the collectives."""
+    nodes: tuple[str, ...] = ("",)
+    """The node of each rank; empty names: not given."""
 
 
 def join(config: TrainerConfig) -> RankInfo:
-    """Join the process group of torchrun's environment; without one, a group of one rank."""
+    """Join the process group of torchrun's environment; without one, a group of one rank.
+
+    Raises:
+        ValueError: the ranks run on other nodes than the gang has.
+    """
     torch.set_num_threads(config.threads)
     if config.device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -58,7 +64,27 @@ def join(config: TrainerConfig) -> RankInfo:
         rank=rank,
         world_size=world_size,
     )
-    return RankInfo(rank, world_size, PrefixStore("commands", store))
+    commands = PrefixStore("commands", store)
+    nodes = _nodes(commands, config.gang.node_id, rank, world_size)
+    check_nodes(nodes, config.gang.nodes)
+    return RankInfo(rank, world_size, commands, nodes)
+
+
+def check_nodes(nodes: Sequence[str], number: int) -> None:
+    """Check the node of each rank against the number of nodes of the gang.
+
+    Raises:
+        ValueError: there are more or fewer, or some of several have no name.
+    """
+    names = sorted(set(nodes))
+    if names == [""] and number == 1:
+        return
+    if "" in names or len(names) != number:
+        where = ", ".join(name or "a node without a name" for name in names)
+        raise ValueError(
+            f"trainer.gang.nodes is {number} and the ranks run on {where}: "
+            "give each rank the trainer.gang.node_id of its node"
+        )
 
 
 class Rank0:
@@ -73,6 +99,11 @@ class Rank0:
     def world_size(self) -> int:
         """Number of ranks."""
         return self._ranks.world_size
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The node of each rank; empty names: not given."""
+        return self._ranks.nodes
 
     @property
     def worker(self) -> Worker:
@@ -152,6 +183,12 @@ class _GracefulExit:
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._deadline = min(self._deadline, time.monotonic() + self._grace_seconds)
+
+
+def _nodes(store: Store, node_id: str, rank: int, world_size: int) -> tuple[str, ...]:
+    """The node of each rank, after telling the others this one's."""
+    store.set(f"node/{rank}", node_id)
+    return tuple(store.get(f"node/{other}").decode() for other in range(world_size))
 
 
 def _arrived(store: Store, key: str) -> bool:

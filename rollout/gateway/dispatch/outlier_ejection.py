@@ -98,6 +98,7 @@ class OutlierEjection:
         """A turn ended there as it should; `is_empty`: without an answer."""
         standing = server.standing
         standing.num_answers += 1
+        standing.num_not_empty += not is_empty
         standing.num_empty = standing.num_empty + 1 if is_empty else 0
         if is_empty and self._is_alone_in_silence(server):
             self._eject(server, f"{standing.num_empty} empty answer(s) that others do not give")
@@ -107,6 +108,18 @@ class OutlierEjection:
             standing.num_probes += 1
             if standing.num_probes >= _PROBES:
                 self._restore(server)
+
+    def doubts_empty(self, server: Server) -> bool:
+        """Whether another server should confirm that an answer is empty.
+
+        One that has never given another answer may be broken. Where all have been asked, and none
+        has, they agree: it is the model.
+        """
+        if not self.enabled or server.standing.num_not_empty:
+            return False
+        others = [s for s in self._servers() if s is not server and s.info is not None]
+        in_use = [s.standing for s in others if self.state(s) is EjectionState.IN_USE]
+        return any(other.num_not_empty or not other.num_answers for other in in_use)
 
     def use(self, server: Server) -> pb.ServerUse:
         """The contract's form of what is known of it."""
@@ -137,7 +150,8 @@ class OutlierEjection:
 
     def _eject(self, server: Server, cause: str) -> None:
         standing, now = server.standing, self._clock()
-        standing.failures, standing.num_probes, standing.num_empty = 0.0, 0, 0
+        standing.failures, standing.num_probes = 0.0, 0
+        standing.num_empty, standing.num_not_empty = 0, 0
         if standing.ejected_until is None and not self._may_eject_one_more():
             _log.warning("server_not_ejected", server=server.address, cause=cause)
             return

@@ -38,6 +38,8 @@ class Standing:
     """Empty answers in a row."""
     num_answers: int = 0
     """Turns that it has ended."""
+    num_not_empty: int = 0
+    """Of these, with more than what ends an answer, since it was ejected."""
 
 
 @dataclass(slots=True)

@@ -78,11 +78,16 @@ def _trainer(snapshot: Snapshot) -> Iterator[str]:
     yield _line(
         "trainer",
         f"{state}, step {trainer.step} of {trainer.num_steps}, published v{trainer.weight_version}"
-        f", checkpoint at step {trainer.checkpoint_step}, ranks {trainer.world_size}",
+        f", checkpoint at step {trainer.checkpoint_step}, ranks {trainer.world_size}"
+        f"{_places(trainer)}",
     )
     if trainer.metrics:
         numbers = (f"{name} {value:.4g}" for name, value in sorted(trainer.metrics.items()))
         yield _line("", ", ".join(numbers))
+
+
+def _places(trainer: trainer_pb.GetStatusResponse) -> str:
+    return f" on {', '.join(dict.fromkeys(trainer.rank_nodes))}" if trainer.rank_nodes else ""
 
 
 def _weights(snapshot: Snapshot) -> Iterator[str]:

@@ -39,6 +39,8 @@ __all__ = ["why_stuck"]
 
 _SLOW_ROLLOUT_SECONDS = 600.0
 _ALARMS = 3
+_WITH_MODEL = ("trainer", "gateway")
+"""Services that take calls only once they have loaded a model or its tokenizer."""
 
 
 def why_stuck(snapshot: Snapshot) -> list[Finding]:
@@ -53,7 +55,16 @@ def why_stuck(snapshot: Snapshot) -> list[Finding]:
 def _unreachable_services(snapshot: Snapshot) -> Iterator[Finding]:
     for name, error in snapshot.problems.items():
         service, address = SERVICES[name], snapshot.addresses.get(name, "?")
-        if isinstance(error, UnavailableError | DeadlineError):
+        if isinstance(error, UnavailableError) and _may_load(snapshot, name):
+            yield Finding(
+                rule="service_loads",
+                sentence=f"The {service.name} at {address} does not answer yet: it may still be "
+                "loading its model, as no weights of this run are published so far.",
+                cure="Its log says how far it is, or why it ended; if it does not run, start it "
+                f"with `python -m {service.module}`.",
+                normal=True,
+            )
+        elif isinstance(error, UnavailableError | DeadlineError):
             yield Finding(
                 rule="service_does_not_answer",
                 sentence=f"The {service.name} at {address} does not answer: {error}.",
@@ -73,6 +84,11 @@ def _unreachable_services(snapshot: Snapshot) -> Iterator[Finding]:
             "it runs but does not serve.",
             cure="It is starting or draining; see its log.",
         )
+
+
+def _may_load(snapshot: Snapshot, name: str) -> bool:
+    """Whether a service that has a model may be at its start: the trainer publishes once it is."""
+    return name in _WITH_MODEL and snapshot.weights_answer and snapshot.manifest is None
 
 
 def _lost_nodes(snapshot: Snapshot) -> Iterator[Finding]:

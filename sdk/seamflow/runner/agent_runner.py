@@ -27,8 +27,8 @@ from seamflow.client.token_log import TokenLog
 from seamflow.common.v1 import tokens_pb2
 from seamflow.credentials import Credentials
 from seamflow.environment.user_code import user_place
-from seamflow.errors import InternalError, NotFoundError, RunEndedError, SeamflowError
-from seamflow.retry import Backoff
+from seamflow.errors import NotFoundError, RunEndedError, SeamflowError
+from seamflow.retry import OF_ONE_CALL, Backoff
 
 __all__ = ["AgentRunner", "RunnerConfig", "load_agent"]
 
@@ -36,6 +36,7 @@ _log = logging.getLogger("seamflow.runner")
 _MAX_LEASES = 8
 _MAX_MESSAGE = 4096
 _POLL_SECONDS = 0.5
+_GIVE_BACK_SECONDS = 5.0
 _EVALUATION_WORKERS = 16
 """Further rollouts at once, of evaluations alone: training may have to wait for the rollout server
 that an evaluation holds, so its rollouts must not keep the evaluation's out."""
@@ -90,6 +91,10 @@ class _Leases:
         finally:
             self._num_idle -= 1
 
+    def left(self) -> list[Rollout]:
+        """Those that no worker has begun."""
+        return list(self._leased)
+
     async def _lease_more(self) -> None:
         try:
             most = min(self._num_idle, _MAX_LEASES)
@@ -97,8 +102,8 @@ class _Leases:
         except NotFoundError:
             _log.info("run %s does not exist yet", self._client.run_id)
             await asyncio.sleep(_POLL_SECONDS)
-        except InternalError as error:
-            # Of one call: rollouts that run go on, and the next one may succeed.
+        except OF_ONE_CALL as error:
+            # Rollouts that run go on, and the next call may succeed.
             _log.warning("no rollout could be leased: %s", error)
             await self._failures.wait()
         else:
@@ -122,9 +127,10 @@ class AgentRunner:
         self._failures = Backoff(first=0.1, longest=10.0)
         self._any = _Leases(self._client, None)
         self._evaluation = _Leases(self._client, False)
+        self._cut_short: list[Rollout] = []
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set or the run ends; running rollouts are abandoned and replaced."""
+        """Work until `stop` is set or the run ends; then running rollouts are given back."""
         number = self._config.concurrency
         sources = [self._any] * number + [self._evaluation] * min(number, _EVALUATION_WORKERS)
         workers = [asyncio.create_task(self._work(source)) for source in sources]
@@ -141,6 +147,7 @@ class AgentRunner:
             for task in (*workers, stopped):
                 task.cancel()
             await asyncio.gather(*workers, stopped, return_exceptions=True)
+            await self._give_all_back()
             await self._client.close()
             if self._token_log is not None:
                 self._token_log.close()
@@ -163,16 +170,30 @@ class AgentRunner:
                 working.result()
         except SeamflowError as error:
             _log.warning("rollout %s: %s", rollout.rollout_id, error)
-            await self._give_back(rollout, str(error))
+            await self._give_back(rollout, tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE, str(error))
+        except asyncio.CancelledError:
+            self._cut_short.append(rollout)
+            raise
         finally:
             working.cancel()
             lost.cancel()
             await asyncio.gather(working, lost, return_exceptions=True)
 
-    async def _give_back(self, rollout: Rollout, message: str) -> None:
+    async def _give_all_back(self) -> None:
+        """Let others have what was under way at once, not when its leases run out."""
+        left = [*self._cut_short, *self._any.left(), *self._evaluation.left()]
+        reason = "its agent runner was stopped"
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GIVE_BACK_SECONDS):
+                cancelled = tokens_pb2.FAILURE_CLASS_CANCELLED
+                await asyncio.gather(*(self._give_back(each, cancelled, reason) for each in left))
+
+    async def _give_back(
+        self, rollout: Rollout, failure: tokens_pb2.FailureClass.ValueType, message: str
+    ) -> None:
         """Fail an unfinished rollout, which is replaced."""
         with suppress(SeamflowError):  # it has ended already
-            await rollout.fail(tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE, message[:_MAX_MESSAGE])
+            await rollout.fail(failure, message[:_MAX_MESSAGE])
 
     async def _act(self, rollout: Rollout) -> None:
         task = rollout.task

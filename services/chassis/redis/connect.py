@@ -18,6 +18,7 @@ from services.chassis.redis.cluster import cluster_client
 from services.chassis.redis.credentials import UrlCredentials
 from services.chassis.redis.replication import NotReplicated
 from services.chassis.redis.sentinel import sentinel_client
+from services.chassis.redis.store_mark import DataLostError
 from services.chassis.redis.url import parse_redis_url
 
 __all__ = ["UNAVAILABLE_ERRORS", "connect", "require", "store_errors"]
@@ -123,6 +124,8 @@ def store_errors(operation: str) -> Iterator[None]:
     except NotReplicated as error:
         message = f"{operation}: not confirmed by a replica"
         raise unavailable(Reason.STORE_UNAVAILABLE, message) from error
+    except DataLostError as error:
+        raise unavailable(Reason.STORE_UNAVAILABLE, f"{operation}: {error}") from error
     except UNAVAILABLE_ERRORS as error:
         message = f"{operation}: the store does not answer"
         raise unavailable(Reason.STORE_UNAVAILABLE, message) from error

@@ -19,6 +19,7 @@ from redis.crc import key_slot
 
 from services.chassis.redis.replication import Confirmation
 from services.chassis.redis.replies import Replies
+from services.chassis.redis.store_mark import StoreMark
 from services.chassis.redis.target import Address, Target, handshake, target_of
 
 __all__ = ["Pipeline", "Pipelines", "slot_of"]
@@ -36,9 +37,10 @@ class Pipeline:
     The next call reopens a lost connection. No command is ever sent twice.
     """
 
-    def __init__(self, target: Target, replicas: int = 0) -> None:
-        """`target` is where to connect; `replicas` must confirm each batch."""
+    def __init__(self, target: Target, replicas: int = 0, mark: StoreMark | None = None) -> None:
+        """`target` is where to connect; `replicas` confirm each batch; `mark` is looked for."""
         self._target = target
+        self._mark = mark or StoreMark()
         self._address: Address = ""
         self._replies: Replies | None = None
         self._confirmation = Confirmation(replicas)
@@ -140,14 +142,15 @@ class Pipeline:
         return replies
 
     async def _greet(self, connection: Replies) -> str:
-        """Authenticate and select the database; return the run_id of the server."""
+        """Authenticate, select the database, look for the mark; return the server's run_id."""
         replies: list[Any] = []
-        commands = [*handshake(self._target.options), ("INFO", "server")]
-        await self._exchange(connection, commands, replies)
+        greeting = [*handshake(self._target.options), ("INFO", "server")]
+        await self._exchange(connection, [*greeting, *self._mark.commands()], replies)
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
-        found = re.search(rb"run_id:(\w+)", replies[-1])
+        self._mark.check(replies[-1])
+        found = re.search(rb"run_id:(\w+)", replies[len(greeting) - 1])
         assert found is not None, "INFO server names the run_id"
         return found[1].decode()
 
@@ -191,16 +194,18 @@ def _reset(error: RuntimeError) -> exceptions.ConnectionError:
 class Pipelines:
     """The pipelines to all servers of a client: to the one, or to each node of a cluster."""
 
-    def __init__(self, redis: Redis, replicas: int = 0) -> None:
+    def __init__(self, redis: Redis, replicas: int = 0, mark: str = "") -> None:
         """Pipelines in addition to the connections of `redis`; `aclose()` them before it.
 
-        Each batch is acknowledged when `replicas` have it.
+        Each batch is acknowledged when `replicas` have it. With the key `mark`, a server that comes
+        back without its data gets no commands; not in a cluster, whose nodes have a part each.
         """
         self._redis: Any = redis
         self._replicas = replicas
         self._pipelines: dict[str, Pipeline] = {}
         self.are_many: Final = isinstance(redis, RedisCluster)
         """Whether different keys may have different pipelines."""
+        self._mark = StoreMark("" if self.are_many else mark)
 
     async def of(self, key: str | bytes) -> Pipeline:
         """The pipeline to the server that owns `key` now.
@@ -224,6 +229,11 @@ class Pipelines:
         if isinstance(error, exceptions.MovedError):
             await self._redis.nodes_manager.move_slot(error)
 
+    @property
+    def has_lost_data(self) -> bool:
+        """Whether the server came back without its data."""
+        return self._mark.is_missing
+
     async def aclose(self) -> None:
         """Close every connection."""
         for pipeline in self._pipelines.values():
@@ -243,7 +253,7 @@ class Pipelines:
 
     def _pipeline(self, server: str, target: Callable[[], Target]) -> Pipeline:
         if server not in self._pipelines:
-            self._pipelines[server] = Pipeline(target(), self._replicas)
+            self._pipelines[server] = Pipeline(target(), self._replicas, self._mark)
         return self._pipelines[server]
 
 

@@ -119,7 +119,7 @@ def tls_of(options: Mapping[str, Any]) -> ssl.SSLContext:
 
 def handshake(options: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     """The first commands of a connection: RESP3, credentials, name and database."""
-    user, password = options.get("username"), options.get("password")
+    user, password = _login(options)
     if user and not password:
         raise AuthenticationError("a username needs a password")
     hello: tuple[Any, ...] = ("HELLO", 3)
@@ -131,3 +131,12 @@ def handshake(options: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     if options.get("db"):
         commands.append(("SELECT", options["db"]))
     return commands
+
+
+def _login(options: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The present user and password, of the options or of their provider."""
+    provider = options.get("credential_provider")
+    if provider is None:
+        return options.get("username"), options.get("password")
+    *user, password = provider.get_credentials()
+    return (user[0] if user else None), password

@@ -34,8 +34,10 @@ class TrajectoryFigures:
     """Turns whose tokens come from at least two weight versions or two servers."""
     turns_resumed: int = 0
     """Of those, turns that were completed."""
+    failed_rollouts: int = 0
+    """Rollouts that ended without rewards, for whatever reason, and were replaced."""
     infrastructure_failures: int = 0
-    """Rollouts that failed and were replaced because a process, machine or network broke."""
+    """Of those, rollouts that failed because a process, machine or network broke."""
     min_turns_per_rollout: int = 0
     """Fewest turns of a finished rollout."""
     turn_lengths: dict[str, list[int]] = field(default_factory=dict)
@@ -46,6 +48,7 @@ class TrajectoryFigures:
     def add(self, trajectory: trajectory_pb2.Trajectory) -> None:
         """Count one trajectory."""
         lengths = [self._add_turn(turn) for turn in trajectory.turns]
+        self.failed_rollouts += trajectory.HasField("failure")
         if trajectory.failure.failure_class == tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE:
             self.infrastructure_failures += 1
         if trajectory.state != trajectory_pb2.ROLLOUT_STATE_FINISHED:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 from bench.report import Report
@@ -25,14 +25,11 @@ BENCH = "chaos-edges"
 _MODULES = ("poison", "damage")
 """Modules of this folder with `run(seed) -> dict[str, float]`, run if they are there."""
 _MAX_LOST_SHARE = 0.02
-_MAX_SILENT_SHARE = 0.05
-"""Of a server whose answers look right: those at once before it is noticed are recorded."""
 _MAX_P99_RATIO = 3.0
 _MAX_GROWTH_MIB = 512.0
-_CONTROL_FAULTS = ("nan", "false_context")
+_CONTROL_FAULTS = ("nan", "false_context", "empty")
 _CONTROL_ABUSE = "message_of_10_mb"
 _ZERO = ("runs_poisoned",)
-_SILENT = "broken.empty.groups_lost_share"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +50,6 @@ def scenarios(divisor: int) -> dict[str, Scenario]:
     """All runs; faults count groups, abuses seconds."""
     groups, seconds = max(20, 200 // divisor), max(2, 4 // divisor)
     found = {f"broken.{name}": Scenario(kind="broken", name=name, count=groups) for name in FAULTS}
-    # It is noticed after some answers, however many follow.
-    found["broken.empty"] = replace(found["broken.empty"], count=2 * groups)
     found |= {f"abuse.{name}": Scenario(kind="abuse", name=name, count=seconds) for name in ABUSES}
     for name in _CONTROL_FAULTS:
         control = Scenario(kind="broken", name=name, count=20, protected=False)
@@ -127,8 +122,6 @@ def broken(figures: Mapping[str, float]) -> list[str]:
         "growth_mib": _MAX_GROWTH_MIB,
     }
     kinds = {name: limits[name.rpartition(".")[2]] for name in ours if not name.endswith("calls")}
-    if _SILENT in kinds:
-        kinds[_SILENT] = _MAX_SILENT_SHARE
     return broken_limits(figures, kinds, _ZERO)
 
 

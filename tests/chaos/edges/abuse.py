@@ -1,6 +1,7 @@
 """Agents that send too much: what a canary agent beside them notices, and what the gateway keeps.
 
-The canary's turns come one after the other: quiet, then beside the abuse, then quiet again.
+The canary's turns come one after the other: quiet, then beside the abuse, and so on, and quiet at
+the end, as the load of the machine changes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tests.chaos.edges.world import LIMITS_OFF, world
 __all__ = ["AbuseResult", "under_abuse"]
 
 _SHARE = 0.99
+_ROUNDS = 3
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
 _PROMPT = [{"role": "user", "content": "hello"}]
@@ -35,7 +37,7 @@ class AbuseResult:
     """What the canary noticed."""
 
     quiet: Sequence[float]
-    """Seconds of its turns, before and after."""
+    """Seconds of its turns before, between and after."""
     beside: Sequence[float]
     """Seconds of its turns beside the abuse."""
     growth_bytes: int
@@ -52,28 +54,26 @@ class AbuseResult:
 async def under_abuse(
     folder: Path, abuse: str, seconds: float, *, limits: bool = True
 ) -> AbuseResult:
-    """Phases of so many seconds; without `limits` for the control."""
+    """Phases of about so many seconds; without `limits` for the control."""
     settings: dict[str, int] = {} if limits else LIMITS_OFF
     async with world(folder, settings) as made, made.client() as client:
         canary = await client.start_rollout("canary")
         await _turns(canary, seconds / 2)  # warm
-        quiet = await _turns(canary, seconds)
+        quiet, beside, codes = await _turns(canary, seconds), [], Counter[str]()
         before = _memory(made.gateway)
         memory = asyncio.create_task(_most_memory(made.gateway))
-        codes = folder / "codes"
-        codes.touch()
-        with _abuser(folder, made.gateway.address, abuse, codes):
-            await _begun(codes)
-            beside = await _turns(canary, 2 * seconds)
-        await asyncio.sleep(1.0)
-        quiet += await _turns(canary, seconds)
+        for number in range(_ROUNDS):
+            file = folder / f"codes-{number}"
+            file.touch()
+            with _abuser(folder, made.gateway.address, abuse, file):
+                await _begun(file)
+                beside += await _turns(canary, seconds)
+            await asyncio.sleep(1.0)
+            quiet += await _turns(canary, seconds)
+            codes.update(file.read_text().split()[1:])
         memory.cancel()
-    return AbuseResult(
-        quiet=quiet,
-        beside=beside,
-        growth_bytes=await memory - before,
-        codes=Counter(codes.read_text().split()[1:]),
-    )
+    growth = await memory - before
+    return AbuseResult(quiet=quiet, beside=beside, growth_bytes=growth, codes=codes)
 
 
 def _abuser(folder: Path, address: str, abuse: str, codes: Path) -> Child:

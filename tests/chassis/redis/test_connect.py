@@ -131,3 +131,38 @@ async def _answers(redis: Redis) -> None:
     with suppress(RedisConnectionError):
         await redis.ping()
     assert await redis.ping()
+
+
+async def test_scripts_run_as_the_user_of_a_url_in_a_file(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """At each connect with the present password, as the other commands of the client do."""
+    file = tmp_path / "redis_url"
+
+    async def rotate(redis: Redis, password: str) -> None:
+        user = await redis.acl_setuser(
+            "worker", True, passwords=[f"+{password}"], categories=["+@all"], reset=True
+        )
+        assert user
+        file.write_text(redis_server.url.replace("//", f"//worker:{password}@", 1))
+
+    async with store.connect(redis_server.url) as admin:
+        await rotate(admin, "first")
+        async with store.connect(FileSecret(file).get_secret_value) as redis:
+            pipelines = Pipelines(redis)
+            assert await _user_of(pipelines) == b"worker"
+            await rotate(admin, "second")
+            await admin.client_kill_filter(_type="normal", skipme=True)
+            await asyncio.sleep(1.1)  # files are looked at once a second
+            with suppress(RedisError):
+                await _user_of(pipelines)
+            assert await _user_of(pipelines) == b"worker"
+            await pipelines.aclose()
+
+
+async def _user_of(pipelines: Pipelines) -> bytes:
+    (user,) = await (await pipelines.of("key")).execute([("ACL", "WHOAMI")])
+    if isinstance(user, Exception):
+        raise user
+    assert isinstance(user, bytes)
+    return user

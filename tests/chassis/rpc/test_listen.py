@@ -18,6 +18,7 @@ from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc import listen
 from services.chassis.rpc.clients import channel
 from services.chassis.rpc.server import Service, started
+from tests.certificates import Authority
 from tests.chassis.support import DemoServicer, demo_service, frozen_caller
 
 CHECK = "/grpc.health.v1.Health/Check"
@@ -63,6 +64,18 @@ async def test_only_our_authority_is_let_in(tmp_path: Path) -> None:
         assert await _code(peer, port) is grpc.StatusCode.OK
         for caller in (anonymous, disguised, stranger, ServerConfig()):
             assert await _code(caller, port) is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_an_expired_certificate_is_refused(tmp_path: Path) -> None:
+    """Of a caller; one that is valid passes, by the same authority."""
+    ours = Authority(tmp_path)
+    config = ServerConfig(**ours.issue("server").settings)
+    codes = {}
+    async with started(demo_service(), config) as port:
+        for valid in (True, False):
+            peer = ServerConfig(**ours.issue(f"peer-{valid}", valid=valid).settings)
+            codes[valid] = await _code(peer, port)
+    assert codes == {True: grpc.StatusCode.OK, False: grpc.StatusCode.UNAVAILABLE}
 
 
 async def test_without_an_authority_any_caller_may_connect(tmp_path: Path) -> None:

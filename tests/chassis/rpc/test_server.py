@@ -20,6 +20,7 @@ from seamflow.stubs import async_stub
 
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ExitCode
+from services.chassis.rpc.listen import server_options
 from services.chassis.rpc.server import Service, started
 from tests.chassis.support import CANARY, DemoProcess, demo, demo_popen, demo_process, demo_service
 
@@ -219,6 +220,14 @@ async def test_a_frozen_server_is_noticed(
                 await anext(events)
     noticed = broken.value.code() is grpc.StatusCode.UNAVAILABLE
     assert noticed is sees, broken.value
+
+
+@pytest.mark.parametrize("options", [seamflow.channel._OPTIONS, server_options()])
+def test_the_defaults_notice_a_frozen_peer_within_15_s(options: list[tuple[str, Any]]) -> None:
+    """Until a ping is sent, and until it counts as lost; of callers and of servers."""
+    found = dict(options)
+    lost = ("grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
+    assert found["grpc.keepalive_time_ms"] + max(found[name] for name in lost) <= 15_000
 
 
 def _ten_times_faster(sees: bool) -> list[tuple[str, Any]]:

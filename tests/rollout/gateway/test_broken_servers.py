@@ -18,6 +18,7 @@ from tests.rollout.gateway.test_gateway import Agent, agent, engine, ids_of
 
 TURNS = 12
 _IMPOSSIBLE = ("nan", "positive", "unknown_id", "false_context")
+_UNPROTECTED = (*_IMPOSSIBLE, "empty")
 
 
 def vocabulary(folder: Path) -> None:
@@ -27,11 +28,12 @@ def vocabulary(folder: Path) -> None:
 
 
 async def failures(given: Agent, number: int = TURNS) -> list[SeamflowError]:
-    """Of turns one after the other; each that ends must have all its tokens."""
+    """Of turns one after the other, those without all their tokens among them."""
     found = []
     for i in range(number):
         try:
-            assert len(await ids_of(given.generate(f"t{i}", max_new_tokens=4))) == 4
+            if len(await ids_of(given.generate(f"t{i}", max_new_tokens=4))) != 4:
+                found.append(SeamflowError("a turn without all its tokens"))
         except grpc.aio.AioRpcError as error:
             found.append(decode(error))
     return found
@@ -42,7 +44,7 @@ def plugin(fault: str) -> str:
     return f"tests.chaos.edges.faulty_engine:{fault}"
 
 
-@pytest.mark.parametrize("fault", [name for name in FAULTS if name != "empty"])
+@pytest.mark.parametrize("fault", FAULTS)
 async def test_one_broken_server_of_two_costs_no_turn(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,7 +59,7 @@ async def test_one_broken_server_of_two_costs_no_turn(
         assert await failures(given) == []
 
 
-@pytest.mark.parametrize("fault", _IMPOSSIBLE)
+@pytest.mark.parametrize("fault", _UNPROTECTED)
 async def test_without_ejection_one_server_fails_turns(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +72,16 @@ async def test_without_ejection_one_server_fails_turns(
         agent(tmp_path, broken, good, ejection_failures=0, poll_seconds=0.01) as given,
     ):
         assert len(await failures(given)) > TURNS // 3
+
+
+async def test_empty_answers_of_all_servers_are_the_models(tmp_path: Path) -> None:
+    """They agree, so the turn ends with what ends an answer."""
+    async with (
+        engine(engine=plugin("empty"), server_id="a") as (one, _),
+        engine(engine=plugin("empty"), server_id="b") as (other, _),
+        agent(tmp_path, one, other) as given,
+    ):
+        assert [await ids_of(given.generate(f"t{i}")) for i in range(TURNS)] == [[0]] * TURNS
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,26 @@ def test_gang_takes_nodes_that_have_a_worker_of_its_run() -> None:
     assert POLICY.plan(only, [gang("g", 1)], 0.0).unplaced == ((RUN, "g"),)
 
 
+def test_a_gang_gets_the_nodes_that_its_ranks_run_on() -> None:
+    """Better ones do not help it; where one of its own is missing, it waits and says so."""
+    nodes = [node(name, *BOTH, train_priority=float(name == "c")) for name in "abc"]
+    bound = gang("g", 2, node_ids=("a", "b"))
+    assert members(POLICY.plan(nodes, [bound], 0.0), "g") == {"a", "b"}
+    assert members(POLICY.plan(nodes, [gang("g", 2)], 0.0), "g") == {"c", "a"}
+    plan = POLICY.plan(nodes[1:], [bound], 0.0)
+    assert members(plan, "g") == set()
+    assert plan.waiting[bound.key] == (
+        "nodes: 1 of a, b, where its ranks run, can do train for run run, requested 2"
+    )
+
+
+def test_a_gang_whose_ranks_moved_leaves_its_old_nodes() -> None:
+    """It has as many as before, but not the right ones."""
+    nodes = [node("a", *BOTH, **held("g", size=2)), node("b", *BOTH, **held("g", size=2))]
+    moved = gang("g", 2, node_ids=("b", "c"))
+    assert members(POLICY.plan([*nodes, node("c", *BOTH)], [moved], 0.0), "g") == {"b", "c"}
+
+
 def test_gangs_of_the_same_name_are_of_their_runs() -> None:
     """Two runs may call their gangs alike."""
     nodes = [node(name, *BOTH, **shared("train")) for name in "ab"]

@@ -122,6 +122,18 @@ def test_a_service_that_does_not_answer_is_named_with_flag_and_variable() -> Non
     assert not finding.normal
 
 
+def test_a_service_that_loads_its_model_is_not_blamed() -> None:
+    """Until the run's first weights are published; others, and a trainer later, are."""
+    silent = {name: UnavailableError("refused") for name in ("trainer", "scheduler")}
+    start = {"problems": silent, "trainer": None, "nodes": None, "servers": ()}
+    loading = findings(**start, manifest=None, weights_answer=True)
+    assert "The trainer at ? does not answer yet" in loading["service_loads"].sentence
+    assert loading["service_loads"].normal
+    assert "scheduler at host:3" in loading["service_does_not_answer"].sentence
+    assert "service_loads" not in findings(**start)
+    assert "service_loads" not in findings(**start, manifest=None, weights_answer=False)
+
+
 def test_a_rejected_request_is_not_reported_as_unreachable() -> None:
     """An unknown run is answered, so the cure is another run."""
     problems = {"trajectory_manager": NotFoundError("no run 'demo'")}

@@ -16,6 +16,7 @@ from trainer.data.advantages import SequenceAdvantages
 from trainer.data.micro_batch import MicroBatch, plan_micro_batches
 from trainer.data.token_sequence import sequence
 from trainer.policy.commands import Accumulate, Exit, Optimize, Release, decode, encode
+from trainer.ranks.command_channel import check_nodes
 
 
 def run(num_ranks: int, model: Path, out: Path, **job: object) -> Path:
@@ -142,6 +143,24 @@ def test_a_resume_without_optimizer_state_is_noticed(
     save_file(kept, folder / name)
     resumed = run(1, model, tmp_path / "out", steps=[6, 7, 8, 9, 10], load=str(folder))
     assert greatest_difference(resumed, straight_run) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("nodes", "number"),
+    [(("a", "a"), 2), (("a", "b"), 1), (("a", ""), 2), (("", ""), 2), (("a", "b", "c"), 2)],
+)
+def test_ranks_on_other_nodes_than_the_gang_has_are_refused(
+    nodes: tuple[str, ...], number: int
+) -> None:
+    """The nodes and the cure are named."""
+    with pytest.raises(ValueError, match=rf"trainer\.gang\.nodes is {number}.*gang\.node_id"):
+        check_nodes(nodes, number)
+
+
+@pytest.mark.parametrize(("nodes", "number"), [(("",), 1), (("", ""), 1), (("a", "b", "b"), 2)])
+def test_ranks_on_the_nodes_of_the_gang_are_accepted(nodes: tuple[str, ...], number: int) -> None:
+    """One node needs no name."""
+    check_nodes(nodes, number)
 
 
 def test_commands_survive_their_encoding() -> None:

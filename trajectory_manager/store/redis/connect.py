@@ -12,12 +12,14 @@ from redis import exceptions
 from redis.asyncio import Redis, RedisCluster
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
+from services.chassis.log import get_logger
 from services.chassis.redis.connect import UNAVAILABLE_ERRORS, connect
 from services.chassis.redis.pipeline import Pipelines
 from services.chassis.redis.scripts import Scripts
 from services.chassis.redis.url import parse_redis_url
 from trajectory_manager.model.records import Durability
 from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis import keys
 from trajectory_manager.store.redis.column_store import RedisColumnStore
 from trajectory_manager.store.redis.durability_watch import watched
 from trajectory_manager.store.redis.ledger_store import RedisLedgerStore
@@ -53,7 +55,7 @@ async def redis_store(
     """
     redis = connect(url)
     confirmed_by = replicas if durability is Durability.REPLICATED else 0
-    pipelines = Pipelines(redis, replicas=confirmed_by)
+    pipelines = Pipelines(redis, replicas=confirmed_by, mark=keys.STORE)
     try:
         deadline = asyncio.get_running_loop().time() + start_seconds
         cure = f"no answer within {start_seconds:g} s: start it or correct redis_url"
@@ -63,6 +65,7 @@ async def redis_store(
             await _check_settings(redis, durability, replicas)
 
         await _until(lambda: _answers(check), deadline, cure)
+        await _until(lambda: _answers(lambda: _warn_if_in_memory(redis)), deadline, cure)
         if durability is Durability.DURABLE:
             now = url() if callable(url) else url
             await _until(lambda: _answers(lambda: _check_no_failover(now, redis)), deadline, cure)
@@ -72,7 +75,7 @@ async def redis_store(
         lua = Scripts(pipelines, scripts)
 
         async def ready() -> bool:
-            return not lua.refusal and await _pings(redis)
+            return not (lua.refusal or pipelines.has_lost_data) and await _pings(redis)
 
         async with watched(lua, check, check_seconds):
             yield Store(
@@ -151,6 +154,14 @@ async def _check_settings(redis: Redis, durability: Durability, replicas: int) -
                 f"min-replicas-max-lag {lag}: set them to {replicas} and 2 on every server, or an "
                 "isolated master continues to acknowledge writes that are lost"
             )
+
+
+async def _warn_if_in_memory(redis: Redis) -> None:
+    """`fast` promises nothing about Redis itself; what that may mean is said."""
+    for settings in await _ask_masters(redis, "CONFIG GET", "appendonly", "save"):
+        if settings["appendonly"] == "no" and not settings["save"]:
+            cure = "start Redis with appendonly yes, or every run ends with its restart"
+            get_logger().warning("store_keeps_nothing_on_disk", cure=cure)
 
 
 async def _check_no_failover(url: str, redis: Redis) -> None:

@@ -11,6 +11,9 @@ from functools import lru_cache
 RUNS = "sf:runs"
 """Set of all run_ids."""
 
+STORE = "sf:{store}"
+"""String: marks the store, to notice one that has come back empty."""
+
 RUN_PARTS = (
     "config",  # string: the rules as JSON; the run exists if this does
     "counters",  # hash: epoch, steps, totals, change numbers of long polls, times of the run; below

@@ -68,8 +68,7 @@ class RedisRunStore:
         """The rules of a run, cached: they change only if it is deleted and created again."""
         read_at, config = self._configs.get(run_id, (-math.inf, None))
         if config is None or time.monotonic() - read_at > _CONFIG_SECONDS:
-            with store_errors("config"):
-                text = await self._redis.get(keys.run_keys(run_id)[0])
+            (text,) = await self._scripts.read([("GET", keys.run_keys(run_id)[0])])
             if text is None:
                 self._configs.pop(run_id, None)
                 raise store_error("UNKNOWN_RUN", run_id)

@@ -461,6 +461,7 @@ class RequestNodesRequest(google.protobuf.message.Message):
     NEEDED_TIME_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
     BATCH_FIELD_NUMBER: builtins.int
+    NODE_IDS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Required. Training job, at most 256 characters."""
     gang_id: builtins.str
@@ -481,6 +482,12 @@ class RequestNodesRequest(google.protobuf.message.Message):
     def wait(self) -> google.protobuf.duration_pb2.Duration:
         """Longest time to wait, at most 60 s; absent: answer at once."""
 
+    @property
+    def node_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The nodes that its ranks run on, `num_nodes` of them, each once: no others are granted. Empty: any nodes. A gang
+        whose ranks have moved asks with its new nodes.
+        """
+
     def __init__(
         self,
         *,
@@ -491,9 +498,10 @@ class RequestNodesRequest(google.protobuf.message.Message):
         needed_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         wait: google.protobuf.duration_pb2.Duration | None = ...,
         batch: builtins.int = ...,
+        node_ids: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["needed_time", b"needed_time", "wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "gang_id", b"gang_id", "needed_time", b"needed_time", "num_nodes", b"num_nodes", "run_id", b"run_id", "tag", b"tag", "wait", b"wait"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "gang_id", b"gang_id", "needed_time", b"needed_time", "node_ids", b"node_ids", "num_nodes", b"num_nodes", "run_id", b"run_id", "tag", b"tag", "wait", b"wait"]) -> None: ...
 
 global___RequestNodesRequest = RequestNodesRequest
 

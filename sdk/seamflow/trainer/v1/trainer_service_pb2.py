@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)seamflow/trainer/v1/trainer_service.proto\x12\x13seamflow.trainer.v1\"#\n\x10GetStatusRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\xd4\x02\n\x11GetStatusResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x30\n\x05state\x18\x02 \x01(\x0e\x32!.seamflow.trainer.v1.TrainerState\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x11\n\tnum_steps\x18\x04 \x01(\x03\x12\x16\n\x0eweight_version\x18\x05 \x01(\x03\x12\x12\n\nworld_size\x18\x06 \x01(\x05\x12\x17\n\x0f\x63heckpoint_step\x18\x07 \x01(\x03\x12\x44\n\x07metrics\x18\x08 \x03(\x0b\x32\x33.seamflow.trainer.v1.GetStatusResponse.MetricsEntry\x12\x11\n\tsuspended\x18\t \x01(\x08\x12\x0e\n\x06\x61larms\x18\n \x03(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"0\n\x0eSuspendRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x0f\n\x07node_id\x18\x02 \x01(\t\"$\n\x0fSuspendResponse\x12\x11\n\tnum_bytes\x18\x01 \x01(\x03\"/\n\rResumeRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x0f\n\x07node_id\x18\x02 \x01(\t\"\x10\n\x0eResumeResponse\"\x17\n\x15SaveCheckpointRequest\"&\n\x16SaveCheckpointResponse\x12\x0c\n\x04step\x18\x01 \x01(\x03\"\x17\n\x15\x46inishTrainingRequest\"+\n\x16\x46inishTrainingResponse\x12\x11\n\tnum_steps\x18\x01 \x01(\x03\"\xa1\x01\n\x16TrackEvaluationRequest\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12I\n\x07numbers\x18\x02 \x03(\x0b\x32\x38.seamflow.trainer.v1.TrackEvaluationRequest.NumbersEntry\x1a.\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x19\n\x17TrackEvaluationResponse*\x9d\x01\n\x0cTrainerState\x12\x1d\n\x19TRAINER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15TRAINER_STATE_WAITING\x10\x01\x12\x1a\n\x16TRAINER_STATE_TRAINING\x10\x02\x12\x1b\n\x17TRAINER_STATE_SUSPENDED\x10\x03\x12\x1a\n\x16TRAINER_STATE_FINISHED\x10\x04\x32\xd9\x04\n\x0eTrainerService\x12Z\n\tGetStatus\x12%.seamflow.trainer.v1.GetStatusRequest\x1a&.seamflow.trainer.v1.GetStatusResponse\x12T\n\x07Suspend\x12#.seamflow.trainer.v1.SuspendRequest\x1a$.seamflow.trainer.v1.SuspendResponse\x12Q\n\x06Resume\x12\".seamflow.trainer.v1.ResumeRequest\x1a#.seamflow.trainer.v1.ResumeResponse\x12i\n\x0eSaveCheckpoint\x12*.seamflow.trainer.v1.SaveCheckpointRequest\x1a+.seamflow.trainer.v1.SaveCheckpointResponse\x12i\n\x0e\x46inishTraining\x12*.seamflow.trainer.v1.FinishTrainingRequest\x1a+.seamflow.trainer.v1.FinishTrainingResponse\x12l\n\x0fTrackEvaluation\x12+.seamflow.trainer.v1.TrackEvaluationRequest\x1a,.seamflow.trainer.v1.TrackEvaluationResponseBL\n\x13seamflow.trainer.v1P\x01Z\x1dseamflow/trainer/v1;trainerv1\xaa\x02\x13Seamflow.Trainer.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)seamflow/trainer/v1/trainer_service.proto\x12\x13seamflow.trainer.v1\"#\n\x10GetStatusRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\xe8\x02\n\x11GetStatusResponse\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x30\n\x05state\x18\x02 \x01(\x0e\x32!.seamflow.trainer.v1.TrainerState\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x11\n\tnum_steps\x18\x04 \x01(\x03\x12\x16\n\x0eweight_version\x18\x05 \x01(\x03\x12\x12\n\nworld_size\x18\x06 \x01(\x05\x12\x17\n\x0f\x63heckpoint_step\x18\x07 \x01(\x03\x12\x44\n\x07metrics\x18\x08 \x03(\x0b\x32\x33.seamflow.trainer.v1.GetStatusResponse.MetricsEntry\x12\x11\n\tsuspended\x18\t \x01(\x08\x12\x0e\n\x06\x61larms\x18\n \x03(\t\x12\x12\n\nrank_nodes\x18\x0b \x03(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"0\n\x0eSuspendRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x0f\n\x07node_id\x18\x02 \x01(\t\"$\n\x0fSuspendResponse\x12\x11\n\tnum_bytes\x18\x01 \x01(\x03\"/\n\rResumeRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x0f\n\x07node_id\x18\x02 \x01(\t\"\x10\n\x0eResumeResponse\"\x17\n\x15SaveCheckpointRequest\"&\n\x16SaveCheckpointResponse\x12\x0c\n\x04step\x18\x01 \x01(\x03\"\x17\n\x15\x46inishTrainingRequest\"+\n\x16\x46inishTrainingResponse\x12\x11\n\tnum_steps\x18\x01 \x01(\x03\"\xa1\x01\n\x16TrackEvaluationRequest\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12I\n\x07numbers\x18\x02 \x03(\x0b\x32\x38.seamflow.trainer.v1.TrackEvaluationRequest.NumbersEntry\x1a.\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x19\n\x17TrackEvaluationResponse*\x9d\x01\n\x0cTrainerState\x12\x1d\n\x19TRAINER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15TRAINER_STATE_WAITING\x10\x01\x12\x1a\n\x16TRAINER_STATE_TRAINING\x10\x02\x12\x1b\n\x17TRAINER_STATE_SUSPENDED\x10\x03\x12\x1a\n\x16TRAINER_STATE_FINISHED\x10\x04\x32\xd9\x04\n\x0eTrainerService\x12Z\n\tGetStatus\x12%.seamflow.trainer.v1.GetStatusRequest\x1a&.seamflow.trainer.v1.GetStatusResponse\x12T\n\x07Suspend\x12#.seamflow.trainer.v1.SuspendRequest\x1a$.seamflow.trainer.v1.SuspendResponse\x12Q\n\x06Resume\x12\".seamflow.trainer.v1.ResumeRequest\x1a#.seamflow.trainer.v1.ResumeResponse\x12i\n\x0eSaveCheckpoint\x12*.seamflow.trainer.v1.SaveCheckpointRequest\x1a+.seamflow.trainer.v1.SaveCheckpointResponse\x12i\n\x0e\x46inishTraining\x12*.seamflow.trainer.v1.FinishTrainingRequest\x1a+.seamflow.trainer.v1.FinishTrainingResponse\x12l\n\x0fTrackEvaluation\x12+.seamflow.trainer.v1.TrackEvaluationRequest\x1a,.seamflow.trainer.v1.TrackEvaluationResponseBL\n\x13seamflow.trainer.v1P\x01Z\x1dseamflow/trainer/v1;trainerv1\xaa\x02\x13Seamflow.Trainer.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -26,36 +26,36 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_GETSTATUSRESPONSE_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_TRACKEVALUATIONREQUEST_NUMBERSENTRY']._options = None
   _globals['_TRACKEVALUATIONREQUEST_NUMBERSENTRY']._serialized_options = b'8\001'
-  _globals['_TRAINERSTATE']._serialized_start=928
-  _globals['_TRAINERSTATE']._serialized_end=1085
+  _globals['_TRAINERSTATE']._serialized_start=948
+  _globals['_TRAINERSTATE']._serialized_end=1105
   _globals['_GETSTATUSREQUEST']._serialized_start=66
   _globals['_GETSTATUSREQUEST']._serialized_end=101
   _globals['_GETSTATUSRESPONSE']._serialized_start=104
-  _globals['_GETSTATUSRESPONSE']._serialized_end=444
-  _globals['_GETSTATUSRESPONSE_METRICSENTRY']._serialized_start=398
-  _globals['_GETSTATUSRESPONSE_METRICSENTRY']._serialized_end=444
-  _globals['_SUSPENDREQUEST']._serialized_start=446
-  _globals['_SUSPENDREQUEST']._serialized_end=494
-  _globals['_SUSPENDRESPONSE']._serialized_start=496
-  _globals['_SUSPENDRESPONSE']._serialized_end=532
-  _globals['_RESUMEREQUEST']._serialized_start=534
-  _globals['_RESUMEREQUEST']._serialized_end=581
-  _globals['_RESUMERESPONSE']._serialized_start=583
-  _globals['_RESUMERESPONSE']._serialized_end=599
-  _globals['_SAVECHECKPOINTREQUEST']._serialized_start=601
-  _globals['_SAVECHECKPOINTREQUEST']._serialized_end=624
-  _globals['_SAVECHECKPOINTRESPONSE']._serialized_start=626
-  _globals['_SAVECHECKPOINTRESPONSE']._serialized_end=664
-  _globals['_FINISHTRAININGREQUEST']._serialized_start=666
-  _globals['_FINISHTRAININGREQUEST']._serialized_end=689
-  _globals['_FINISHTRAININGRESPONSE']._serialized_start=691
-  _globals['_FINISHTRAININGRESPONSE']._serialized_end=734
-  _globals['_TRACKEVALUATIONREQUEST']._serialized_start=737
-  _globals['_TRACKEVALUATIONREQUEST']._serialized_end=898
-  _globals['_TRACKEVALUATIONREQUEST_NUMBERSENTRY']._serialized_start=852
-  _globals['_TRACKEVALUATIONREQUEST_NUMBERSENTRY']._serialized_end=898
-  _globals['_TRACKEVALUATIONRESPONSE']._serialized_start=900
-  _globals['_TRACKEVALUATIONRESPONSE']._serialized_end=925
-  _globals['_TRAINERSERVICE']._serialized_start=1088
-  _globals['_TRAINERSERVICE']._serialized_end=1689
+  _globals['_GETSTATUSRESPONSE']._serialized_end=464
+  _globals['_GETSTATUSRESPONSE_METRICSENTRY']._serialized_start=418
+  _globals['_GETSTATUSRESPONSE_METRICSENTRY']._serialized_end=464
+  _globals['_SUSPENDREQUEST']._serialized_start=466
+  _globals['_SUSPENDREQUEST']._serialized_end=514
+  _globals['_SUSPENDRESPONSE']._serialized_start=516
+  _globals['_SUSPENDRESPONSE']._serialized_end=552
+  _globals['_RESUMEREQUEST']._serialized_start=554
+  _globals['_RESUMEREQUEST']._serialized_end=601
+  _globals['_RESUMERESPONSE']._serialized_start=603
+  _globals['_RESUMERESPONSE']._serialized_end=619
+  _globals['_SAVECHECKPOINTREQUEST']._serialized_start=621
+  _globals['_SAVECHECKPOINTREQUEST']._serialized_end=644
+  _globals['_SAVECHECKPOINTRESPONSE']._serialized_start=646
+  _globals['_SAVECHECKPOINTRESPONSE']._serialized_end=684
+  _globals['_FINISHTRAININGREQUEST']._serialized_start=686
+  _globals['_FINISHTRAININGREQUEST']._serialized_end=709
+  _globals['_FINISHTRAININGRESPONSE']._serialized_start=711
+  _globals['_FINISHTRAININGRESPONSE']._serialized_end=754
+  _globals['_TRACKEVALUATIONREQUEST']._serialized_start=757
+  _globals['_TRACKEVALUATIONREQUEST']._serialized_end=918
+  _globals['_TRACKEVALUATIONREQUEST_NUMBERSENTRY']._serialized_start=872
+  _globals['_TRACKEVALUATIONREQUEST_NUMBERSENTRY']._serialized_end=918
+  _globals['_TRACKEVALUATIONRESPONSE']._serialized_start=920
+  _globals['_TRACKEVALUATIONRESPONSE']._serialized_end=945
+  _globals['_TRAINERSERVICE']._serialized_start=1108
+  _globals['_TRAINERSERVICE']._serialized_end=1709
 # @@protoc_insertion_point(module_scope)

@@ -101,6 +101,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     METRICS_FIELD_NUMBER: builtins.int
     SUSPENDED_FIELD_NUMBER: builtins.int
     ALARMS_FIELD_NUMBER: builtins.int
+    RANK_NODES_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     state: global___TrainerState.ValueType
@@ -129,6 +130,10 @@ class GetStatusResponse(google.protobuf.message.Message):
         trained, a checkpoint that is damaged. At most 20; each one line with its cure.
         """
 
+    @property
+    def rank_nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The node of each rank, by rank; empty: not given."""
+
     def __init__(
         self,
         *,
@@ -142,8 +147,9 @@ class GetStatusResponse(google.protobuf.message.Message):
         metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         suspended: builtins.bool = ...,
         alarms: collections.abc.Iterable[builtins.str] | None = ...,
+        rank_nodes: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["alarms", b"alarms", "checkpoint_step", b"checkpoint_step", "metrics", b"metrics", "num_steps", b"num_steps", "run_id", b"run_id", "state", b"state", "step", b"step", "suspended", b"suspended", "weight_version", b"weight_version", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["alarms", b"alarms", "checkpoint_step", b"checkpoint_step", "metrics", b"metrics", "num_steps", b"num_steps", "rank_nodes", b"rank_nodes", "run_id", b"run_id", "state", b"state", "step", b"step", "suspended", b"suspended", "weight_version", b"weight_version", "world_size", b"world_size"]) -> None: ...
 
 global___GetStatusResponse = GetStatusResponse
 

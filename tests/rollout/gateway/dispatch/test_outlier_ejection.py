@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 
 from rollout.gateway.config import GatewayConfig
 from rollout.gateway.dispatch.outlier_ejection import EjectionState, OutlierEjection
@@ -129,6 +130,23 @@ def test_a_policy_that_ends_at_once_ejects_nothing() -> None:
         for index in range(3):
             servers.answer(index, is_empty=True)
     assert servers.states() == [IN_USE] * 3
+
+
+def test_empty_answers_of_a_server_without_others_are_doubted() -> None:
+    """Until the others have given no other either, or it has."""
+    servers = Servers()
+    for server in servers.all:
+        server.info = server_pb.GetServerInfoResponse()
+    first, second, _ = servers.all
+    assert servers.outliers.doubts_empty(first)
+    servers.answer(1, is_empty=True)
+    servers.answer(2, is_empty=True)
+    assert not servers.outliers.doubts_empty(first)
+    servers.answer(1)
+    assert servers.outliers.doubts_empty(first)
+    assert not servers.outliers.doubts_empty(second)
+    servers.answer(0)
+    assert not servers.outliers.doubts_empty(first)
 
 
 def test_a_turn_that_all_refuse_counts_against_none() -> None:
