@@ -426,12 +426,7 @@ class TrainerConfig(ServerConfig):
             )
 
     def _refuse_in_a_pipeline(self) -> None:
-        given = {
-            "lora.rank": self.lora.rank,
-            "cpu_offload": self.cpu_offload,
-            "dtype": self.dtype if self.dtype == "bfloat16" else "",
-        }
-        for name, value in given.items():
+        for name, value in (("lora.rank", self.lora.rank), ("cpu_offload", self.cpu_offload)):
             if value:
                 raise ValueError(
                     f"{name} is {value!r} with backend 'pipeline', which cannot do that: remove "

@@ -81,7 +81,7 @@ def plan_actions(
 ) -> list[tuple[Action, ...]]:
     """Of each rank."""
     problem = Schedules(layout, PipelineConfig(), 0).problem(num_micro_batches)
-    orders = fused_plan(problem, 0.5).orders if fused else serial_orders(problem)
+    orders = fused_plan(problem, 0.2).orders if fused else serial_orders(problem)
     return actions_of(orders, layout)
 
 

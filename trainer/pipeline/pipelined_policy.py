@@ -22,6 +22,7 @@ from trainer.config import TrainerConfig
 from trainer.model.checkpoint_names import checkpoint_tensors
 from trainer.pipeline.interpreter import Interpreter, StageWork
 from trainer.pipeline.layout import POLICY, Layout, layout_of
+from trainer.pipeline.master_weights import MasterWeights
 from trainer.pipeline.messages import Peers
 from trainer.pipeline.separable import check_separable
 from trainer.pipeline.stage import Stage, parameter_stages
@@ -80,7 +81,10 @@ class PipelinedPolicy(Policy):
         vocabulary_size = int(cast(Any, models.policy).get_input_embeddings().weight.shape[0])
         sizes = {name: p.detach().to("meta") for name, p in models.policy.named_parameters()}
         self._stages = dict(_stages(models, self._layout, self._rank, config.device))
-        super().__init__(_named(self._stages), algorithm, config)
+        named, self._masters = _named(self._stages), None
+        if config.dtype == "bfloat16":
+            self._masters = MasterWeights(named, torch.bfloat16)
+        super().__init__(self._masters.parameters if self._masters else named, algorithm, config)
         self._owners, self._buffers, self._sizes = owners, buffers, sizes
         self.packed, self.vocabulary_size = models.packed, vocabulary_size
         self._interpreter = Interpreter(
@@ -124,9 +128,27 @@ class PipelinedPolicy(Policy):
         """Published tensors by their names in a model folder."""
         return checkpoint_tensors(self._stages[POLICY].model, gathered)
 
+    def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Load the tensors of `state`."""
+        super().load_state(tensors)
+        self._refresh()
+
     def part(self, whole: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
         """A rank has whole tensors."""
         return whole
+
+    def device_tensors(self) -> Iterator[torch.Tensor]:
+        """All tensors on this rank's device between commands."""
+        yield from super().device_tensors()
+        yield from self._masters.computed if self._masters else ()
+
+    def _update(self, learning_rate: float) -> None:
+        super()._update(learning_rate)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        if self._masters is not None:
+            self._masters.refresh()
 
     def _passed(self, name: str, like: torch.Tensor, owner: int) -> torch.Tensor:
         """A whole parameter, sent to rank 0."""

@@ -43,7 +43,7 @@ async def test_a_pipeline_trains_publishes_and_loses_a_rank_and_fsdp_goes_on(
                 os.kill(pid_of_rank(1, child.process.pid), signal.SIGKILL)
 
         ledger.on_lease = kill
-        pipeline = ("--backend=pipeline", "--num-steps=6")
+        pipeline = ("--backend=pipeline", "--pipeline.plan-seconds=0.1", "--num-steps=6")
         await child.start(*flags, *pipeline, launcher=TORCHRUN)
         code, output = await child.finish()
         assert code != 0, output

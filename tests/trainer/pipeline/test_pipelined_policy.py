@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from tests.trainer.ranks.test_command_channel import greatest_difference, losses, run
@@ -120,12 +121,30 @@ def test_a_policy_without_a_critic_of_its_own_is_a_plain_pipeline(
     assert greatest_difference(out, whole) < ROUNDING
 
 
+def test_bfloat16_keeps_float32_weights(model: Path, critic_model: Path, tmp_path: Path) -> None:
+    """As under FSDP; updates below the resolution of bfloat16 add up, also after a resume."""
+    rate = {"dtype": "bfloat16", "optimizer__learning_rate": 1e-6}
+    config = {**job_config(critic_model), **rate}
+    whole = run(1, model, tmp_path / "whole", steps=[1, 2], save_after=2, config=config)
+    out = tmp_path / "out"
+    again = {"steps": [2], "load": str(out / "checkpoints/step_000000001"), "out": str(out / "2")}
+    run(2, model, out, steps=[1, 2], save_after=1, config={**config, **PIPELINE}, then=[again])
+    found, expected = (json.loads((f / "metrics.json").read_text()) for f in (out, whole))
+    for name in ("loss", "grad_norm", "critic_grad_norm"):
+        assert found[0][name] == pytest.approx(expected[0][name], rel=0.03), name
+    assert losses(out / "2") == losses(out)[1:]
+    saved = load_file(out / "checkpoints/step_000000001/rank_00000_of_00002.safetensors")
+    name = "model.embed_tokens.weight"
+    moved = saved[f"parameter.{name}"] - load_file(model / "model.safetensors")[name]
+    assert saved[f"parameter.{name}"].dtype == torch.float32
+    assert 0 < moved.abs().max() < 2e-6
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"lora__rank": 2}, "lora.rank is 2 with backend 'pipeline'"),
         ({"cpu_offload": True}, "cpu_offload is True with backend 'pipeline'"),
-        ({"dtype": "bfloat16"}, "dtype is 'bfloat16' with backend 'pipeline'"),
         ({"pipeline__critic_stages": 2}, "critic_stages is 2 but critic is 'layer'"),
         (
             {"critic": "model", "pipeline__micro_batches_held": 1},
