@@ -46,6 +46,9 @@ class Stage(nn.Module):
         self._cut()
         self.trained = {names[id(each)]: each for each in model.parameters()}
         """Its parameters by their names in the whole model."""
+        for parameter in self.trained.values():
+            # Not in the file they were loaded from, whose memory cannot be released.
+            parameter.data = parameter.data.clone()
         self._compare(given, hidden, expected)
 
     @property
