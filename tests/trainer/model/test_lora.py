@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from rollout.server.engines.engine import WeightsError
 from rollout.server.weights.merge_lora import merge_lora
 from tests.rollout.server.weights.test_weight_cache import cache_of
 from tests.rollout.server.weights.weight_service import TinyWeightService
+from tests.trainer.ranks.forked_ranks import run_forked
 from tests.trainer.ranks.gang_run import run_rank
 from tests.trainer.support import (
     JOB_CONFIG,
@@ -24,7 +24,6 @@ from tests.trainer.support import (
     changed,
     make_model,
     read_lines,
-    torchrun,
     trainer_config,
 )
 from tests.trainer.training import Training
@@ -97,7 +96,7 @@ def test_a_resumed_run_is_the_same(model: Path, straight: Path, tmp_path: Path) 
 def test_two_ranks_compute_what_one_does(model: Path, straight: Path, tmp_path: Path) -> None:
     """Adapters are drawn alike on every rank, and gathered from all."""
     job = {"config": LORA, "model": str(model), "out": str(tmp_path), "steps": [1, 2, 3]}
-    torchrun(2, "tests.trainer.ranks.gang_run", json.dumps(job))
+    run_forked(2, run_rank, job)
     two = weights_of(tmp_path)
     for name, tensor in weights_of(straight).items():
         torch.testing.assert_close(two[name], tensor, rtol=0, atol=ROUNDING)
@@ -172,9 +171,10 @@ def test_an_adapter_of_other_layers_is_not_resumed(
     """With fewer, what was trained would be lost without a word."""
     load = str(straight / "checkpoints/step_000000001")
     config = {**LORA, "lora__targets": ["q_proj", "v_proj"]}
-    job = {"config": config, "model": str(model), "out": str(tmp_path), "steps": [], "load": load}
-    with pytest.raises(AssertionError, match=r"down_proj.*lora.targets"):
-        torchrun(1, "tests.trainer.ranks.gang_run", json.dumps(job))
+    paths = {"model": str(model), "out": str(tmp_path), "load": load}
+    job: dict[str, object] = {**paths, "config": config, "steps": []}
+    with pytest.raises(ValueError, match=r"down_proj.*lora.targets"):
+        run_rank(job)
 
 
 async def test_a_rollout_server_fetches_an_adapter_and_loads_a_model(

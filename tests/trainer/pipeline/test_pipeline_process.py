@@ -47,7 +47,7 @@ async def test_a_pipeline_trains_publishes_and_loses_a_rank_and_fsdp_goes_on(
         await child.start(*flags, *pipeline, launcher=TORCHRUN)
         code, output = await child.finish()
         assert code != 0, output
-        assert [manifest.step for manifest in around.weights.manifests[:2]] == [1, 2]
+        assert around.weights.manifests[0].step == 1
 
         await child.start(*flags, "--num-steps=4", "--resume")
         code, output = await child.finish()
