@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from trainer.data.micro_batch import weightless
-from trainer.policy.critic import CriticModel
+from trainer.policy.critic import VALUE_HEAD, CriticModel
 from trainer.policy.model_input import ModelInput, model_input
 
 __all__ = ["Stage", "parameter_stages"]
@@ -42,11 +42,16 @@ class Stage(nn.Module):
         """Of what passes from stage to stage."""
         self._span = _span(model, index, num_stages)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
+        _set_value_head(model, 1.0)  # at first 0, which hides what is before it
         given, hidden, expected = self._tried(_trial_input(packed, device))
         self._cut()
         self.trained = {names[id(each)]: each for each in model.parameters()}
         """Its parameters by their names in the whole model."""
+        for parameter in self.trained.values():
+            # Not in the file they were loaded from, whose memory cannot be released.
+            parameter.data = parameter.data.clone()
         self._compare(given, hidden, expected)
+        _set_value_head(model, 0.0)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -147,6 +152,14 @@ def _output(model: Any, arguments: dict[str, Any], given: ModelInput) -> torch.T
     found = model(**arguments, **given.output_arguments)
     output: torch.Tensor = found if isinstance(model, CriticModel) else found.logits
     return output
+
+
+@torch.no_grad()
+def _set_value_head(model: nn.Module, weight: float) -> None:
+    """The weights of a critic model's layer, if it has not been dropped."""
+    head = getattr(model, VALUE_HEAD) if isinstance(model, CriticModel) else None
+    if isinstance(head, nn.Linear):
+        head.weight.fill_(weight)
 
 
 def _drop_output(model: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,11 +28,11 @@ def replay(folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-async def dumped(training: Training, tmp_path: Path) -> Path:
+async def dumped(training: Training, tmp_path: Path, **settings: Any) -> Path:
     """Four steps, of which the second and the fourth are written."""
     await training.begin(*(f"t{number}" for number in range(12)), max_staleness=4)
     await training.play(24)
-    await training.train(4, checkpoint__dump_every=2)
+    await training.train(4, checkpoint__dump_every=2, **settings)
     return tmp_path / "checkpoints" / "dumps"
 
 
@@ -43,6 +44,17 @@ async def test_a_dumped_step_replays_to_the_last_digit(training: Training, tmp_p
         done = replay(step)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "grad_norm" in done.stdout
+
+
+async def test_a_dumped_step_of_a_pipeline_replays_to_the_last_digit(
+    training: Training, tmp_path: Path
+) -> None:
+    """The commands carry the actions; the critic's own model is in the state."""
+    settings = {"backend": "pipeline", "critic": "model", "algorithm__name": "ppo"}
+    folder = await dumped(training, tmp_path, **settings)
+    done = replay(folder / "step_000000004")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "critic_grad_norm" in done.stdout
 
 
 async def test_another_step_is_noticed(training: Training, tmp_path: Path) -> None:

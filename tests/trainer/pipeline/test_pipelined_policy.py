@@ -121,6 +121,15 @@ def test_a_policy_without_a_critic_of_its_own_is_a_plain_pipeline(
     assert greatest_difference(out, whole) < ROUNDING
 
 
+def test_device_state_moves_out_and_in(model: Path, critic_model: Path, tmp_path: Path) -> None:
+    """In the type of the model's file too, whose memory is not the trainer's to release."""
+    found = {}
+    for name, extra in (("straight", {}), ("suspended", {"suspend_before": 2})):
+        config = {**job_config(critic_model), **PIPELINE, "dtype": "float32"}
+        found[name] = run(1, model, tmp_path / name, steps=[1, 2], config=config, **extra)
+    assert greatest_difference(found["straight"], found["suspended"]) == 0.0
+
+
 def test_bfloat16_keeps_float32_weights(model: Path, critic_model: Path, tmp_path: Path) -> None:
     """As under FSDP; updates below the resolution of bfloat16 add up, also after a resume."""
     rate = {"dtype": "bfloat16", "optimizer__learning_rate": 1e-6}

@@ -71,7 +71,7 @@ def test_a_model_of_other_parts_is_refused(kind: str) -> None:
         Stage(make(kind, **PACKED[kind]), 0, 2, packed=False, device="cpu")
 
 
-class Scaled(nn.Module):
+class Counting(nn.Module):
     """A layer that counts layers, as no stage can."""
 
     def __init__(self, layer: nn.Module, owner: Any) -> None:
@@ -80,14 +80,24 @@ class Scaled(nn.Module):
 
     def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Depends on the number of layers."""
-        scale = len(self._owner[0].layers)
         output: torch.Tensor = self.layer(hidden, *args, **kwargs)
-        return output * scale
+        added = torch.zeros_like(output)
+        added[..., 0] = len(self._owner[0].layers)  # the norm after it hides a factor
+        return output + added
 
 
-def test_a_stage_that_differs_from_the_model_is_refused() -> None:
-    """Negative control: the check at the start notices."""
+@pytest.mark.parametrize("critic", [True, False])
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_stage_that_differs_from_the_model_is_refused(index: int, critic: bool) -> None:
+    """Negative control: the check at the start notices, also behind a critic's zero layer."""
     model: Any = make("qwen3")
-    model.model.layers[0] = Scaled(model.model.layers[0], model.model)
+    model.model.layers[index] = Counting(model.model.layers[index], model.model)
+    whole = CriticModel(model) if critic else model
     with pytest.raises(ValueError, match="a stage differs from the whole"):
-        Stage(model, 0, 2, packed=False, device="cpu")
+        Stage(whole, index, 2, packed=False, device="cpu")
+
+
+def test_a_critic_s_values_are_0_at_first() -> None:
+    """Also after the check."""
+    found = cut("qwen3", packed=False, critic=True)[1].model.get_parameter("value_head.weight")
+    assert not found.any()
