@@ -40,13 +40,13 @@ async def test_turns_go_where_the_configured_policy_sends_them(
     async with AsyncExitStack() as stack:
         addresses = []
         for server in servers.values():
-            server.answers = [[[7]] for _ in range(NUM_TURNS)]
+            server.answers = [[[7, 8]] for _ in range(NUM_TURNS)]
             addresses.append(await stack.enter_async_context(scripted(server)))
         dispatch = f"{__name__}:{policy.__name__}"
         one = await stack.enter_async_context(agent(tmp_path, *addresses, dispatch=dispatch))
         for server in servers.values():
             await server.known()
         for number in range(NUM_TURNS):
-            assert await ids_of(one.generate(f"turn-{number}")) == [7]
+            assert await ids_of(one.generate(f"turn-{number}")) == [7, 8]
     num_turns = {name: len(server.prompts) for name, server in servers.items()}
     assert num_turns == {"a": 0, "b": 0, chosen: NUM_TURNS}
