@@ -193,7 +193,7 @@ def _redis_url(name: str, password: str) -> str:
 
 def _redis_users(shared: dict[str, str]) -> str:
     # Redis loads its append-only file as the default user: one that may not write loses all
-    # transactions at a restart. So it may do everything, and nobody can be it.
+    # transactions at a restart. So it has all permissions, but is off: no client can log in.
     # Any holder of a deployment certificate may PING Redis as `health`, and nothing else.
     users = [
         "user default off resetpass ~* &* +@all",

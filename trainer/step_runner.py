@@ -24,7 +24,7 @@ from trainer.tracking.step_record import StepRecord
 __all__ = ["Progress", "StepRunner"]
 
 _EPOCHS, _MINI_BATCHES = 1 << 40, 1 << 41
-"""Of seeds: no step has so many samples."""
+"""Third part of the seeds of both shuffles; other seeds have a sample's number there."""
 _FINITE = ("loss", "grad_norm", "critic_grad_norm")
 
 

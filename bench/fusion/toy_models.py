@@ -68,7 +68,7 @@ class ToyStage(nn.Module):
 
 
 def make_stages(blocks: Sequence[int], seed: int, *, critic: bool) -> list[ToyStage]:
-    """The stages of a model with so many blocks each, in float64."""
+    """The stages of a model, in float64; `blocks` has the number of blocks of each."""
     torch.manual_seed(seed)
     outputs = 1 if critic else _VOCABULARY
     ends = len(blocks) - 1

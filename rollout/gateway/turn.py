@@ -61,7 +61,7 @@ Send = Callable[[SentChunk | pb.TurnEnd], None]
 _log = get_logger()
 
 _EMPTY_TOKENS = 1
-"""An answer of so many is nothing but what ends it."""
+"""An answer of at most this many tokens is empty: it has its end token alone."""
 _CONTINUED = metrics.counter(
     "rollout_gateway", "turns_continued_total", "Streams continued from a recorded prefix."
 )

@@ -91,7 +91,7 @@ class MixedRun(Run):
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _steps_follow(self, services: Services, steps: int = _STEPS) -> None:
-        """Wait for so many steps that are committed from now on."""
+        """Wait until `steps` further steps are committed."""
         first: int | None = None
         while True:
             committed = await self._committed(services)

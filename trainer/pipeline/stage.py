@@ -28,7 +28,7 @@ class Stage(nn.Module):
     """The stage `index` of `num_stages` of a model, which is cut in place.
 
     Raises:
-        ValueError: the model cannot be cut, or not into so many stages.
+        ValueError: the model cannot be cut, or has fewer layers than stages.
     """
 
     def __init__(

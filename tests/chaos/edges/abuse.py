@@ -54,7 +54,7 @@ class AbuseResult:
 async def under_abuse(
     folder: Path, abuse: str, seconds: float, *, limits: bool = True
 ) -> AbuseResult:
-    """Phases of about so many seconds; without `limits` for the control."""
+    """Alternate quiet and abuse, about `seconds` each; without `limits` for the control."""
     settings: dict[str, int] = {} if limits else LIMITS_OFF
     async with world(folder, settings) as made, made.client() as client:
         canary = await client.start_rollout("canary")
