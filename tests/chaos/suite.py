@@ -17,7 +17,18 @@ from bench.harness import processes
 from bench.report import RESULTS
 from tests.chaos.store.rig import Setting
 
-__all__ = ["Suite", "broken_limits", "exit_if_broken"]
+__all__ = ["NOTHING_LOST", "Suite", "broken_limits", "exit_if_broken"]
+
+NOTHING_LOST = (
+    "samples_committed_twice",
+    "samples_skipped",
+    "samples_moved",
+    "steps_wrong",
+    "tokens_lost",
+    "tokens_duplicated",
+    "tokens_with_wrong_version",
+)
+"""Figures of a run that must be 0: each sample trained once, each token stored once, unchanged."""
 
 _QUICK = 10
 

@@ -19,7 +19,7 @@ from bench.report import RESULTS, Report, percentile
 from tests.chaos.soak.faults import KINDS, FaultySupervisor
 from tests.chaos.soak.memory import mib_per_hour, read
 from tests.chaos.soak.soak_run import LEAK, SoakRun
-from tests.chaos.suite import broken_limits, exit_if_broken
+from tests.chaos.suite import NOTHING_LOST, broken_limits, exit_if_broken
 from tests.end_to_end.quickstart_files import make_quickstart
 from tests.mixed.__main__ import CONFIG, run_of
 
@@ -29,13 +29,7 @@ BENCH = "soak"
 _SECONDS, _EVERY_SECONDS = 7200.0, 30.0
 _CONTROL_BOUND_SECONDS = 60.0
 _ZERO = (
-    "samples_committed_twice",
-    "samples_skipped",
-    "samples_moved",
-    "steps_wrong",
-    "tokens_lost",
-    "tokens_duplicated",
-    "tokens_with_wrong_version",
+    *NOTHING_LOST,
     "times_stuck",
 )
 _SHOWN = ("tokens_received_by_agents", "turns", "rollouts", "weight_updates", "node_lendings")
