@@ -32,7 +32,7 @@ from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import plan
 from services.launcher.view import PlainView
-from tests.chaos.suite import broken_limits, exit_if_broken
+from tests.chaos.suite import NOTHING_LOST, broken_limits, exit_if_broken
 from tests.end_to_end.quickstart_files import make_quickstart
 from tests.mixed.changes import UPGRADE_ORDER, Change, changes
 from tests.mixed.mixed_run import MAX_STALENESS, ChangeError, MixedRun
@@ -59,13 +59,7 @@ lending = "always"
 epochs = 0
 """
 _ZERO = (
-    "samples_committed_twice",
-    "samples_skipped",
-    "samples_moved",
-    "steps_wrong",
-    "tokens_lost",
-    "tokens_duplicated",
-    "tokens_with_wrong_version",
+    *NOTHING_LOST,
     "process_restarts",
 )
 _SHOWN = ("tokens_received_by_agents", "turns", "rollouts", "weight_updates", "node_lendings")

@@ -31,7 +31,7 @@ from tests.chaos.restarts.restart_run import Outcome, RestartRun
 from tests.chaos.restarts.restarts import Restart, restarts
 from tests.chaos.restarts.signalled import SignalledSupervisor
 from tests.chaos.restarts.watching_agent import ERRORS_FILE
-from tests.chaos.suite import broken_limits, exit_if_broken
+from tests.chaos.suite import NOTHING_LOST, broken_limits, exit_if_broken
 from tests.end_to_end.quickstart_files import make_quickstart
 from tests.mixed.__main__ import CONFIG, run_of
 from tests.mixed.changes import UPGRADE_ORDER
@@ -67,13 +67,7 @@ ENVIRONMENT: Mapping[str, object] = {
 }
 _FORGETFUL = ("--appendonly", "no")
 ZERO = (
-    "samples_committed_twice",
-    "samples_skipped",
-    "samples_moved",
-    "steps_wrong",
-    "tokens_lost",
-    "tokens_duplicated",
-    "tokens_with_wrong_version",
+    *NOTHING_LOST,
     "errors_seen_by_agents",
     "drains_unclean",
     "process_restarts",
