@@ -71,7 +71,7 @@ class Report:
             "seeds": list(self.seeds),
             "versions": {"python": platform.python_version(), **_versions(self.packages)},
             "peers": {name: dict(versions) for name, versions in self.peers.items()},
-            **provenance(self.bench, self.raw),
+            **provenance(self.raw),
         }
 
 

@@ -29,7 +29,7 @@ def main() -> None:
         figures = measure(Path(folder) / "seamflow")
     versions = {"python": platform.python_version()}
     result = {"bench": "install", "figures": figures, "raw": {}, "seeds": [0], "versions": versions}
-    line = json.dumps(result | provenance("install", {}))
+    line = json.dumps(result | provenance({}))
     for name, value in figures.items():
         print(f"{name:32} {value:12,.1f}")
     (RESULTS / "install.json").write_text(line + "\n")

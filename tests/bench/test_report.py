@@ -19,7 +19,7 @@ def test_the_last_line_is_the_json_that_is_also_in_the_file(
     assert line == (tmp_path / "demo.json").read_text().strip()
     result = json.loads(line)
     assert {"bench", "figures", "raw", "seeds", "versions", "peers"} <= result.keys()
-    assert {"commit", "date", "machine", "runs", "code"} <= result.keys()
+    assert {"commit", "date", "machine", "runs"} <= result.keys()
     assert result["runs"] == 1
     assert json.loads(line)["figures"] == {"speed": 2.0}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.provenance import benchmarks, code_digest
+from bench.provenance import benchmarks
 
 __all__ = ["benchmarks_page"]
 
@@ -18,8 +18,7 @@ Generated from `bench/results/*.json` by `make docs`; do not edit.
 
 Every figure is of a machine with two CPU cores and no GPU. Ratios are of interleaved runs on
 the same machine, ours over the other side's; `_lowest` and `_highest` are single rounds. A
-result marked *older than the code* was measured before the code it measures last changed: the
-figure may differ today.
+figure holds for its commit and may differ today.
 """
 
 
@@ -37,17 +36,16 @@ def _section(name: str, about: Mapping[str, Any], result: Mapping[str, Any]) -> 
     note = f"\n{about['note']}\n" if "note" in about else ""
     rows = "\n".join(f"| `{figure}` | {value:,.4g} |" for figure, value in _shown(about, result))
     return (
-        f"## {about['title']}\n\n`{about['command']}` · {_origin(about, result)} · "
+        f"## {about['title']}\n\n`{about['command']}` · {_origin(result)} · "
         f"[all figures](../bench/results/{name}.json)\n{note}\n"
         f"| figure | value |\n|---|---|\n{rows}\n"
     )
 
 
-def _origin(about: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    """Commit, date, machine and runs, and whether the code has changed since."""
+def _origin(result: Mapping[str, Any]) -> str:
+    """Commit, date, machine and runs."""
     parts = [f"commit {result['commit']}", result["date"], result["machine"]]
-    age = "" if result["code"] == code_digest(about["code"]) else "; *older than the code*"
-    return f"{', '.join([*parts, _runs(result['runs'])])}{age}"
+    return ", ".join([*parts, _runs(result["runs"])])
 
 
 def _runs(number: int) -> str:

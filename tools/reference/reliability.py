@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.provenance import benchmarks, code_digest
+from bench.provenance import benchmarks
 
 __all__ = ["Scorecard", "reliability_page"]
 
@@ -22,8 +22,8 @@ may rely on, line by line.
   for. **not met**: a figure is beyond its target. **by tests**: the named tests of `make test` show
   it; there is no figure. **not measured**: the command has left no result yet.
 - 0 of 50 says that the rate is below about 6 % (95 %). The commands run their negative controls
-  too, and fail if one of them does not fail. *older*: the code under test has changed since;
-  [benchmarks.md](benchmarks.md) has date, commit and machine.
+  too, and fail if one of them does not fail. A figure holds for the commit that
+  [benchmarks.md](benchmarks.md) names with its date and machine.
 """
 _TABLE = "| # | asked for | verdict | shown by |\n|---|---|---|---|"
 
@@ -101,10 +101,8 @@ def _of_result(card: Scorecard, name: str, figures: list[str], row: Mapping[str,
     command = about.get("command", row.get("command"))
     if found is None:
         return f"`{command}`: no result yet"
-    is_old = bool(about) and found["code"] != code_digest(about["code"])
     shown = ", ".join(_figure(card, figure, row) for figure in figures)
-    age = " *older*" if is_old else ""
-    return f"[`{command}`](../bench/results/{name}.json){age}: {shown}"
+    return f"[`{command}`](../bench/results/{name}.json): {shown}"
 
 
 def _figure(card: Scorecard, figure: str, row: Mapping[str, Any]) -> str:

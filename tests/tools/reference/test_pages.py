@@ -20,7 +20,7 @@ CONFIGURATIONS = [*(ROOT / "examples").rglob("*.toml"), *(ROOT / "deploy").rglob
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_generated_page_is_current(name: str) -> None:
-    """After a change of settings, results or measured code: `make docs`."""
+    """After a change of settings or results: `make docs`."""
     assert (ROOT / name).read_text(encoding="utf-8") == PAGES[name](), f"{name}: run make docs"
 
 

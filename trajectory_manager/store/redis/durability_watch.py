@@ -22,20 +22,22 @@ async def watched(
 
     Writes acknowledged between a change and the next check have the weaker class.
     """
-    task = asyncio.create_task(_watch(scripts, check, every_seconds))
+    ended = asyncio.Event()
+    task = asyncio.create_task(_watch(scripts, check, every_seconds, ended))
     try:
         yield
     finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        ended.set()  # not cancelled: redis-py may swallow a cancellation that meets a reply
+        await task
 
 
 async def _watch(
-    scripts: Scripts, check: Callable[[], Awaitable[None]], every_seconds: float
+    scripts: Scripts,
+    check: Callable[[], Awaitable[None]],
+    every_seconds: float,
+    ended: asyncio.Event,
 ) -> None:
-    while True:
-        await asyncio.sleep(every_seconds)
+    while not await _is_set_within(ended, every_seconds):
         try:
             await check()
         except ConfigError as error:
@@ -46,3 +48,9 @@ async def _watch(
             continue  # calls fail by themselves
         else:
             scripts.refusal = ""
+
+
+async def _is_set_within(ended: asyncio.Event, seconds: float) -> bool:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(ended.wait(), seconds)
+    return ended.is_set()
