@@ -30,7 +30,10 @@ class ScoringConfig(ServerConfig):
     max_samples: int = Field(32, ge=1, le=512)
     """Samples leased together; they must be scored within the run's lease_seconds."""
     micro_batch_tokens: int = Field(8192, ge=1)
-    """Tokens of a forward pass, padding included."""
+    """Tokens of a forward pass; a prefix that samples share counts once, padding is included."""
+    packing: bool = True
+    """Compute without padding, and a prefix that leased samples share once; a model that cannot is
+    found out at start and computes padded rows."""
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     """Floating-point type of the computation."""
     device: str = "cpu"

@@ -2,7 +2,7 @@
 
 Stateless: after a crash, leases expire and other scoring services get the samples. This is
 RLHFuse's inter-stage fusion per sample (arXiv 2409.13221, section 4): a sample is scored as soon as
-its group is complete, while other groups are still generated.
+its rollout has finished, while others of its group are still generated.
 """
 
 from __future__ import annotations

@@ -83,13 +83,15 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
     async def WriteColumn(
         self, request: pb.WriteColumnRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.WriteColumnResponse:
-        """Write leased values; idempotent under the same lease."""
+        """Write leased values; idempotent under the same lease. Unneeded samples are skipped."""
         run_id = validation.run_name(request.run_id)
         config = await self._store.runs.config(run_id)
         column = _column("column", request.column, config)
         epoch = lease_token.parse_column(request.lease_token)
         values = _values(request.values)
-        new = await self._store.columns.unwritten(run_id, column, epoch, list(values))
+        found = await self._store.columns.leased(run_id, column, epoch, list(values))
+        new = found.unwritten
+        values = {name: value for name, value in values.items() if name not in found.unneeded}
         await self._check_lengths(run_id, config, {name: values[name] for name in new})
         # Values first: a written cell has its value even after a crash in between.
         await self._put(run_id, column, epoch, values, new)
@@ -128,7 +130,7 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
     async def ListSampleStatus(
         self, request: pb.ListSampleStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ListSampleStatusResponse:
-        """Which columns samples of complete, uncommitted groups have."""
+        """Which columns samples of uncommitted groups have."""
         run_id = validation.run_name(request.run_id)
         limit = validation.page_size(request.page_size)
         after = validation.optional_name("page_token", request.page_token)

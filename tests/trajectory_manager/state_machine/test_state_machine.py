@@ -109,7 +109,7 @@ CALLS: dict[str, Callable[[Store, str], Awaitable[object]]] = {
     "publish_wait": lambda store, run: store.ledger.publish_wait(run, 1, 1),
     "committed_steps": lambda store, run: store.ledger.committed_steps(run, ["a"]),
     "columns.lease": lambda store, run: store.columns.lease(run, "critic", (), 1, "n"),
-    "columns.unwritten": lambda store, run: store.columns.unwritten(run, "critic", 1, ["a/0/1#t"]),
+    "columns.leased": lambda store, run: store.columns.leased(run, "critic", 1, ["a/0/1#t"]),
     "columns.complete": lambda store, run: store.columns.complete(run, "critic", 1, ["a/0/1#t"]),
     "columns.status": lambda store, run: store.columns.status(run, "", 1),
     "needed": lambda store, run: store.retention.needed(run, ["a"]),

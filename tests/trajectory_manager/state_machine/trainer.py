@@ -191,7 +191,7 @@ class Consumers(Base):
         cells = picked(self.cells, number)
         names = cells.sample_ids[:1] if part else cells.sample_ids
         about = (RUN_ID, cells.column, cells.epoch)
-        self.both(lambda on: on.store.columns.unwritten(*about, names), lost=lost)
+        self.both(lambda on: on.store.columns.leased(*about, names), lost=lost)
         for name in names:
             self._put(about, {name: value}, new, lost)
         if complete:

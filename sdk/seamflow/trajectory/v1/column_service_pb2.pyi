@@ -176,7 +176,7 @@ class ListSampleStatusRequest(google.protobuf.message.Message):
     run_id: builtins.str
     """Training job."""
     page_size: builtins.int
-    """At most this many groups; 100 by default; more than 1,000 count as 1,000."""
+    """Samples of at most this many groups; 100 by default; more than 1,000 count as 1,000."""
     page_token: builtins.str
     """From the previous page; empty: the first."""
     def __init__(
@@ -202,7 +202,7 @@ class ListSampleStatusResponse(google.protobuf.message.Message):
     """Empty at the end."""
     @property
     def samples(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SampleStatus]:
-        """Samples of complete groups that are not committed."""
+        """Samples of groups that are not committed, from the end of a sample's rollout on."""
 
     def __init__(
         self,

@@ -42,15 +42,17 @@ class ColumnServiceServicer(object):
 
     def LeaseColumn(self, request, context):
         """Leases samples that lack a column to the consumer that computes it. Long-poll: answers empty when
-        time is up. Each sample is leased to one consumer at a time.
+        time is up. Each sample is leased to one consumer at a time, from the end of its rollout on, while
+        others of its group still run; samples of complete groups come first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WriteColumn(self, request, context):
-        """Writes the column for leased samples. Idempotent; the first value stays. A group whose samples
-        have all required columns becomes ready for the trainer.
+        """Writes the column for leased samples. Idempotent; the first value stays. A complete group whose
+        samples have all required columns becomes ready for the trainer. Samples of groups that were
+        discarded meanwhile are skipped.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
