@@ -47,8 +47,24 @@ class ScoringConfig(ServerConfig):
     """Start OFF, without model and leases, until a node agent activates it by WorkerService; by
     default it is ON from the start."""
 
+    scheduler: str = ""
+    """Address of the scheduler: the node is requested there while samples lack the column. Empty:
+    it is not requested. Needs node_agent."""
+    node_id: str = ""
+    """Node that the service computes on, as its node agent names it; requested by this name."""
+    node_tag: str = "score"
+    """Activity tag under which the node agent has this service as a worker."""
+    request_samples: int = Field(64, ge=1)
+    """Samples without the column that are worth a switch of the node; fewer are when no rollout
+    runs any more."""
+
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.scheduler and not (self.node_agent and self.node_id):
+            raise ValueError(
+                f"scheduler is {self.scheduler!r}, node_agent {self.node_agent} and node_id "
+                f"{self.node_id!r}: a node is requested for a service under a node agent; set both"
+            )
         if self.column in self.needs:
             raise ValueError(
                 f"needs holds {self.column!r}, which is the column to write: remove it"

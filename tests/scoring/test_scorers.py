@@ -242,6 +242,7 @@ def test_a_classifier_is_no_reward_model(tmp_path: Path) -> None:
     [
         ({"max_samples": 0}, "(?s)max_samples.*greater than or equal to 1"),
         ({"threads": 0}, "(?s)threads.*greater than or equal to 1"),
+        ({"scheduler": "a:1"}, "scheduler is 'a:1', node_agent False and node_id '': a node is"),
         ({"needs": ("c",)}, "needs holds 'c', which is the column to write"),
     ],
 )

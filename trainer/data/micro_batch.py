@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.lib.transformer.packing import shared_tokens
+from services.lib.transformer.shared_prefix import shared_tokens
 from trainer.data.advantages import SequenceAdvantages
 from trainer.data.token_sequence import TokenSequence
 

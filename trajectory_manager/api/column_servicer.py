@@ -22,7 +22,7 @@ from trajectory_manager.model.steps import StepLease
 from trajectory_manager.model.tokens import BYTES_PER_TOKEN
 from trajectory_manager.service import sample_builder
 from trajectory_manager.service.long_poll import LongPoll
-from trajectory_manager.store.column_interface import ColumnLease, ColumnStore
+from trajectory_manager.store.column_interface import Backlog, ColumnLease, ColumnStore
 from trajectory_manager.store.interface import Store
 
 _MAX_SAMPLES = 512
@@ -99,6 +99,8 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
         if written.num_written < len(new):
             # A concurrent retry or a newer lease wrote some: check which values are stored.
             await self._store.columns.put(run_id, column, epoch, values, new=False)
+        if request.returned_sample_ids:
+            await self._store.columns.give_back(run_id, column, epoch, request.returned_sample_ids)
         return pb.WriteColumnResponse(
             num_written=written.num_written, num_ready_groups=written.num_ready_groups
         )
@@ -126,6 +128,26 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
             if given != sample.tokens.num_tokens:
                 cure = f"1 value, or one for each of the {sample.tokens.num_tokens} tokens"
                 raise invalid_argument(f"values[{sample.sample_id}]", f"{given} values", cure)
+
+    async def GetColumnBacklog(
+        self, request: pb.GetColumnBacklogRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.GetColumnBacklogResponse:
+        """How many samples lack a column; long poll for `min_samples`, or the last ones."""
+        run_id = validation.run_name(request.run_id)
+        wait = validation.seconds("wait", request.wait)
+        column = _column("column", request.column, await self._store.runs.config(run_id))
+        columns = self._store.columns
+
+        async def attempt() -> Backlog | None:
+            found = await columns.backlog(run_id, column)
+            is_last = found.num_samples > 0 and not found.num_running_rollouts
+            return found if is_last or found.num_samples >= max(request.min_samples, 1) else None
+
+        backlog = await self._waiting.until(run_id, Topic.COLUMNS, wait, attempt)
+        backlog = backlog or await columns.backlog(run_id, column)
+        return pb.GetColumnBacklogResponse(
+            num_samples=backlog.num_samples, num_running_rollouts=backlog.num_running_rollouts
+        )
 
     async def ListSampleStatus(
         self, request: pb.ListSampleStatusRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -63,6 +63,16 @@ class ColumnsWritten:
     """Groups that became ready for the trainer."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """What there is to compute of a column."""
+
+    num_samples: int
+    """Samples that lack it, leased ones among them."""
+    num_running_rollouts: int
+    """Rollouts of the run that are under way."""
+
+
 class ColumnStore(Protocol):
     """Cells and values; NOT_FOUND for a run not created. Each method is one atomic step."""
 
@@ -110,6 +120,16 @@ class ColumnStore(Protocol):
         """
         ...
 
+    async def give_back(
+        self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
+    ) -> int:
+        """Queue those of the cells again that `epoch` holds; how many. Idempotent."""
+        ...
+
+    async def backlog(self, run_id: str, column: str) -> Backlog:
+        """What there is to compute of a column, and what may still come."""
+        ...
+
     async def read(self, run_id: str, sample_ids: Sequence[str]) -> dict[str, Mapping[str, bytes]]:
         """Values by sample and column, also of cells that are not completed."""
         ...
@@ -125,6 +145,7 @@ def rollout_of(sample_id: str) -> str:
 
 
 __all__ = [
+    "Backlog",
     "ColumnLease",
     "ColumnStore",
     "ColumnsWritten",

@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from services.chassis.log import get_logger
+from services.lib.transformer.shared_prefix import shared_tokens
 
-__all__ = ["Packing", "can_pack", "shared_tokens"]
+__all__ = ["Packing", "can_pack"]
 
 _ATTENTION = "seamflow_rows"
 _LAYERS = {"full_attention", "sliding_attention"}
@@ -224,13 +225,6 @@ def _places(
         num_tokens += fresh
         before = ids_T, places_BT[row, : len(ids_T)]
     return places_BT, num_tokens
-
-
-def shared_tokens(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
-    """Length of the common prefix of two sequences."""
-    length = min(len(one), len(other))
-    differ = np.nonzero(one[:length] != other[:length])[0]
-    return int(differ[0]) if len(differ) else length
 
 
 def _similar(lengths_B: NDArray[np.int64]) -> Iterator[list[int]]:

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from services.lib.transformer.packing import Packing, can_pack
 from services.scoring.config import ScoringConfig
+from services.scoring.row_batches import prefix_batches, token_ids
 from services.scoring.scorer import Row
 from services.scoring.scorers.loading import load_frozen
-from services.scoring.scorers.row_batches import prefix_batches, token_ids
 
 __all__ = ["RewardModel"]
 

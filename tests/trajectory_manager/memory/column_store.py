@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tests.trajectory_manager.memory.run_state import Cell, Runs, RunState
 from trajectory_manager.model.records import Purpose, SlotName, Topic
 from trajectory_manager.store.column_interface import (
+    Backlog,
     ColumnLease,
     ColumnsWritten,
     LeasedCells,
@@ -137,6 +138,26 @@ class MemoryColumnStore:
         run.ready.append(name.task_id)
         run.changed(Topic.READY)
         return True
+
+    async def give_back(
+        self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
+    ) -> int:
+        """See `ColumnStore`."""
+        run = self._runs.get(run_id)
+        found = [run.cells.get((column, name)) for name in sample_ids]
+        held = [cell for cell in found if cell and cell.epoch == epoch and not cell.written]
+        for cell in held:
+            cell.epoch, cell.expires = 0, 0.0
+        if held:
+            run.changed(Topic.COLUMNS)
+        return len(held)
+
+    async def backlog(self, run_id: str, column: str) -> Backlog:
+        """See `ColumnStore`."""
+        run = self._runs.get(run_id)
+        lacking = [name for (name, _), cell in run.cells.items() if not cell.written]
+        running = sum(not lease.surplus for lease in run.leases.values())
+        return Backlog(num_samples=lacking.count(column), num_running_rollouts=running)
 
     async def read(self, run_id: str, sample_ids: Sequence[str]) -> dict[str, Mapping[str, bytes]]:
         """See `ColumnStore`."""

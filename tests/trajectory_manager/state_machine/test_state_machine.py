@@ -111,6 +111,8 @@ CALLS: dict[str, Callable[[Store, str], Awaitable[object]]] = {
     "columns.lease": lambda store, run: store.columns.lease(run, "critic", (), 1, "n"),
     "columns.leased": lambda store, run: store.columns.leased(run, "critic", 1, ["a/0/1#t"]),
     "columns.complete": lambda store, run: store.columns.complete(run, "critic", 1, ["a/0/1#t"]),
+    "columns.give_back": lambda store, run: store.columns.give_back(run, "critic", 1, ["a/0/1#t"]),
+    "columns.backlog": lambda store, run: store.columns.backlog(run, "critic"),
     "columns.status": lambda store, run: store.columns.status(run, "", 1),
     "needed": lambda store, run: store.retention.needed(run, ["a"]),
     "due": lambda store, run: store.retention.due(run, 1),

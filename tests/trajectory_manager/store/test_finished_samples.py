@@ -6,10 +6,11 @@ import asyncio
 import random
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from redis.asyncio import Redis
+from seamflow.durations import to_duration
 from seamflow.trajectory.v1 import column_service_pb2 as pb
 
 from services.chassis.errors import Reason
@@ -33,6 +34,7 @@ from trajectory_manager.model.records import (
     TaskLease,
 )
 from trajectory_manager.service.long_poll import LongPoll
+from trajectory_manager.store.column_interface import ColumnLease
 from trajectory_manager.store.interface import MAX_REPLACEMENTS, Store
 from trajectory_manager.store.redis import keys
 from trajectory_manager.store.redis.connect import SCRIPTS, redis_store
@@ -163,6 +165,51 @@ async def test_a_batch_is_written_though_a_group_of_it_was_discarded(store: Stor
     assert (await servicer.WriteColumn(request, context)).num_written == 0
     await run.finish(other_b.rollout_id, rewarded(0.75))
     assert (await leased(run, REF)).sample_ids == (B1,)
+
+
+async def test_what_a_consumer_gives_back_is_leased_again_at_once(store: Store) -> None:
+    """Under a new epoch, in its old place; what it wrote or what others hold stays."""
+    run = await run_of_two(store, "a", "b")
+    for rollout in await begun(run, 4):
+        await run.finish(rollout.rollout_id)
+    first, second = await leased(run, REF, 3), await leased(run, REF)
+    assert first.sample_ids == (A0, A1, B0)
+    part = ColumnLease(sample_ids=(A0,), epoch=first.epoch, seconds=1.0)
+    await write(run, REF, part)
+    assert await nothing_to_lease(run)
+    give_back, names = store.columns.give_back, (A0, A1, B0, B1, "c/0/1#t1")
+    assert await give_back(run.run_id, REF, first.epoch, names) == 2
+    assert await give_back(run.run_id, REF, first.epoch, names) == 0
+    assert (await store.columns.backlog(run.run_id, REF)).num_samples == 3
+    await refused(Reason.LEASE_EXPIRED, write(run, REF, first))
+    again = await leased(run, REF)
+    assert (again.sample_ids, again.epoch > second.epoch) == ((A1, B0), True)
+    await write(run, REF, again)
+    assert (await write(run, REF, second)).num_ready_groups == 1
+    assert (await store.columns.backlog(run.run_id, REF)).num_samples == 0
+
+
+async def test_a_backlog_is_waited_for(store: Store) -> None:
+    """Until there are so many samples, until no more can come, or until time is up."""
+    run = await run_of_two(store, "a")
+    servicer, context = ColumnServicer(store, LongPoll(store.runs)), cast(Any, None)
+
+    async def backlog(min_samples: int, wait: float) -> pb.GetColumnBacklogResponse:
+        request = pb.GetColumnBacklogRequest(
+            run_id=run.run_id, column=REF, min_samples=min_samples, wait=to_duration(wait)
+        )
+        return await servicer.GetColumnBacklog(request, context)
+
+    assert await backlog(0, 0.05) == pb.GetColumnBacklogResponse()
+    first, second = await begun(run, 2)
+    waiting = asyncio.create_task(backlog(1, 20))
+    await run.finish(first.rollout_id)
+    one = pb.GetColumnBacklogResponse(num_samples=1, num_running_rollouts=1)
+    assert await waiting == one
+    assert await backlog(9, 0.05) == one
+    waiting = asyncio.create_task(backlog(9, 20))
+    await run.finish(second.rollout_id)
+    assert await waiting == pb.GetColumnBacklogResponse(num_samples=2)
 
 
 async def test_rollouts_that_end_in_any_order_are_scored_once_each(store: Store) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from services.chassis.errors import ServiceError
 from services.chassis.redis.scripts import Scripts
 from trajectory_manager.store.column_interface import (
+    Backlog,
     ColumnLease,
     ColumnsWritten,
     LeasedCells,
@@ -63,6 +64,18 @@ class RedisColumnStore:
             "complete_cells", run_id, column, epoch, *dict.fromkeys(sample_ids)
         )
         return ColumnsWritten(num_written=num_written, num_ready_groups=num_ready)
+
+    async def give_back(
+        self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
+    ) -> int:
+        """Queue those of the cells again that `epoch` holds; how many."""
+        (number,) = await self._call("return_cells", run_id, column, epoch, *sample_ids)
+        return int(number)
+
+    async def backlog(self, run_id: str, column: str) -> Backlog:
+        """What there is to compute of a column, and what may still come."""
+        lacking, running = await self._call("count_lacking_cells", run_id, column)
+        return Backlog(num_samples=lacking, num_running_rollouts=running)
 
     async def read(self, run_id: str, sample_ids: Sequence[str]) -> dict[str, Mapping[str, bytes]]:
         """Values by sample and column."""

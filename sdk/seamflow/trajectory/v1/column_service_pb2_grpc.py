@@ -27,6 +27,11 @@ class ColumnServiceStub(object):
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.WriteColumnRequest.SerializeToString,
                 response_deserializer=seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.WriteColumnResponse.FromString,
                 )
+        self.GetColumnBacklog = channel.unary_unary(
+                '/seamflow.trajectory.v1.ColumnService/GetColumnBacklog',
+                request_serializer=seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.GetColumnBacklogRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.GetColumnBacklogResponse.FromString,
+                )
         self.ListSampleStatus = channel.unary_unary(
                 '/seamflow.trajectory.v1.ColumnService/ListSampleStatus',
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.ListSampleStatusRequest.SerializeToString,
@@ -58,6 +63,14 @@ class ColumnServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetColumnBacklog(self, request, context):
+        """How many samples lack a column. Long poll: answers as soon as there are `min_samples`, or no more can
+        come because no rollout runs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListSampleStatus(self, request, context):
         """Which columns each sample has, and which are leased.
         """
@@ -77,6 +90,11 @@ def add_ColumnServiceServicer_to_server(servicer, server):
                     servicer.WriteColumn,
                     request_deserializer=seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.WriteColumnRequest.FromString,
                     response_serializer=seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.WriteColumnResponse.SerializeToString,
+            ),
+            'GetColumnBacklog': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetColumnBacklog,
+                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.GetColumnBacklogRequest.FromString,
+                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.GetColumnBacklogResponse.SerializeToString,
             ),
             'ListSampleStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSampleStatus,
@@ -127,6 +145,23 @@ class ColumnService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.ColumnService/WriteColumn',
             seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.WriteColumnRequest.SerializeToString,
             seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.WriteColumnResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def GetColumnBacklog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.ColumnService/GetColumnBacklog',
+            seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.GetColumnBacklogRequest.SerializeToString,
+            seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.GetColumnBacklogResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

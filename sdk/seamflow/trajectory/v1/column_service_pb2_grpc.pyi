@@ -42,6 +42,14 @@ class ColumnServiceStub:
     discarded meanwhile are skipped.
     """
 
+    GetColumnBacklog: grpc.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.column_service_pb2.GetColumnBacklogRequest,
+        seamflow.trajectory.v1.column_service_pb2.GetColumnBacklogResponse,
+    ]
+    """How many samples lack a column. Long poll: answers as soon as there are `min_samples`, or no more can
+    come because no rollout runs.
+    """
+
     ListSampleStatus: grpc.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.column_service_pb2.ListSampleStatusRequest,
         seamflow.trajectory.v1.column_service_pb2.ListSampleStatusResponse,
@@ -70,6 +78,14 @@ class ColumnServiceAsyncStub:
     """Writes the column for leased samples. Idempotent; the first value stays. A complete group whose
     samples have all required columns becomes ready for the trainer. Samples of groups that were
     discarded meanwhile are skipped.
+    """
+
+    GetColumnBacklog: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.column_service_pb2.GetColumnBacklogRequest,
+        seamflow.trajectory.v1.column_service_pb2.GetColumnBacklogResponse,
+    ]
+    """How many samples lack a column. Long poll: answers as soon as there are `min_samples`, or no more can
+    come because no rollout runs.
     """
 
     ListSampleStatus: grpc.aio.UnaryUnaryMultiCallable[
@@ -104,6 +120,16 @@ class ColumnServiceServicer(metaclass=abc.ABCMeta):
         """Writes the column for leased samples. Idempotent; the first value stays. A complete group whose
         samples have all required columns becomes ready for the trainer. Samples of groups that were
         discarded meanwhile are skipped.
+        """
+
+    @abc.abstractmethod
+    def GetColumnBacklog(
+        self,
+        request: seamflow.trajectory.v1.column_service_pb2.GetColumnBacklogRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trajectory.v1.column_service_pb2.GetColumnBacklogResponse, collections.abc.Awaitable[seamflow.trajectory.v1.column_service_pb2.GetColumnBacklogResponse]]:
+        """How many samples lack a column. Long poll: answers as soon as there are `min_samples`, or no more can
+        come because no rollout runs.
         """
 
     @abc.abstractmethod

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from services.lib.transformer.packing import shared_tokens
+from services.lib.transformer.shared_prefix import shared_tokens
 from services.scoring.scorer import Row
 
 __all__ = ["padded_batches", "prefix_batches", "token_ids"]
