@@ -74,20 +74,23 @@ class Scoring:
             del self._scorer  # frees its memory even while calls that were cancelled end
 
     async def _lease_unless(self, stop: asyncio.Event) -> pb.LeaseColumnResponse:
-        """Lease samples; none once `stop` is set. A lease granted meanwhile expires."""
-        lease = asyncio.create_task(self._lease())
+        """Lease samples; once `stop` is set those that the ended call was granted, to give back."""
+        request = self._request()
+        lease = asyncio.create_task(self._lease(request))
         stopped = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({lease, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            return lease.result() if lease.done() else pb.LeaseColumnResponse()
+            if lease.done():
+                return lease.result()
         finally:
             lease.cancel()
             stopped.cancel()
             await asyncio.gather(lease, stopped, return_exceptions=True)
+        request.ClearField("wait")
+        return await self._lease(request)
 
-    async def _lease(self) -> pb.LeaseColumnResponse:
+    async def _lease(self, request: pb.LeaseColumnRequest) -> pb.LeaseColumnResponse:
         try:
-            request = self._request()
             return await retry_forever(lambda: self._stub.LeaseColumn(request))
         except NotFoundError:
             _log.warning("run_not_found", run_id=self._config.run_id)
