@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from seamflow.channel import connect
 from seamflow.common.v1 import tokens_pb2
-from seamflow.scheduler.v1.scheduler_service_pb2 import GenerationForecast
+from seamflow.durations import seconds_of
+from seamflow.scheduler.v1.scheduler_service_pb2 import GenerationForecast, MeasuredBatch
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
@@ -96,20 +97,28 @@ class FakeNodeClient(NodeClient):
         self.return_seconds, self.shared = return_seconds, shared
         self.calls: list[str] = []
         self.done: list[int] = []
+        self.tail: int | None = None
+        self.measured: list[MeasuredBatch] = []
 
-    async def release(self, batch: int = 0, forecast: GenerationForecast | None = None) -> None:
+    async def release(
+        self, batch: int = 0, forecast: GenerationForecast | None = None
+    ) -> int | None:
         """With what is left of how much."""
         left = forecast and f": {forecast.remaining_rollouts}/{forecast.batch_rollouts}"
         self.calls.append(f"release for {batch}{left or ''}")
         self.done.append(forecast.done_rollouts if forecast else 0)
+        if forecast is not None and forecast.HasField("newest_batch"):
+            self.measured.append(forecast.newest_batch)
+        return self.tail
 
     async def others_generate(self) -> bool:
         """As it was made."""
         return self.shared
 
-    async def release_again(self) -> None:
+    async def release_again(self) -> int | None:
         """Once more."""
         self.calls.append("give back")
+        return self.tail
 
     async def request_ahead(self, needed_time: float) -> None:
         """At any time."""
@@ -233,6 +242,53 @@ async def test_nodes_are_taken_for_a_part_only_while_others_generate(
     await leased(batches, 2)
     assert nodes.calls == [f"release for 2: {4 * (begins - 1)}/32", "acquire for 2"]
     assert samples.leased[-1][0] == begins
+
+
+AT_TAIL: dict[str, Any] = {"batch__start_at_tail": True, "scheduler": "127.0.0.1:1"}
+
+
+@pytest.mark.parametrize(
+    ("tail", "fields", "begins"),
+    [
+        (8, {}, 6),
+        (200, {}, 1),
+        (None, {}, 8),
+        (0, {}, 8),
+        (8, {"batch__stream_groups": 3}, 3),
+        (8, {"batch__start_at_tail": False}, 8),
+    ],
+    ids=["tail", "whole batch", "unknown", "none", "by hand", "off"],
+)
+async def test_a_step_starts_when_so_many_rollouts_remain(
+    tmp_path: Path, tail: int | None, fields: dict[str, Any], begins: int
+) -> None:
+    """Of the eight groups of four rollouts; what the operator set by hand overrides it."""
+    values = AT_TAIL | fields
+    config = trainer_config(run_id="run", model=tmp_path, checkpoint__folder=tmp_path, **values)
+    samples, nodes = FakeSampleClient(8, 0, *range(1, 9)), FakeNodeClient(0.0)
+    nodes.tail = tail
+    batches = source(config, samples, nodes)
+    await leased(batches, 1)
+    record = StepRecord(2, 0)
+    parts = [part async for part in batches.chunks(record)]
+    assert samples.leased[-1][0] == begins
+    assert record.numbers()["num_groups_at_start"] == begins
+    assert parts[-1].last
+
+
+async def test_the_scheduler_is_told_what_the_newest_step_was_like(tmp_path: Path) -> None:
+    """Lengths of its groups, without those of replayed ones, and how long it trained."""
+    config = trainer_config(run_id="run", model=tmp_path, checkpoint__folder=tmp_path, **AT_TAIL)
+    nodes = FakeNodeClient(0.0)
+    batches = source(config, FakeSampleClient(8, 0, 8), nodes)
+    record = StepRecord(1, 0)
+    _ = [part async for part in batches.chunks(record)]
+    with record.phase("train"):
+        await asyncio.sleep(0.01)
+    await leased(batches, 2)
+    (measured,) = nodes.measured
+    assert [list(group.rollout_tokens) for group in measured.groups] == [[1] * 4] * 8
+    assert seconds_of(measured.training_duration) == pytest.approx(record.seconds("train"))
 
 
 async def test_a_timeout_interrupts_rollout_on_the_gang_s_node(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Plans for operators, from measured costs: `python -m tools.planning`.
 
-    tail_migration.py   when the tail of a batch moves to few instances      RLHFuse, R_t and m
     role_placement.py   a search for the roles of each node                  ReaL, RLHFuse
     timeline.py         the time of an iteration under a placement
 
