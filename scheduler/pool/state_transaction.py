@@ -319,6 +319,7 @@ class StateTransaction:
             num_dedicated=self._num_generating(gang.run_id),
             num_lent=len(lendable),
             toggle_seconds=toggle_seconds(lendable, gang.tag),
+            advised=self._balances.get(gang.key, StageBalance()).lends,
         )
         return self._policy.decide_lending(lending, inputs)
 
