@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -13,6 +14,7 @@ from scheduler.model.stage_profile import StageProfile
 from services.chassis.errors import ExitCode, StartupError, UsageError
 from services.lib.fused_schedule.plan import fused_plan
 from services.lib.fused_schedule.problem import Pipeline, Problem, fused_problem
+from tools.planning.chart_values import write_values
 from tools.planning.fusion import fusion_table, picture, reroute_table
 from tools.planning.input_files import (
     read_dataflow,
@@ -81,6 +83,9 @@ micro-batches it stops to. A number of seconds is that of each stage; give a lis
   backward_seconds = 0.08
   activation_bytes = 2_000_000_000
 
+--values FILE writes the plan of --profile or --roles as node pools of the Helm chart, for
+`helm upgrade -f FILE`.
+
 --device-bytes limits the activations. With --replicas and without [critic]: what it costs to send
 the micro-batches of a failed stage through its peers (ReCycle).
 """
@@ -122,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--device-bytes", type=int, help="placement, fused pipeline: device memory of a node"
     )
+    parser.add_argument("--values", type=Path, help="split, placement: writes the chart's pools")
     parser.add_argument("--replicas", type=int, help="fused pipeline: of the actor alone")
     parser.add_argument("--cpu-seconds", type=float, default=10.0, help="fused pipeline: of search")
     parser.add_argument("--seed", type=int, default=0, help="fused pipeline: of the search")
@@ -131,6 +137,8 @@ def _parser() -> argparse.ArgumentParser:
 def _plan(given: argparse.Namespace) -> list[Table | str]:
     if given.replicas is not None and given.fuse is None:
         raise UsageError("--replicas goes with --fuse")
+    if given.values is not None and given.fuse is not None:
+        raise UsageError("--values goes with --profile or --roles")
     if given.fuse:
         return _fused(given)
     return [*(_placed(given) if given.roles else _split(given))]
@@ -167,11 +175,17 @@ def _split(given: argparse.Namespace) -> list[Table]:
         raise UsageError("--profile takes --nodes, or --generation-nodes and --training-nodes")
     generation, training = read_profiles(given.profile)
     try:
-        if one:
-            return [_one_datacentre(generation, training, given.nodes)]
-        return [_two_datacentres(generation, training, *pair)]
+        best, table = (
+            _one_datacentre(generation, training, given.nodes)
+            if one
+            else _two_datacentres(generation, training, *pair)
+        )
     except ValueError as error:
         raise UsageError(str(error)) from error
+    if given.values is not None:
+        stages = [("rollout", best.generation_nodes), ("train", best.training_nodes)]
+        write_values(given.values, {(tag,): number for tag, number in stages})
+    return [table]
 
 
 def _placed(given: argparse.Namespace) -> list[Table]:
@@ -183,26 +197,32 @@ def _placed(given: argparse.Namespace) -> list[Table]:
         placement = place(dataflow, given.nodes, given.device_bytes)
     except ValueError as error:
         raise UsageError(str(error)) from error
+    if given.values is not None:
+        write_values(given.values, Counter(tags for tags in placement.tags if tags))
     return [placement_table(placement), span_table(placement)]
 
 
-def _one_datacentre(generation: StageProfile, training: StageProfile, nodes: int) -> Table:
-    """The best split, and the splits that give generation one to seven eighths."""
+def _one_datacentre(
+    generation: StageProfile, training: StageProfile, nodes: int
+) -> tuple[Split, Table]:
+    """The best split; a table of it and of those that give generation one to seven eighths."""
     best = split_nodes(generation.seconds, training.seconds, nodes)
     shares = {nodes * eighths // 8 for eighths in range(1, 8)} - {0}
     even = _at(generation, training, nodes // 2, nodes - nodes // 2)
     splits = {best, *(_at(generation, training, share, nodes - share) for share in shares)}
     possible = [split for split in splits if math.isfinite(split.seconds)]
-    return split_table(f"{nodes} nodes", sorted(possible, key=_nodes), {even: "even", best: BEST})
+    names = {even: "even", best: BEST}
+    return best, split_table(f"{nodes} nodes", sorted(possible, key=_nodes), names)
 
 
 def _two_datacentres(
     generation: StageProfile, training: StageProfile, generation_nodes: int, training_nodes: int
-) -> Table:
+) -> tuple[Split, Table]:
     best = split_datacentres(generation.seconds, training.seconds, generation_nodes, training_nodes)
     whole = _at(generation, training, generation_nodes, training_nodes)
     title = f"{generation_nodes} nodes that generate, {training_nodes} that train"
-    return split_table(title, sorted({best, whole}, key=_nodes), {whole: "all", best: BEST})
+    names = {whole: "all", best: BEST}
+    return best, split_table(title, sorted({best, whole}, key=_nodes), names)
 
 
 def _at(generation: StageProfile, training: StageProfile, x: int, y: int) -> Split:

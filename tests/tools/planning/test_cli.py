@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tools.planning.cli import main
 
@@ -77,6 +80,44 @@ def test_roles_are_placed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert row(output, "rollout, train") == ["62"]
     assert row(output, "reward") == ["2"]
     assert row(output, "train")[0] == row(output, "rollout ")[1]
+
+
+def pools(path: Path) -> dict[str, Any]:
+    """Those of a written plan, each of which the chart has with the same keys."""
+    chart = yaml.safe_load((ROOT / "deploy/helm/seamflow/values.yaml").read_text())["nodePools"]
+    planned: dict[str, Any] = json.loads(path.read_text())["nodePools"]
+    assert planned.keys() == chart.keys()
+    assert all(values.keys() <= chart[name].keys() for name, values in planned.items())
+    return planned
+
+
+def test_a_split_is_written_as_pools_of_the_chart(profile: Path, tmp_path: Path) -> None:
+    """Helm carries it out."""
+    main([f"--profile={profile}", "--nodes=64", f"--values={tmp_path / 'plan.json'}"])
+    assert pools(tmp_path / "plan.json") == {
+        "rollout": {"enabled": True, "replicas": 40, "tags": ["rollout"]},
+        "train": {"enabled": True, "replicas": 24, "tags": ["train"]},
+    }
+
+
+def test_a_placement_is_written_as_pools_of_the_chart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pool without nodes is switched off; tags for which the chart has no pool are an error."""
+    path, plan = tmp_path / "roles.toml", tmp_path / "plan.json"
+    without_reward = ROLES.replace('after = ["reward"]', 'after = ["rollout"]')
+    head, _, tail = without_reward.partition("[reward]")
+    path.write_text(head + tail[tail.index("[train]") :])
+    flags = [f"--roles={path}", "--nodes=64", "--device-bytes=1", f"--values={plan}"]
+    main(flags)
+    assert pools(plan) == {
+        "train": {"enabled": True, "replicas": 64, "tags": ["rollout", "train"]},
+        "rollout": {"enabled": False},
+    }
+    path.write_text(ROLES)
+    with pytest.raises(SystemExit, match="64"):
+        main(flags)
+    assert "no pool of its own for 2 nodes with the tags ['reward']" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
