@@ -7,7 +7,7 @@ WORKERS ?= 2
 PEERS ?= default
 CLIENT_PACKAGES = golang-go golang-google-grpc-dev protoc-gen-go protoc-gen-go-grpc g++ pkg-config libgrpc++-dev \
 	libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
-RELEASE ?= v0.2.0
+RELEASE ?= 4d4fe0304685301e9d997fabe4ca2ce84d377b23
 NAME ?= quickstart-$(shell date +%Y%m%d-%H%M%S)
 # Named after the content of its recipe: as long as that stays, nothing is installed again.
 SGLANG = .venv-sglang/.made-$(shell cat deploy/sglang_cpu/*.* | sha256sum | cut -c 1-12)
@@ -127,7 +127,7 @@ chaos-restarts: $(VENV)/.dev ## Redis and every process ended by SIGTERM and SIG
 soak: $(VENV)/.dev ## Two hours of training with a fault every 30 s: nothing lost, twice or stuck; memory of each process.
 	$(RUN) tests.chaos.soak --seed $(SEED)
 
-test-mixed: $(VENV)/.dev ## Services of RELEASE (v0.2.0) among the present ones, training meanwhile; forward and back.
+test-mixed: $(VENV)/.dev ## Services of RELEASE (the commit of 0.2.0) among the present ones, training meanwhile; forward and back.
 	$(RUN) tests.mixed --release $(RELEASE) --seed $(SEED)
 
 test-agents: $(VENV)/.dev ## Official SDKs of OpenAI and Anthropic, Python and Node: checks, a training run, kills.
