@@ -253,11 +253,12 @@ class _Shards:
 
     def part(self, name: str, shape: torch.Size, policy: Policy) -> torch.Tensor:
         """This rank's part of a tensor, as it was written or cut anew."""
-        if self._is_same_size and name in self._names[self._rank]:
-            file = self._files[self._rank]
+        is_same_cut = policy.num_parts == sum(name in names for names in self._names)
+        if is_same_cut and name in self._names[policy.part_number]:
+            file = self._files[policy.part_number]
             if tuple(file.get_slice(name).get_shape()) == tuple(shape):
                 return _tensor(file, name)
-        return policy.part(self.whole(name), self._rank, self._world_size)
+        return policy.part(self.whole(name))
 
     @property
     def _is_same_size(self) -> bool:

@@ -127,6 +127,7 @@ def _other_settings(config: TrainerConfig) -> dict[str, str | int | bool]:
     return {
         "model": str(config.model.resolve()),
         "num_steps": config.num_steps,
+        "replicas": config.replicas,
         "pipeline.critic_stages": config.pipeline.critic_stages,
         "activation_checkpointing": config.activation_checkpointing,
         "cpu_offload": config.cpu_offload,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 from trainer.algorithms.base import Algorithm
@@ -57,6 +58,8 @@ class Policy(ABC):
         """Whether sequences are computed without padding."""
         self.vocabulary_size = 0
         """Rows of the embedding: token ids are below it."""
+        self.part_number, self.num_parts = 0, 1
+        """Of this rank's part of each tensor, and how many there are."""
         self._parameters = dict(parameters)
         self.shards = {
             name: nn.Parameter(local(parameter.detach()))
@@ -68,6 +71,8 @@ class Policy(ABC):
         self._config = config
         self._prefixes = ("", CRITIC) if config.critic == "model" else ("",)
         self._totals = Totals()
+        self._norm_group: ProcessGroup | None = None
+        """Ranks whose parameters together are the models; None: all."""
         self._proximal: dict[tuple[int, int], dict[int, Predicted]] = {}
         """By mini-batch and model, then by micro-batch: predictions at the begin of the step."""
         self._optimizer = torch.optim.AdamW(
@@ -149,10 +154,10 @@ class Policy(ABC):
                     for key in _STATE
                 }
 
-    def part(self, whole: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
-        """A rank's part of a whole tensor of `state`: FSDP cuts dimension 0 as `torch.chunk`."""
-        chunks = whole.chunk(world_size)
-        return chunks[rank] if rank < len(chunks) else chunks[0][:0]
+    def part(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a whole tensor of `state`: FSDP cuts dimension 0 as `torch.chunk`."""
+        chunks = whole.chunk(self.num_parts)
+        return chunks[self.part_number] if self.part_number < len(chunks) else chunks[0][:0]
 
     def device_tensors(self) -> Iterator[torch.Tensor]:
         """All tensors on this rank's device between commands, gradients included."""
@@ -221,7 +226,7 @@ class Policy(ABC):
         device = self._config.device
         total = torch.zeros((), dtype=torch.float64, device=device)
         total += torch.stack(squares).sum().to(device) if squares else 0.0
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=self._norm_group)
         return math.sqrt(total.item())
 
     def _counted(self, prefix: str) -> Iterator[nn.Parameter]:

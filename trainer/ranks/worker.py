@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint import checkpoint_files
@@ -101,8 +101,23 @@ def _policy(config: TrainerConfig, store: Store | None) -> Policy:
     algorithm = make_algorithm(config)
     if config.backend == "pipeline":
         return PipelinedPolicy(config, algorithm, store)
-    mesh = init_device_mesh(config.device, (dist.get_world_size(),))
-    return ShardedPolicy(load_sharded(config, mesh, critic=algorithm.critic), algorithm, config)
+    mesh = _mesh(config)
+    models = load_sharded(config, mesh, critic=algorithm.critic)
+    return ShardedPolicy(models, mesh, algorithm, config)
+
+
+def _mesh(config: TrainerConfig) -> DeviceMesh:
+    """Raises `ValueError` if the replicas do not share the ranks evenly."""
+    num_ranks = dist.get_world_size()
+    if config.replicas == 1:
+        return init_device_mesh(config.device, (num_ranks,))
+    if num_ranks % config.replicas:
+        raise ValueError(
+            f"replicas is {config.replicas} and there are {num_ranks} ranks: give a divisor of "
+            "their number"
+        )
+    shape = (config.replicas, num_ranks // config.replicas)
+    return init_device_mesh(config.device, shape, mesh_dim_names=("replicate", "shard"))
 
 
 def _place() -> tuple[int, int]:
