@@ -148,13 +148,15 @@ def begin(folder: Path, step: int) -> Path:
 class ShardWriter:
     """Writes this rank's state in a separate thread, from a copy on the host."""
 
-    def __init__(self, rank: int, world_size: int) -> None:
-        self._name = shard_name(rank, world_size)
+    def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writes: dict[Path, Future[None]] = {}
 
-    def start(self, policy: Policy, folder: Path) -> None:
-        """Copy the state after earlier copies are written: the host has room for one copy."""
+    def start(self, policy: Policy, folder: Path, name: str) -> None:
+        """Copy the state after earlier copies are written: the host has room for one copy.
+
+        It is written into the file `name` in `folder`.
+        """
         wait(self._writes.values())
         for done in list(self._writes)[:-_MAX_RESULTS]:
             del self._writes[done]
@@ -163,14 +165,18 @@ class ShardWriter:
             for name, tensor in policy.state().items()
         }
         tensors[_RNG] = torch.get_rng_state()
-        self._writes[folder] = self._executor.submit(_write_shard, folder / self._name, tensors)
+        self._writes[folder] = self._executor.submit(_write_shard, folder / name, tensors)
 
     def written(self, folder: Path) -> bool:
-        """Whether the shard in `folder` is durable. Raises `OSError` if writing it failed."""
-        done = self._writes[folder].done()
-        if done:
-            self._writes[folder].result()
-        return done
+        """Whether the shard in `folder` is durable, if this process has one there.
+
+        Raises:
+            OSError: writing it failed.
+        """
+        write = self._writes.get(folder)  # none in a rank that joined since
+        if write is not None and write.done():
+            write.result()
+        return write is None or write.done()
 
 
 def _write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -83,7 +83,7 @@ def test_each_save_reports_only_its_own_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that failed goes on saying so, though the one after it went well."""
-    writer, write = checkpoint_files.ShardWriter(0, 1), fsync_files.write_tensors
+    writer, write = checkpoint_files.ShardWriter(), fsync_files.write_tensors
     bad, good = tmp_path / "bad", tmp_path / "good"
     for folder in (bad, good):
         folder.mkdir()
@@ -95,7 +95,7 @@ def test_each_save_reports_only_its_own_error(
 
     monkeypatch.setattr(fsync_files, "write_tensors", full)
     for folder in (bad, good):
-        writer.start(Weights(3), folder)
+        writer.start(Weights(3), folder, checkpoint_files.shard_name(0, 1))
     while not writer.written(good):
         pass
     for _ in range(2):
