@@ -6,11 +6,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from scheduler.model.lending import BatchForecast
 from scheduler.model.records import (
     AllocationEvent,
     EventKind,
+    Gang,
     GangKey,
     Node,
     NodeReport,
@@ -165,6 +167,11 @@ class Pool:
     async def change(self, change: Change) -> None:
         """Commit a change."""
         await self._apply(change)
+
+    async def request(self, gang: Gang) -> None:
+        """Request nodes for a gang, which leaves its run's tail to as many others as are enough."""
+        known = replace(gang, tail_nodes=self._tails.num_nodes(gang.key, self._state))
+        await self._apply(lambda tx: tx.request(known))
 
     async def release(
         self,
