@@ -187,6 +187,8 @@ class Pool:
         before = self._state
         await self._apply(lambda tx: tx.release(key, forecast, batch))
         if measured is None:
+            if not batch:
+                self._tails.forget(key)
             return None
         standing = self._tails.newest(key)
         tail = await self._tails.after_release(before, self._state, key, batch, measured)

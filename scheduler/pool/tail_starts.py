@@ -70,6 +70,12 @@ class TailStarts:
         """The last decision; None: none yet."""
         return self._gangs[key].tail if key in self._gangs else None
 
+    def forget(self, key: GangKey) -> None:
+        """The gang has released its nodes for good."""
+        if self._gangs.pop(key, _Measured()).tail is not None:
+            self._remaining.remove(*key)
+            self._num_kept.remove(*key)
+
     def num_nodes(self, key: GangKey, state: State) -> int:
         """m, if the tail lasts longer than nodes take to leave the run and return; else 0."""
         tail = self.newest(key)

@@ -216,6 +216,9 @@ async def test_nodes_do_not_leave_for_less_time_than_they_need_to_return() -> No
         slow = replace(generates, switch_seconds={"rollout": seconds})
         assert tails.num_nodes((RUN, "g"), State(nodes={"a": slow})) == number
     assert tails.num_nodes((RUN, "another"), after) == 0
+    tails.forget((RUN, "g"))
+    assert tails.newest((RUN, "g")) is None
+    tails.forget((RUN, "g"))
 
 
 async def runs(stub: SchedulerServiceAsyncStub, names: str) -> Counter[str]:
