@@ -43,7 +43,7 @@ class TrainingCosts:
     step_seconds: float
     """Of every step, however many tokens and nodes."""
 
-    def seconds(self, tokens: int, nodes: int, *, share: float = 1.0) -> float:
+    def seconds(self, tokens: float, nodes: int, *, share: float = 1.0) -> float:
         """Seconds of `share` of an optimizer step on `tokens`, perfectly balanced over `nodes`."""
         return tokens / (self.tokens_per_second * nodes) + share * self.step_seconds
 

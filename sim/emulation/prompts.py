@@ -84,3 +84,5 @@ class Emulation:
     starts: tuple[int, ...] = ()
     """Groups at which the trainer's steps start, in turn; 0: as the scheduler computes. Empty: as
     the trainer is configured."""
+    training_work: float = 1.0
+    """Of a trained token, relative to the cost model."""

@@ -116,8 +116,8 @@ class EmulatedGang:
     def _training_seconds(self, command: Accumulate) -> float:
         """Without those of the optimizer step, of which it may be a part."""
         tokens = sum(int(np.count_nonzero(batch.token_ids_BT)) for batch in command.micro_batches)
-        model_tokens = tokens * self._emulation.thinning
-        return self._costs.training.seconds(model_tokens, self._nodes, share=0.0)
+        work = tokens * self._emulation.thinning * self._emulation.training_work
+        return self._costs.training.seconds(work, self._nodes, share=0.0)
 
     async def _spend(self, doing: str, seconds: float) -> None:
         begin = time.time()

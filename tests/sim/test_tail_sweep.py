@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sim import tail_sweep
+from sim import rlhf, tail_sweep
 from sim.lending_grid import scaled
 from sim.tail_sweep import COMPUTED, Repeated, figures, step_seconds
 from sim.workloads import Workload
@@ -72,3 +72,15 @@ def test_seconds_are_those_of_each_start_before_and_after() -> None:
     assert (found["before.best_fixed_start"], found["after.best_fixed_start"]) == (14, 26)
     assert found["before.computed_vs_whole_batch"] == pytest.approx(1.08)
     assert found["before.computed.rollouts_per_second"] == pytest.approx(1.28)
+
+
+def test_fused_and_unfused_are_compared_by_samples_per_second() -> None:
+    """Without the steps of the warm-up."""
+    fused, unfused = (
+        rlhf.step_seconds([9.0, 20.0, 84.0, 148.0]),
+        rlhf.step_seconds([9.0, 20.0, 148.0]),
+    )
+    assert (fused, unfused) == ([64.0, 64.0], [128.0])
+    found = rlhf.figures({"fused": fused, "unfused": unfused})
+    assert found["fused_vs_unfused"] == 2.0
+    assert found["unfused.samples_per_second"] == 1.0
