@@ -98,6 +98,9 @@ bench-fusion: $(VENV)/.dev ## Schedules of actor and critic in one fused pipelin
 	$(RUN) bench.fusion
 	$(RUN) bench.fusion.executed_plans
 
+bench-scoring: $(VENV)/.dev ## From a sample's end to its columns, scored per sample and per group.
+	$(RUN) bench.scoring
+
 test-clients: $(VENV)/.dev ## Train with an agent in Node alone, while services are killed; Go and C++ beside it.
 	@missing=$$(dpkg-query -W -f='$${Package} ' $(CLIENT_PACKAGES) 2>&1 >/dev/null | sed 's/.* //' | tr '\n' ' '); \
 		if [ -n "$$missing" ]; then echo "missing Debian packages: apt-get install $$missing" >&2; exit 1; fi

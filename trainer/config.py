@@ -334,6 +334,9 @@ class TrainerConfig(ServerConfig):
     """How the models are spread over the ranks: sharded, each rank computing whole models on
     samples of its own, or cut into stages, which pass micro-batches on. A pipeline moves
     activations between ranks instead of weights, which suits slow networks."""
+    replicas: int = Field(1, gt=0)
+    """Copies of the models in the fsdp backend, each sharded over an equal share of the ranks
+    (HSDP): a divisor of the number of ranks."""
     pipeline: PipelineConfig = PipelineConfig()
     """The pipeline backend."""
     gang: GangConfig = GangConfig()
@@ -436,7 +439,12 @@ class TrainerConfig(ServerConfig):
             )
 
     def _refuse_in_a_pipeline(self) -> None:
-        for name, value in (("lora.rank", self.lora.rank), ("cpu_offload", self.cpu_offload)):
+        given = {
+            "lora.rank": self.lora.rank,
+            "cpu_offload": self.cpu_offload,
+            "replicas": self.replicas if self.replicas > 1 else 0,
+        }
+        for name, value in given.items():
             if value:
                 raise ValueError(
                     f"{name} is {value!r} with backend 'pipeline', which cannot do that: remove "
