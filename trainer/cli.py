@@ -26,6 +26,7 @@ from trainer.model.lora import adapter_settings
 from trainer.publish.publisher import Publisher
 from trainer.rank_group import RankGroup
 from trainer.ranks.end_process import end_process
+from trainer.ranks.keeper import keep_rank
 from trainer.servicer import TrainerServicer
 from trainer.tracking.alarms import Alarms
 from trainer.tracking.tracker import Trackers
@@ -40,8 +41,7 @@ _EXIT_SECONDS = 15.0
 def main() -> None:
     """Run rank 0 with its service, or the worker loop of another rank."""
     if os.environ.get("RANK", "0") != "0":
-        _run_worker()
-        end_process(0)
+        end_process(_run_worker())
     try:
         run(_TABLE, TrainerConfig, build)
     except SystemExit as exit_:
@@ -117,15 +117,24 @@ async def _train(trainer: Trainer, config: TrainerConfig) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _run_worker() -> None:
-    from trainer.ranks.command_channel import join, worker_loop
-    from trainer.ranks.worker import Worker
-
+def _run_worker() -> int:
+    """Run a rank other than the first, with replicas in a process that may be replaced."""
     config = load_or_exit(TrainerConfig, _TABLE)
     log.configure(config, _TABLE)
+    if config.replicas > 1:
+        return keep_rank(lambda life: _run_life(config, life))
+    _run_life(config, 1)
+    return 0
+
+
+def _run_life(config: TrainerConfig, life: int) -> None:
+    from trainer.ranks.command_channel import worker_loop
+    from trainer.ranks.process_group import join
+    from trainer.ranks.worker import Worker
+
     try:
-        ranks = join(config)
-        worker = Worker(config, ranks.store)
+        ranks = join(config, life)
+        worker = Worker(config, ranks.store, waits=life > 1)
     except (ValueError, ConfigError) as error:
         print(f"{_TABLE}: {error}", file=sys.stderr)
         raise SystemExit(ConfigError.exit_code) from error

@@ -37,7 +37,6 @@ class DeviceLease:
     def __init__(self, ranks: RankGroup, num_nodes: int = 1, nodes: Sequence[str] = ("",)) -> None:
         self._ranks = ranks
         self._num_nodes = num_nodes
-        self._nodes = tuple(nodes)
         self._needed = frozenset(filter(None, nodes))
         self._lock = asyncio.Lock()
         self._held = asyncio.Event()
@@ -157,7 +156,7 @@ class DeviceLease:
         if not self._needed:
             return {"": sum(num_bytes) // self._num_nodes}
         found = Counter[str]()
-        for node, of_rank in zip(self._nodes, num_bytes, strict=True):
+        for node, of_rank in zip(self._ranks.nodes, num_bytes, strict=True):
             found[node] += of_rank
         return found
 

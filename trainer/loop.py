@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 
 import torch
 
@@ -96,7 +97,7 @@ class Trainer:
 
     async def train(self) -> None:
         """Resume, then train up to the last step: batch, gradient, update, checkpoint, publish."""
-        await self._samples.check_rules(self._config.algorithm)
+        await self._samples.check_rules(self._config.algorithm, self._config.batch)
         await self._resume()
         if await self._trial.is_due():
             async with self._device.use(self._nodes.acquire):
@@ -106,7 +107,7 @@ class Trainer:
             with tracing.span("step", run_id=self._config.run_id, step=record.step):
                 await self._step(record)
             self._report(record)
-        await self._checkpointer.wait()
+        await self.save_checkpoint()  # unless it is there
         self.progress.finished = True
         await self._nodes.release()
         if self._config.end_run:
@@ -118,8 +119,10 @@ class Trainer:
                 await self._steps.accumulate(chunk, record)
                 if chunk.last:
                     await self._steps.optimize(record)
-                    await self._checkpointer.save_if_due(
-                        record, self.weight_version, last=self._is_last(record)
+                    await self._steps.on_those_left(
+                        lambda: self._checkpointer.save_if_due(
+                            record, self.weight_version, last=self._is_last(record)
+                        )
                     )
         await self._publisher.publish_if_due(record, last=self._is_last(record))
 
@@ -144,16 +147,17 @@ class Trainer:
     async def save_checkpoint(self) -> int:
         """Checkpoint the newest finished step, unless it has a checkpoint; its number."""
         await self._checkpointer.wait()
-        if self._without_checkpoint() is None:
-            return self.checkpoint_step
-        async with self._device.use(self._nodes.acquire):
-            # Again: another step may have finished by now. Between the chunks of a step the weights
-            # are still those of the step before.
-            record = self._without_checkpoint()
-            if record is not None:
-                await self._checkpointer.start(record, self.weight_version)
-        await self._batches.release_if_lent()
-        await self._checkpointer.wait()
+        step = self.progress.step
+        while self.checkpoint_step < step:  # again if a rank is lost before its shard is durable
+            async with self._device.use(self._nodes.acquire):
+                # Another step may have finished by now. Between the chunks of a step the weights
+                # are still those of the step before.
+                record = self._without_checkpoint()
+                if record is not None:
+                    start = partial(self._checkpointer.start, record, self.weight_version)
+                    await self._steps.on_those_left(start)
+            await self._batches.release_if_lent()
+            await self._checkpointer.wait()
         return self.checkpoint_step
 
     def _without_checkpoint(self) -> StepRecord | None:

@@ -14,10 +14,11 @@ import torch.distributed as dist
 from trainer.checkpoint import checkpoint_files
 from trainer.config import TrainerConfig
 from trainer.policy.commands import Command, Exit, Save, Written
-from trainer.ranks.command_channel import Rank0, join
+from trainer.ranks.command_channel import Rank0, RankLostError
+from trainer.ranks.process_group import join
 from trainer.ranks.worker import Worker
 
-__all__ = ["RankGroup"]
+__all__ = ["RankGroup", "RankLostError"]
 
 _MIN_POLL_SECONDS, _MAX_POLL_SECONDS = 0.01, 1.0
 
@@ -30,6 +31,7 @@ class RankGroup:
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ranks")
         self._rank0: Rank0 | None = None
+        self._savers: dict[Path, tuple[str, ...]] = {}  # of each folder that is being written
 
     async def start(self, config: TrainerConfig) -> None:
         """Join the process group and load the model."""
@@ -41,8 +43,13 @@ class RankGroup:
         return self._started().world_size
 
     @property
+    def replicas(self) -> int:
+        """Copies of the models."""
+        return self._started().replicas
+
+    @property
     def nodes(self) -> tuple[str, ...]:
-        """The node of each rank; empty names: not given."""
+        """The node of each rank that is not lost; empty names: not given."""
         return self._started().nodes
 
     @property
@@ -63,8 +70,21 @@ class RankGroup:
         """Give each rank its own command; their answers in rank order."""
         return await self._run(lambda: self._started().do_each(commands))
 
+    async def form(self, *, join: bool = False) -> bool:
+        """Form a new process group if a rank was lost, or with `join` if one waits; whether it did.
+
+        Raises:
+            RankFailedError: no rank is left that has some part of the state.
+        """
+        return await self._run(lambda: self._started().form(join=join))
+
     async def save(self, folder: Path) -> None:
-        """Copy the state of all ranks and start writing it into `folder`."""
+        """Copy the state of all ranks and start writing it into `folder`.
+
+        Raises:
+            RankLostError: a rank was lost.
+        """
+        self._savers[folder] = self._started().members
         await self.do(Save(folder=str(folder)))
 
     async def wait_written(self, folder: Path) -> None:
@@ -72,15 +92,18 @@ class RankGroup:
 
         Raises:
             OSError: a rank cannot write its shard.
+            RankLostError: a rank was lost before its shard was durable.
         """
+        savers = self._savers.pop(folder)
         # Polling the files does not wait for commands in progress; only the ranks know errors.
         answered = asyncio.create_task(self._poll_ranks(folder))
         try:
             pause = _MIN_POLL_SECONDS
-            while not checkpoint_files.is_written(folder, self.world_size):
+            while not checkpoint_files.is_written(folder, len(savers)):
                 await asyncio.wait({answered}, timeout=pause)
                 if answered.done():
-                    return answered.result()
+                    answered.result()
+                    return self._check_written(folder, savers)
                 pause = min(2 * pause, _MAX_POLL_SECONDS)
         finally:
             answered.cancel()
@@ -88,6 +111,11 @@ class RankGroup:
     async def _poll_ranks(self, folder: Path) -> None:
         while not all(answer["written"] for answer in await self.do(Written(folder=str(folder)))):
             await asyncio.sleep(_MAX_POLL_SECONDS)
+
+    def _check_written(self, folder: Path, savers: tuple[str, ...]) -> None:
+        lost = set(savers) - set(self._started().members)
+        if lost and not checkpoint_files.is_written(folder, len(savers)):
+            raise RankLostError(f"{folder} lacks the shard of a rank that was lost")
 
     def take_gathered(self) -> dict[str, torch.Tensor]:
         """The tensors of the last `Gather`, on the host; may be called once after it."""

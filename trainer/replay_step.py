@@ -15,8 +15,9 @@ from pathlib import Path
 from trainer.checkpoint.step_dump import StepDump, read_dump
 from trainer.config import GangConfig
 from trainer.policy.commands import Exit, Load, Optimize
-from trainer.ranks.command_channel import Rank0, join, worker_loop
+from trainer.ranks.command_channel import Rank0, worker_loop
 from trainer.ranks.end_process import end_process
+from trainer.ranks.process_group import join
 from trainer.ranks.worker import Worker
 
 __all__ = ["main", "replay"]

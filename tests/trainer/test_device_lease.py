@@ -17,6 +17,8 @@ from trainer.ranks.offload import DeviceState
 class FakeRankGroup(RankGroup):
     """Remembers its commands, of which the next `num_failing` fail."""
 
+    nodes = ("a", "b")
+
     def __init__(self) -> None:
         self.commands: list[Command] = []
         self.num_failing = 0

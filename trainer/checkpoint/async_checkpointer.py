@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from services.chassis.log import get_logger
 from trainer.background import BackgroundTask
 from trainer.checkpoint import checkpoint_files
 from trainer.clients import SampleClient
 from trainer.config import TrainerConfig
-from trainer.rank_group import RankGroup
+from trainer.rank_group import RankGroup, RankLostError
 from trainer.tracking.step_record import StepRecord
 
 __all__ = ["AsyncCheckpointer"]
@@ -86,7 +87,13 @@ class AsyncCheckpointer:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
 
     async def _write(self, partial: Path, checkpoint: checkpoint_files.Checkpoint) -> None:
-        await self._ranks.wait_written(partial)
+        try:
+            await self._ranks.wait_written(partial)
+        except RankLostError as error:
+            # The next one covers its step too.
+            get_logger().warning("checkpoint_dropped", step=checkpoint.step, error=str(error))
+            self.started_step = self.step
+            return
         keep = self._config.checkpoint.keep
         await asyncio.to_thread(checkpoint_files.complete, partial, checkpoint, keep)
         self.step = checkpoint.step

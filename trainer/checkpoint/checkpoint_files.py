@@ -148,13 +148,15 @@ def begin(folder: Path, step: int) -> Path:
 class ShardWriter:
     """Writes this rank's state in a separate thread, from a copy on the host."""
 
-    def __init__(self, rank: int, world_size: int) -> None:
-        self._name = shard_name(rank, world_size)
+    def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writes: dict[Path, Future[None]] = {}
 
-    def start(self, policy: Policy, folder: Path) -> None:
-        """Copy the state after earlier copies are written: the host has room for one copy."""
+    def start(self, policy: Policy, folder: Path, name: str) -> None:
+        """Copy the state after earlier copies are written: the host has room for one copy.
+
+        It is written into the file `name` in `folder`.
+        """
         wait(self._writes.values())
         for done in list(self._writes)[:-_MAX_RESULTS]:
             del self._writes[done]
@@ -163,14 +165,18 @@ class ShardWriter:
             for name, tensor in policy.state().items()
         }
         tensors[_RNG] = torch.get_rng_state()
-        self._writes[folder] = self._executor.submit(_write_shard, folder / self._name, tensors)
+        self._writes[folder] = self._executor.submit(_write_shard, folder / name, tensors)
 
     def written(self, folder: Path) -> bool:
-        """Whether the shard in `folder` is durable. Raises `OSError` if writing it failed."""
-        done = self._writes[folder].done()
-        if done:
-            self._writes[folder].result()
-        return done
+        """Whether the shard in `folder` is durable, if this process has one there.
+
+        Raises:
+            OSError: writing it failed.
+        """
+        write = self._writes.get(folder)  # none in a rank that joined since
+        if write is not None and write.done():
+            write.result()
+        return write is None or write.done()
 
 
 def _write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -253,11 +259,12 @@ class _Shards:
 
     def part(self, name: str, shape: torch.Size, policy: Policy) -> torch.Tensor:
         """This rank's part of a tensor, as it was written or cut anew."""
-        if self._is_same_size and name in self._names[self._rank]:
-            file = self._files[self._rank]
+        is_same_cut = policy.num_parts == sum(name in names for names in self._names)
+        if is_same_cut and name in self._names[policy.part_number]:
+            file = self._files[policy.part_number]
             if tuple(file.get_slice(name).get_shape()) == tuple(shape):
                 return _tensor(file, name)
-        return policy.part(self.whole(name), self._rank, self._world_size)
+        return policy.part(self.whole(name))
 
     @property
     def _is_same_size(self) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 
 from trainer.config import TrainerConfig
 from trainer.policy.commands import Accumulate, decode, encode
+from trainer.rank_group import RankGroup
 
 __all__ = ["StepDump", "StepDumpWriter", "read_dump"]
 
@@ -76,14 +77,15 @@ class StepDumpWriter:
             _chunk_file(self._folder(step), self._num_chunks, rank).write_bytes(encode(command))
         self._num_chunks += 1
 
-    def finish(self, step: int, world_size: int, metrics: Mapping[str, float]) -> None:
-        """Write settings and metrics, if the step is dumped."""
+    def finish(self, step: int, ranks: RankGroup, metrics: Mapping[str, float]) -> None:
+        """Write settings and metrics, if the step is dumped; `ranks` computed it."""
         if step != self._step:
             return
         settings = {**self._config.reproducibility_settings(), **_other_settings(self._config)}
+        settings["replicas"] = ranks.replicas
         content = {
             "step": step,
-            "world_size": world_size,
+            "world_size": ranks.world_size,
             "settings": settings,
             "metrics": dict(metrics),
         }

@@ -133,10 +133,6 @@ class PipelinedPolicy(Policy):
         super().load_state(tensors)
         self._refresh()
 
-    def part(self, whole: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
-        """A rank has whole tensors."""
-        return whole
-
     def device_tensors(self) -> Iterator[torch.Tensor]:
         """All tensors on this rank's device between commands."""
         yield from super().device_tensors()

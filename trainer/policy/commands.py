@@ -16,8 +16,10 @@ __all__ = [
     "Command",
     "Discard",
     "Exit",
+    "Form",
     "Gather",
     "Load",
+    "Measure",
     "Optimize",
     "Predict",
     "Release",
@@ -60,6 +62,14 @@ class Predict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """Compute loss and gradient norms of the step: each rank can then update its weights alone."""
+
+    step: int
+    """Number of the step, from 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Optimize:
     """Update the weights with the accumulated gradient."""
 
@@ -97,6 +107,25 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """Form a new process group, and take the training state over from ranks that have it.
+
+    The gradient of the step in progress is forgotten.
+    """
+
+    number: int
+    """Of the group, unlike those before."""
+    members: tuple[str, ...]
+    """Lives of ranks (`trainer/ranks/lives.py`), in the order of their new ranks."""
+    replicas: int
+    """Copies of the models in the new group."""
+    sources: tuple[int, ...]
+    """New ranks of those that have the parts of each tensor, in order."""
+    num_lost: int
+    """Losses of ranks that it takes into account."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gather:
     """Gather the whole parameters on rank 0."""
 
@@ -119,11 +148,13 @@ class Exit:
 Command = (
     Accumulate
     | Predict
+    | Measure
     | Optimize
     | Discard
     | Save
     | Written
     | Load
+    | Form
     | Gather
     | Release
     | Restore
@@ -167,4 +198,6 @@ def decode(data: bytes) -> Command:
                 for number in range(words["num_micro_batches"])
             )
             values["actions"] = tuple(map(tuple, values.get("actions", ())))
+        if kind is Form:
+            values |= {name: tuple(values[name]) for name in ("members", "sources")}
         return kind(**values)

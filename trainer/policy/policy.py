@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 from trainer.algorithms.base import Algorithm
@@ -57,6 +58,8 @@ class Policy(ABC):
         """Whether sequences are computed without padding."""
         self.vocabulary_size = 0
         """Rows of the embedding: token ids are below it."""
+        self.part_number, self.num_parts = 0, 1
+        """Of this rank's part of each tensor, and how many there are."""
         self._parameters = dict(parameters)
         self.shards = {
             name: nn.Parameter(local(parameter.detach()))
@@ -68,6 +71,10 @@ class Policy(ABC):
         self._config = config
         self._prefixes = ("", CRITIC) if config.critic == "model" else ("",)
         self._totals = Totals()
+        self._measures: tuple[Totals, dict[str, float]] | None = None
+        """Of the gradient to update with."""
+        self._norm_group: ProcessGroup | None = None
+        """Ranks whose parameters together are the models; None: all."""
         self._proximal: dict[tuple[int, int], dict[int, Predicted]] = {}
         """By mini-batch and model, then by micro-batch: predictions at the begin of the step."""
         self._optimizer = torch.optim.AdamW(
@@ -94,29 +101,42 @@ class Policy(ABC):
     def checkpoint_tensors(self, gathered: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Published tensors by their names in a model folder."""
 
-    def optimize(self, step: int) -> dict[str, float]:
-        """Update the weights with the accumulated gradient; metrics, the same on every rank.
-
-        Collective. A step without a trainable token does not change the weights.
+    def measure(self, step: int) -> None:
+        """Compute loss and gradient norms of the accumulated part; `optimize` follows. Collective.
 
         Raises:
             NonFiniteError: the loss or a gradient norm is not finite.
         """
         totals = self._take_totals()
-        if totals.num_tokens == 0:
-            return {}
-        metrics = self._measured(totals)
-        norms = {prefix: _metric(prefix, "grad_norm") for prefix in self._prefixes}
-        for name in ("loss", *norms.values()):
-            if not math.isfinite(metrics[name]):
+        metrics = self._measured(totals) if totals.num_tokens else {}
+        for name in ("loss", *(_metric(prefix, "grad_norm") for prefix in self._prefixes)):
+            if not math.isfinite(metrics.get(name, 0.0)):
                 self._forget_gradients()
                 raise NonFiniteError(
                     f"{name} of step {step} is {metrics[name]}: the weights were not updated; "
                     "lower optimizer.learning_rate or max_grad_norm, or check the step's rewards"
                 )
+        self._measures = totals, metrics
+
+    def optimize(self, step: int) -> dict[str, float]:
+        """Update the weights with the accumulated gradient; metrics, the same on every rank.
+
+        Collective, unless `measure` went before. A step without a trainable token does not change
+        the weights.
+
+        Raises:
+            NonFiniteError: the loss or a gradient norm is not finite.
+        """
+        if self._measures is None:
+            self.measure(step)
+        assert self._measures is not None
+        (totals, metrics), self._measures = self._measures, None
+        if totals.num_tokens == 0:
+            return {}
         metrics["learning_rate"] = learning_rate(self._config, step)
-        for prefix, name in norms.items():
-            scale = min(1.0, self._config.optimizer.max_grad_norm / (metrics[name] + 1e-6))
+        for prefix in self._prefixes:
+            norm = metrics[_metric(prefix, "grad_norm")]
+            scale = min(1.0, self._config.optimizer.max_grad_norm / (norm + 1e-6))
             metrics[_metric(prefix, "grad_scale")] = scale
             self._set_gradients(prefix, scale / totals.denominator)
         self._update(metrics["learning_rate"])
@@ -131,8 +151,21 @@ class Policy(ABC):
 
     def state(self) -> dict[str, torch.Tensor]:
         """What this rank saves: parameters and optimizer state by name; not copies."""
-        tensors = {f"parameter.{name}": shard.detach() for name, shard in self._saved()}
-        for name, shard in self._saved():
+        return self._state_of(dict(self._saved()))
+
+    def held_state(self) -> dict[str, torch.Tensor]:
+        """As `state`, of all that this rank has."""
+        return self._state_of(self.shards)
+
+    def whole_like(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name, and a tensor of shape and type, of each whole trained parameter, without memory."""
+        for name, shard in self.shards.items():
+            shape = self._parameters[name].shape
+            yield name, torch.empty(shape, dtype=shard.dtype, device="meta")
+
+    def _state_of(self, shards: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+        tensors = {f"parameter.{name}": shard.detach() for name, shard in shards.items()}
+        for name, shard in shards.items():
             for key, value in self._optimizer.state.get(shard, {}).items():
                 tensors[f"{key}.{name}"] = value
         return tensors
@@ -149,10 +182,10 @@ class Policy(ABC):
                     for key in _STATE
                 }
 
-    def part(self, whole: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
-        """A rank's part of a whole tensor of `state`: FSDP cuts dimension 0 as `torch.chunk`."""
-        chunks = whole.chunk(world_size)
-        return chunks[rank] if rank < len(chunks) else chunks[0][:0]
+    def part(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a whole tensor of `state`: FSDP cuts dimension 0 as `torch.chunk`."""
+        chunks = whole.chunk(self.num_parts)
+        return chunks[self.part_number] if self.part_number < len(chunks) else chunks[0][:0]
 
     def device_tensors(self) -> Iterator[torch.Tensor]:
         """All tensors on this rank's device between commands, gradients included."""
@@ -221,7 +254,7 @@ class Policy(ABC):
         device = self._config.device
         total = torch.zeros((), dtype=torch.float64, device=device)
         total += torch.stack(squares).sum().to(device) if squares else 0.0
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=self._norm_group)
         return math.sqrt(total.item())
 
     def _counted(self, prefix: str) -> Iterator[nn.Parameter]:

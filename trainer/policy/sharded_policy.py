@@ -1,4 +1,8 @@
-"""A policy whose models are sharded by FSDP2: every rank has a part of each parameter."""
+"""A policy whose models are sharded by FSDP2: every rank has a part of each parameter.
+
+With replicas (HSDP), ranks 0 to n-1 have the n parts of the first one, the next n ranks those of
+the second, and so on.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from trainer.algorithms.base import Algorithm
@@ -27,12 +33,16 @@ __all__ = ["ShardedPolicy"]
 class ShardedPolicy(Policy):
     """Each rank computes its own micro-batches with the gathered weights."""
 
-    def __init__(self, models: Models, algorithm: Algorithm, config: TrainerConfig) -> None:
+    def __init__(
+        self, models: Models, mesh: DeviceMesh, algorithm: Algorithm, config: TrainerConfig
+    ) -> None:
         self._model, self._critic = models.policy, models.critic
         parameters = dict(models.policy.named_parameters())
         if models.critic is not None:
             parameters |= {f"{CRITIC}{n}": p for n, p in models.critic.named_parameters()}
         super().__init__(parameters, algorithm, config)
+        self.part_number, self.num_parts = mesh.get_local_rank(mesh.ndim - 1), mesh.size(-1)
+        self._norm_group = mesh.get_group(mesh.ndim - 1)
         self.packed = models.packed
         self.vocabulary_size = int(cast(Any, models.policy).get_input_embeddings().weight.shape[0])
 
@@ -65,6 +75,11 @@ class ShardedPolicy(Policy):
         if self._config.publish.content == "adapter":
             return gathered
         return checkpoint_tensors(self._model, gathered)
+
+    def _saved(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The first replica saves."""
+        if dist.get_rank() == self.part_number:
+            yield from super()._saved()
 
     def _whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters and buffers by name, without the critic."""

@@ -34,7 +34,9 @@ class ChunkCommands:
 
     def __init__(self, config: TrainerConfig, world_size: int, *, packed: bool) -> None:
         self._config = config
-        self._world_size, self._packed = world_size, packed
+        self.world_size = world_size
+        """Number of ranks."""
+        self._packed = packed
         self._algorithm = make_algorithm(config)
         self._schedules: Schedules | None = None
         if config.backend == "pipeline":
@@ -86,7 +88,7 @@ class ChunkCommands:
     def predictions(self, commands: Sequence[Accumulate]) -> list[Predict]:
         """The commands that must precede those of a mini-batch, at the begin of the step."""
         actions = (
-            [()] * self._world_size
+            [()] * self.world_size
             if self._schedules is None
             else self._schedules.predictions(len(commands[0].micro_batches))
         )
@@ -128,7 +130,7 @@ class ChunkCommands:
     ) -> list[Accumulate]:
         shares = self._shares(sequences, advantages)
         actions = (
-            [()] * self._world_size
+            [()] * self.world_size
             if self._schedules is None
             else self._schedules.actions(len(shares[0]))
         )
@@ -157,13 +159,13 @@ class ChunkCommands:
         shares = plan_micro_batches(
             sequences,
             advantages,
-            num_ranks=1 if pipelined else self._world_size,
+            num_ranks=1 if pipelined else self.world_size,
             micro_batch_tokens=self._config.batch.micro_batch_tokens,
             packed=self._packed,
             whole_groups=self._algorithm.whole_groups,
-            at_least=_PER_STAGE * self._world_size if pipelined else 1,
+            at_least=_PER_STAGE * self.world_size if pipelined else 1,
         )
         if self._schedules is None or not shares[0]:
-            return shares * (self._world_size // len(shares))
+            return shares * (self.world_size // len(shares))
         missing = max(0, self._schedules.least_micro_batches - len(shares[0]))
-        return [shares[0] + (weightless(),) * missing] * self._world_size
+        return [shares[0] + (weightless(),) * missing] * self.world_size

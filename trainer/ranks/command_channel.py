@@ -7,103 +7,65 @@ than the timeout of a collective.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
 from types import FrameType
 
-import torch
-import torch.distributed as dist
-from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
-from torch.distributed.rendezvous import rendezvous
-
-from trainer.config import TrainerConfig
-from trainer.policy.commands import Command, Exit, decode, encode
+from trainer.policy.commands import Command, Exit, Form, Optimize, Release, Restore, decode, encode
+from trainer.ranks.lives import announced, life_name, life_of
+from trainer.ranks.process_group import STARTED, RankInfo, form_group
+from trainer.ranks.store_messages import arrived, receive, send
 from trainer.ranks.worker import Worker
 
-__all__ = ["Rank0", "RankFailedError", "RankInfo", "check_nodes", "join", "worker_loop"]
+__all__ = ["Rank0", "RankFailedError", "RankLostError", "worker_loop"]
 
-_PIECE_BYTES = 4 << 20
-"""The store rejects values above 8 MiB."""
-_POLL = timedelta(seconds=1)
+_ENDED = "ended"
+_INTERRUPTED = "interrupted"
+_ALONE = (Optimize, Release, Restore, Exit)
+"""Commands that each rank carries out by itself: with replicas a `Measure` precedes `Optimize`."""
 
 
 class RankFailedError(RuntimeError):
     """Another rank failed to execute a command."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankInfo:
-    """This process's rank, and the store that connects it with the others."""
-
-    rank: int
-    world_size: int
-    store: Store
-    """For commands; its keys do not collide with those of the collectives."""
-    nodes: tuple[str, ...] = ("",)
-    """The node of each rank; empty names: not given."""
-
-
-def join(config: TrainerConfig) -> RankInfo:
-    """Join the process group of torchrun's environment; without one, a group of one rank.
-
-    Raises:
-        ValueError: the ranks run on other nodes than the gang has.
-    """
-    torch.set_num_threads(config.threads)
-    if config.device == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    store = next(rendezvous("env://"))[0] if "RANK" in os.environ else HashStore()
-    dist.init_process_group(
-        "nccl" if config.device == "cuda" else "gloo",
-        store=PrefixStore("collectives", store),
-        rank=rank,
-        world_size=world_size,
-    )
-    commands = PrefixStore("commands", store)
-    nodes = _nodes(commands, config.gang.node_id, rank, world_size)
-    check_nodes(nodes, config.gang.nodes)
-    return RankInfo(rank, world_size, commands, nodes)
-
-
-def check_nodes(nodes: Sequence[str], number: int) -> None:
-    """Check the node of each rank against the number of nodes of the gang.
-
-    Raises:
-        ValueError: there are more or fewer, or some of several have no name.
-    """
-    names = sorted(set(nodes))
-    if names == [""] and number == 1:
-        return
-    if "" in names or len(names) != number:
-        where = ", ".join(name or "a node without a name" for name in names)
-        raise ValueError(
-            f"trainer.gang.nodes is {number} and the ranks run on {where}: "
-            "give each rank the trainer.gang.node_id of its node"
-        )
+class RankLostError(RuntimeError):
+    """A rank was killed, and the others have its part of the state: `form` a group without it."""
 
 
 class Rank0:
     """Rank 0: gives commands to all ranks, itself included. Used by one thread."""
 
     def __init__(self, ranks: RankInfo, worker: Worker) -> None:
-        self._ranks = ranks
-        self._worker = worker
+        self._ranks, self._worker = ranks, worker
         self._number = 0
+        self._lives = dict.fromkeys(range(ranks.world_size), 1)  # the newest of each rank
+        self._num_lost = 0
+        self._members = tuple(life_name(rank, 1) for rank in self._lives)
+        self._replicas = ranks.replicas
+        self._is_formed = True
+        ranks.store.set(STARTED, "")
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
-        return self._ranks.world_size
+        """Number of ranks in the process group."""
+        return len(self._members)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The lives of ranks in the process group."""
+        return self._members
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the models in the process group."""
+        return self._replicas
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The node of each rank; empty names: not given."""
-        return self._ranks.nodes
+        """The node of each rank that is not lost; empty names: not given."""
+        return tuple(self._ranks.nodes[life_of(name)[0]] for name in self._left())
 
     @property
     def worker(self) -> Worker:
@@ -117,27 +79,128 @@ class Rank0:
     def do_each(self, commands: Sequence[Command]) -> list[dict[str, float]]:
         """Give each rank its own command; their answers in rank order, when all are done.
 
+        What a rank does by itself is done by those that are not lost.
+
         Raises:
             RankFailedError: another rank failed; the trainer restarts from its checkpoint.
+            RankLostError: a rank was lost, and what the ranks do together is not done.
         """
+        alone = isinstance(commands[0], _ALONE)
+        self._note_lives()
+        if not alone:
+            self._check_whole({})
+        given = dict(zip(self._members, commands, strict=True))
+        answers = self._exchange({name: given[name] for name in self._left()})
+        self._note_lives()
+        if not alone:
+            self._check_whole(answers)
+        return [answers[name] for name in self._left() if name in answers]
+
+    def form(self, *, join: bool = False) -> bool:
+        """Form a group of the ranks that are left, if one was lost, and give each its state.
+
+        Args:
+            join: also if one waits to join again, which it then does.
+
+        Returns:
+            Whether there is a new group; the gradient of the step is forgotten then.
+
+        Raises:
+            RankFailedError: no rank is left that has some part of the state.
+        """
+        before = self._members
+        self._note_lives()
+        while not self._is_formed or self._left() != self._members or (join and self._absent()):
+            members = self._newest() if join else self._left()
+            # A rank that dies while it joins may do so again: the next time it is left out.
+            self._try_form(members)
+            join = False
+        return self._members is not before
+
+    def _try_form(self, members: tuple[str, ...]) -> bool:
+        whole = len(members) == self._ranks.world_size
+        form = Form(
+            number=self._number,
+            members=members,
+            replicas=self._ranks.replicas if whole else 1,
+            sources=self._sources(members),
+            num_lost=self._num_lost,
+        )
+        for name in members:
+            if name not in self._members:
+                self._ranks.store.set(_turn(name), str(self._number))
+        self._is_formed = False
+        answers = self._exchange(dict.fromkeys(members, form))
+        self._note_lives()
+        if len(answers) < len(members) or any(_INTERRUPTED in each for each in answers.values()):
+            return False
+        self._members, self._replicas, self._is_formed = members, form.replicas, True
+        return True
+
+    def _sources(self, members: tuple[str, ...]) -> tuple[int, ...]:
+        """Who of a new group has each part of the state of the present one."""
+        num_parts = len(self._members) // self._replicas
+        found = []
+        for part in range(num_parts):
+            holders = [name for name in self._members[part::num_parts] if name in members]
+            if not holders:
+                raise RankFailedError("ranks were lost that had the only copy of a part")
+            found.append(members.index(holders[0]))
+        return tuple(found)
+
+    def _check_whole(self, answers: Mapping[str, Mapping[str, float]]) -> None:
+        """Raise `RankLostError` unless the group is whole and nobody was interrupted."""
+        lost = sorted(set(self._members) - set(self._left()))
+        interrupted = any(_INTERRUPTED in answer for answer in answers.values())
+        if lost or interrupted or not self._is_formed:
+            ranks = ", ".join(str(life_of(name)[0]) for name in lost)
+            raise RankLostError(f"of {self.world_size} ranks, these were lost: {ranks}")
+
+    def _note_lives(self) -> None:
+        """Take note of ranks that were lost, and wait in another life."""
+        if self._ranks.replicas > 1:
+            for name in announced(self._ranks.store, self._num_lost):
+                rank, life = life_of(name)
+                self._lives[rank] = life
+                self._num_lost += 1
+
+    def _left(self) -> tuple[str, ...]:
+        """The members of the group that are not lost."""
+        return tuple(name for name in self._members if name in self._newest())
+
+    def _newest(self) -> tuple[str, ...]:
+        return tuple(life_name(rank, life) for rank, life in self._lives.items())
+
+    def _absent(self) -> bool:
+        return self._newest() != self._members
+
+    def _exchange(self, given: Mapping[str, Command]) -> dict[str, dict[str, float]]:
+        """Give commands to lives of ranks, this one's first; the answers of those not lost."""
         # Incremented even if rank 0 fails: the other ranks have got this command.
         number, self._number = self._number, self._number + 1
-        for rank, command in enumerate(commands[1:], start=1):
-            _send(self._ranks.store, f"command/{number}/{rank}", encode(command))
-        answers = [self._worker.do(commands[0])]
-        if not isinstance(commands[0], Exit):  # ranks end without answering it
-            answers += [self._answer(number, rank) for rank in range(1, self.world_size)]
-        return answers
+        own, *others = given
+        if isinstance(given[own], Exit):
+            self._ranks.store.set(_ENDED, "")
+        for name in others:
+            send(self._ranks.store, f"command/{number}/{name}", encode(given[name]))
+        answers = {own: _carry_out(self._ranks, self._worker, given[own])}
+        if isinstance(given[own], Exit):  # ranks end without answering it
+            return answers
+        found = {name: self._answer(number, name) for name in others}
+        return answers | {name: answer for name, answer in found.items() if answer is not None}
 
-    def _answer(self, number: int, rank: int) -> dict[str, float]:
-        key = f"answer/{number}/{rank}"
-        while not _arrived(self._ranks.store, key):
-            pass
-        answer = json.loads(_receive(self._ranks.store, key))
+    def _answer(self, number: int, name: str) -> dict[str, float] | None:
+        """That of a life; None if it is lost."""
+        key = f"answer/{number}/{name}"
+        while not arrived(self._ranks.store, key):
+            self._note_lives()
+            if name not in self._newest():
+                return None
+        answer = json.loads(receive(self._ranks.store, key))
         if "storage" in answer:
-            raise OSError(f"rank {rank}: {answer['storage']}")
+            raise OSError(f"rank {name}: {answer['storage']}")
         if "error" in answer:
-            raise RankFailedError(f"rank {rank}: {answer['error']}")
+            raise RankFailedError(f"rank {name}: {answer['error']}")
         results: dict[str, float] = answer
         return results
 
@@ -148,24 +211,52 @@ def worker_loop(ranks: RankInfo, worker: Worker, grace_seconds: float) -> None:
     After SIGTERM, rank 0 has `grace_seconds` to finish its step and send Exit.
     """
     graceful_exit = _GracefulExit(grace_seconds)
-    number = 0
-    while not graceful_exit.is_due():
-        key = f"command/{number}/{ranks.rank}"
-        if not _arrived(ranks.store, key):
+    number = _first_command(ranks, graceful_exit)
+    while number is not None and not graceful_exit.is_due():
+        key = f"command/{number}/{ranks.name}"
+        if not arrived(ranks.store, key):
             continue
-        command = decode(_receive(ranks.store, key))
-        answer = f"answer/{number}/{ranks.rank}"
+        command = decode(receive(ranks.store, key))
+        answer = f"answer/{number}/{ranks.name}"
         try:
-            results = worker.do(command)
+            results = _carry_out(ranks, worker, command)
         except Exception as error:
             kind = "storage" if isinstance(error, OSError) else "error"
             failure = {kind: f"{type(error).__name__}: {error}"}
-            _send(ranks.store, answer, json.dumps(failure).encode())
+            send(ranks.store, answer, json.dumps(failure).encode())
             raise
         if isinstance(command, Exit):
             return
-        _send(ranks.store, answer, json.dumps(results).encode())
+        send(ranks.store, answer, json.dumps(results).encode())
         number += 1
+
+
+def _first_command(ranks: RankInfo, graceful_exit: _GracefulExit) -> int | None:
+    """Number of the first command for this life; None: the trainer ended before."""
+    if ranks.life == 1:
+        return 0
+    while not arrived(ranks.store, _turn(ranks.name)):
+        if graceful_exit.is_due() or ranks.store.check([_ENDED]):
+            return None
+    return int(ranks.store.get(_turn(ranks.name)))
+
+
+def _turn(name: str) -> str:
+    """Key with the number of the first command for a life."""
+    return f"turn/{name}"
+
+
+def _carry_out(ranks: RankInfo, worker: Worker, command: Command) -> dict[str, float]:
+    """The results of a command; `_INTERRUPTED` if it failed and a rank of the group was lost."""
+    try:
+        with ranks.at_work():
+            if isinstance(command, Form):
+                form_group(ranks, command)
+            return worker.do(command)
+    except RuntimeError:
+        if not ranks.lost_one():
+            raise
+        return {_INTERRUPTED: 1.0}
 
 
 class _GracefulExit:
@@ -183,33 +274,3 @@ class _GracefulExit:
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._deadline = min(self._deadline, time.monotonic() + self._grace_seconds)
-
-
-def _nodes(store: Store, node_id: str, rank: int, world_size: int) -> tuple[str, ...]:
-    """The node of each rank, after telling the others this one's."""
-    store.set(f"node/{rank}", node_id)
-    return tuple(store.get(f"node/{other}").decode() for other in range(world_size))
-
-
-def _arrived(store: Store, key: str) -> bool:
-    try:
-        store.wait([key], _POLL)
-    except dist.DistStoreError:
-        return False
-    return True
-
-
-def _send(store: Store, key: str, data: bytes) -> None:
-    pieces = [data[start : start + _PIECE_BYTES] for start in range(0, len(data), _PIECE_BYTES)]
-    for index, piece in enumerate(pieces):
-        store.set(f"{key}/{index}", piece)  # type: ignore[arg-type] # its stub knows str only
-    # Last, so that a reader that sees it finds every piece.
-    store.set(key, str(len(pieces)))
-
-
-def _receive(store: Store, key: str) -> bytes:
-    names = [f"{key}/{index}" for index in range(int(store.get(key)))]
-    data = b"".join(store.get(name) for name in names)
-    for name in (key, *names):
-        store.delete_key(name)
-    return data

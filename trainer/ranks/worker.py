@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint import checkpoint_files
@@ -18,8 +18,10 @@ from trainer.policy.commands import (
     Command,
     Discard,
     Exit,
+    Form,
     Gather,
     Load,
+    Measure,
     Optimize,
     Predict,
     Release,
@@ -31,6 +33,7 @@ from trainer.policy.load_model import DTYPES, load_sharded
 from trainer.policy.policy import Policy
 from trainer.policy.sharded_policy import ShardedPolicy
 from trainer.ranks.offload import DeviceState
+from trainer.ranks.state_transfer import transfer
 
 __all__ = ["Worker"]
 
@@ -38,43 +41,67 @@ __all__ = ["Worker"]
 class Worker:
     """This rank's policy, and the execution of commands on it. Needs the process group."""
 
-    def __init__(self, config: TrainerConfig, store: Store | None = None) -> None:
+    def __init__(
+        self, config: TrainerConfig, store: Store | None = None, *, waits: bool = False
+    ) -> None:
         """Load the models. Collective.
 
         Args:
             config: of the trainer.
             store: of the commands, in which the ranks of a pipeline say that they failed.
+            waits: for a `Form`, to load the models then.
         """
         torch.manual_seed(config.seed)
+        self._config, self._store = config, store
         self.gathered: dict[str, torch.Tensor] = {}
         """On rank 0 after `Gather`: the published tensors by their names in a checkpoint, on the
         host."""
-        self._policy = _policy(config, store)
-        self.packed = self._policy.packed
-        """Whether sequences are computed without padding."""
-        self.vocabulary_size = self._policy.vocabulary_size
-        """Rows of the embedding: token ids are below it."""
+        self._loaded = None if waits else _policy(config, store, config.replicas)
+        self._held: dict[str, torch.Tensor] = {}
+        """State in the process group before, until the present one carries out a command."""
         self._device_state = DeviceState()
-        self._shard_writer = checkpoint_files.ShardWriter(*_place())
+        self._shard_writer = checkpoint_files.ShardWriter()
         self._published_dtype = DTYPES[config.dtype]
+
+    @property
+    def packed(self) -> bool:
+        """Whether sequences are computed without padding."""
+        return self._policy.packed
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Rows of the embedding: token ids are below it."""
+        return self._policy.vocabulary_size
+
+    @property
+    def _policy(self) -> Policy:
+        assert self._loaded is not None, "waits for a process group"
+        return self._loaded
 
     def do(self, command: Command) -> dict[str, float]:
         """Execute one command; its results by name."""
+        if not isinstance(command, Form):
+            self._held = {}
         match command:
             case Accumulate():
                 return self._policy.accumulate(command)
             case Predict():
                 self._policy.predict(command)
+            case Measure(step=step):
+                self._policy.measure(step)
             case Optimize(step=step):
                 return self._policy.optimize(step)
             case Discard():
                 return self._policy.discard()
             case Save(folder=folder):
-                self._shard_writer.start(self._policy, Path(folder))
+                name = checkpoint_files.shard_name(*_place())
+                self._shard_writer.start(self._policy, Path(folder), name)
             case Written(folder=folder):
                 return {"written": float(self._shard_writer.written(Path(folder)))}
             case Load(folder=folder):
                 checkpoint_files.load_shards(self._policy, Path(folder), *_place())
+            case Form():
+                self._take_over(command)
             case Gather():
                 self._gather()
             case Release():
@@ -84,6 +111,14 @@ class Worker:
             case Exit():
                 dist.destroy_process_group()
         return {}
+
+    def _take_over(self, form: Form) -> None:
+        """Load the models on the new group, and the state that its members hold."""
+        if self._loaded is not None and not self._held:
+            self._held = self._loaded.held_state()
+        policy = _policy(self._config, self._store, form.replicas)
+        transfer(policy, self._held, form.sources, self._config.device)
+        self._loaded = policy
 
     def _gather(self) -> None:
         self.gathered = {}
@@ -96,13 +131,28 @@ class Worker:
             self.gathered = self._policy.checkpoint_tensors(self.gathered)
 
 
-def _policy(config: TrainerConfig, store: Store | None) -> Policy:
+def _policy(config: TrainerConfig, store: Store | None, replicas: int) -> Policy:
     """With the models as the backend spreads them."""
     algorithm = make_algorithm(config)
     if config.backend == "pipeline":
         return PipelinedPolicy(config, algorithm, store)
-    mesh = init_device_mesh(config.device, (dist.get_world_size(),))
-    return ShardedPolicy(load_sharded(config, mesh, critic=algorithm.critic), algorithm, config)
+    mesh = _mesh(config.device, replicas)
+    models = load_sharded(config, mesh, critic=algorithm.critic)
+    return ShardedPolicy(models, mesh, algorithm, config)
+
+
+def _mesh(device: str, replicas: int) -> DeviceMesh:
+    """Raises `ValueError` if the replicas do not share the ranks evenly."""
+    num_ranks = dist.get_world_size()
+    if replicas == 1:
+        return init_device_mesh(device, (num_ranks,))
+    if num_ranks % replicas:
+        raise ValueError(
+            f"replicas is {replicas} and there are {num_ranks} ranks: give a divisor of "
+            "their number"
+        )
+    shape = (replicas, num_ranks // replicas)
+    return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
 
 
 def _place() -> tuple[int, int]:

@@ -18,7 +18,8 @@ from trainer.policy.sharded_policy import ShardedPolicy
 class Weights(ShardedPolicy):
     """Stands for a policy with one parameter."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, part_number: int = 0, num_parts: int = 1) -> None:
+        self.part_number, self.num_parts = part_number, num_parts
         self.shards = {"w": torch.nn.Parameter(torch.zeros(size), requires_grad=False)}
         self.loaded: dict[str, torch.Tensor] = {}
 
@@ -82,7 +83,7 @@ def test_each_save_reports_only_its_own_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that failed goes on saying so, though the one after it went well."""
-    writer, write = checkpoint_files.ShardWriter(0, 1), fsync_files.write_tensors
+    writer, write = checkpoint_files.ShardWriter(), fsync_files.write_tensors
     bad, good = tmp_path / "bad", tmp_path / "good"
     for folder in (bad, good):
         folder.mkdir()
@@ -94,7 +95,7 @@ def test_each_save_reports_only_its_own_error(
 
     monkeypatch.setattr(fsync_files, "write_tensors", full)
     for folder in (bad, good):
-        writer.start(Weights(3), folder)
+        writer.start(Weights(3), folder, checkpoint_files.shard_name(0, 1))
     while not writer.written(good):
         pass
     for _ in range(2):
@@ -121,7 +122,7 @@ def test_shards_of_any_world_size_are_cut_anew(tmp_path: Path, world_size: int) 
         save_file(tensors, tmp_path / f"rank_{rank:05d}_of_00002.safetensors")
     chunks = [*whole.chunk(world_size), *[whole[:0]] * world_size][:world_size]
     for rank, chunk in enumerate(chunks):
-        policy = Weights(0)
+        policy = Weights(0, rank, world_size)
         policy.shards = {"w": torch.nn.Parameter(torch.zeros_like(chunk))}
         checkpoint_files.load_shards(policy, tmp_path, rank, world_size)
         assert policy.loaded["parameter.w"].equal(chunk)

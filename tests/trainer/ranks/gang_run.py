@@ -29,7 +29,8 @@ from trainer.policy.commands import (
 )
 from trainer.rank_group import RankGroup
 from trainer.ranks.chunk_commands import ChunkCommands
-from trainer.ranks.command_channel import Rank0, join, worker_loop
+from trainer.ranks.command_channel import Rank0, worker_loop
+from trainer.ranks.process_group import join
 from trainer.ranks.worker import Worker
 from trainer.step_runner import StepRunner
 from trainer.tracking.step_record import StepRecord

@@ -16,7 +16,7 @@ from trainer.data.advantages import SequenceAdvantages
 from trainer.data.micro_batch import MicroBatch, plan_micro_batches
 from trainer.data.token_sequence import sequence
 from trainer.policy.commands import Accumulate, Exit, Optimize, Release, decode, encode
-from trainer.ranks.command_channel import check_nodes
+from trainer.ranks.process_group import check_nodes
 
 
 def run(num_ranks: int, model: Path, out: Path, **job: object) -> Path:

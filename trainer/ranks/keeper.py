@@ -1,0 +1,80 @@
+"""Keeps a rank alive: it runs in a child process, and in a new one when a signal killed that.
+
+torchrun, which restarts all ranks when one dies, watches the parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from types import FrameType
+from typing import NoReturn
+
+from trainer.ranks.end_process import end_process
+
+__all__ = ["keep_rank"]
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_PR_SET_PDEATHSIG = 1
+
+
+def keep_rank(work: Callable[[int], None]) -> int:
+    """Run a rank until it ends by itself, or by a signal that this process got; its exit code.
+
+    A child is forked with all that is imported, so that it begins at once. It ends with this
+    process.
+
+    Args:
+        work: of the rank; its argument is the number of the life, from 1.
+    """
+    keeper = _Keeper()
+    for life in count(1):
+        code = keeper.run(work, life)
+        if code >= 0 or keeper.is_ending:
+            return code if code >= 0 else 128 - code
+    raise AssertionError
+
+
+class _Keeper:
+    """Runs one child after the other, and hands signals on."""
+
+    def __init__(self) -> None:
+        self.is_ending = False
+        """Whether this process got a signal to end."""
+        self._child = 0
+        for number in _SIGNALS:
+            signal.signal(number, self._hand_on)
+
+    def run(self, work: Callable[[int], None], life: int) -> int:
+        """The exit code of a child; negative: the signal that killed it."""
+        keeper, self._child = os.getpid(), os.fork()
+        if self._child == 0:
+            _live(work, life, keeper)
+        return os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+
+    def _hand_on(self, number: int, _frame: FrameType | None) -> None:
+        self.is_ending = True
+        if self._child:
+            with suppress(ProcessLookupError):
+                os.kill(self._child, number)
+
+
+def _live(work: Callable[[int], None], life: int, keeper: int) -> NoReturn:
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != keeper:  # it ended before that
+        end_process(1)
+    try:
+        work(life)
+    except SystemExit as exit_:
+        end_process(int(exit_.code or 0))
+    except BaseException:
+        traceback.print_exc()
+        end_process(1)
+    end_process(0)
