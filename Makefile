@@ -7,7 +7,7 @@ WORKERS ?= 2
 PEERS ?= default
 CLIENT_PACKAGES = golang-go golang-google-grpc-dev protoc-gen-go protoc-gen-go-grpc g++ pkg-config libgrpc++-dev \
 	libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
-RELEASE ?= v0.2.0
+RELEASE ?= 4d4fe0304685301e9d997fabe4ca2ce84d377b23
 NAME ?= quickstart-$(shell date +%Y%m%d-%H%M%S)
 # Named after the content of its recipe: as long as that stays, nothing is installed again.
 SGLANG = .venv-sglang/.made-$(shell cat deploy/sglang_cpu/*.* | sha256sum | cut -c 1-12)
@@ -16,7 +16,7 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-store bench-growth \
-	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-fusion \
+	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-fusion \
 	chaos-store chaos-scheduler chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-environments test-models test-roundtrips \
 	test test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up health down clean help .venv-sglang $(ADAPTERS)
 
@@ -88,9 +88,15 @@ bench-ranker: $(VENV)/.dev ## Recall of the ranker, and generation on an emulate
 bench-pipeline: $(VENV)/.dev ## Six ways to use the same nodes, simulated, then on the real control plane (hours).
 	$(RUN) sim
 
+bench-tail: $(VENV)/.dev ## R_t as the scheduler computes it next to fixed ones, on emulated nodes; lengths double within the run.
+	$(RUN) sim.tail_sweep --seed $(SEED)
+
 bench-fusion: $(VENV)/.dev ## Schedules of actor and critic in one fused pipeline: RLHFuse's twelve settings, and some executed.
 	$(RUN) bench.fusion
 	$(RUN) bench.fusion.executed_plans
+
+bench-scoring: $(VENV)/.dev ## From a sample's end to its columns, scored per sample and per group.
+	$(RUN) bench.scoring
 
 test-clients: $(VENV)/.dev ## Train with an agent in Node alone, while services are killed; Go and C++ beside it.
 	@missing=$$(dpkg-query -W -f='$${Package} ' $(CLIENT_PACKAGES) 2>&1 >/dev/null | sed 's/.* //' | tr '\n' ' '); \
@@ -124,7 +130,7 @@ chaos-restarts: $(VENV)/.dev ## Redis and every process ended by SIGTERM and SIG
 soak: $(VENV)/.dev ## Two hours of training with a fault every 30 s: nothing lost, twice or stuck; memory of each process.
 	$(RUN) tests.chaos.soak --seed $(SEED)
 
-test-mixed: $(VENV)/.dev ## Services of RELEASE (v0.2.0) among the present ones, training meanwhile; forward and back.
+test-mixed: $(VENV)/.dev ## Services of RELEASE (the commit of 0.2.0) among the present ones, training meanwhile; forward and back.
 	$(RUN) tests.mixed --release $(RELEASE) --seed $(SEED)
 
 test-agents: $(VENV)/.dev ## Official SDKs of OpenAI and Anthropic, Python and Node: checks, a training run, kills.

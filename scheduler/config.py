@@ -24,9 +24,10 @@ class SchedulerConfig(ServerConfig):
     """Time after a node's lease expired until the node is lost."""
     policy: str = "preemptive"
     """Allocation policy: preemptive, or "package.module:Name"."""
-    lending: Literal["gated", "always", "never"] = "gated"
+    lending: Literal["gated", "advised", "always", "never"] = "gated"
     """Whether nodes of a gang roll out while the gang does not need them: when measurements say
-    that it pays, always, or never."""
+    that it pays; as StreamRL's dynamic adjustment advises, from measured times of generation and
+    training; always; or never."""
     min_dwell_seconds: float = Field(0.0, ge=0)
     """Time before a node that a gang released may be lent; set it to the cost of a switch."""
     leave_seconds: float = Field(120.0, gt=0)

@@ -10,7 +10,8 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from seamflow.scheduler.v1.scheduler_service_pb2 import GenerationForecast
+from seamflow.durations import to_duration
+from seamflow.scheduler.v1.scheduler_service_pb2 import GenerationForecast, MeasuredBatch
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 
 from services.chassis import metrics
@@ -19,6 +20,7 @@ from trainer.batch_progress import BatchProgress, BatchTimeout
 from trainer.clients import NodeClient, SampleClient
 from trainer.config import TrainerConfig
 from trainer.data.gradient_chunks import GradientChunk, GroupChunker
+from trainer.data.measured_batch import measured_batch
 from trainer.data.token_sequence import TokenSequence
 from trainer.node_recall import NodeRecall
 from trainer.rejection.accepted_samples import AcceptedSamples
@@ -39,8 +41,12 @@ class BatchSource:
         num_ranks: int = 1,
     ) -> None:
         self._samples, self._nodes, self._accepted = samples, nodes, accepted
-        self._stream_groups = config.batch.stream_groups
+        self.stream_groups = config.batch.stream_groups
+        """Groups after which a step starts; 0: a full batch, or as `start_at_tail` says."""
+        self.start_at_tail = config.batch.start_at_tail
+        """Whether a step starts when the scheduler says that the tail of its batch begins."""
         self._start_groups = 0  # of the current step; 0: a full batch
+        self._streams = False  # whether the current step may start with less
         self._chunk_tokens = num_ranks * config.batch.micro_batch_tokens
         self._timeout_seconds = config.batch.timeout_seconds or math.inf
         self._min_groups = config.batch.min_groups
@@ -49,25 +55,29 @@ class BatchSource:
             "trainer", "batch_timeouts_total", "Waits that ended with a partial batch"
         )
         self._rollouts_per_group = 0.0
+        self._newest: tuple[MeasuredBatch, StepRecord] | None = None  # if it starts at the tail
         self._done_rollouts: int | None = None  # since the last release; None: before the first one
         self._lent = False  # released, and not requested again yet
 
     async def chunks(self, record: StepRecord) -> AsyncIterator[GradientChunk]:
         """Wait for a step's batch and the nodes, and lease the batch. `record` gets the seconds.
 
-        One chunk is the whole batch; with `batch.stream_groups`, chunks follow as groups complete.
+        One chunk is the whole batch; with `batch.stream_groups` or `batch.start_at_tail`, chunks
+        follow as groups complete.
         """
         timeout = BatchTimeout(
             time=time.time() + self._timeout_seconds, min_groups=self._min_groups
         )
         # Groups that only the gang's own nodes could generate do not complete while it trains.
-        streams = self._stream_groups > 0 and await self._nodes.others_generate()
-        self._start_groups = self._stream_groups if streams else 0
+        may_stream = self.stream_groups > 0 or self.start_at_tail
+        self._streams = may_stream and await self._nodes.others_generate()
+        self._start_groups = self.stream_groups if self._streams else 0
         leased = list[TokenSequence]()
-        async for chunk in (self._streamed if streams else self._whole)(record, timeout):
+        async for chunk in (self._streamed if self._streams else self._whole)(record, timeout):
             leased += chunk.sequences
             if chunk.last:
                 self._count(leased)
+                self._measure(leased, record)
             yield chunk
 
     async def _whole(
@@ -132,6 +142,7 @@ class BatchSource:
     ) -> BatchProgress:
         with record.phase("wait"):
             progress = await self._wait_for_batch(record, timeout)
+            record.started(progress.num_ready)
             await self._nodes.acquire(record.step)
         return progress
 
@@ -156,8 +167,9 @@ class BatchSource:
         progress = await self._progress(record)
         if timeout.allows_start(time.time(), progress):
             return progress
-        await self._nodes.release(record.step, self._forecast(progress))
+        remaining = await self._nodes.release(record.step, self._forecast(progress))
         self._lent = True
+        progress = self._with_tail(progress, remaining or 0)
         recall = NodeRecall(min(self._nodes.return_seconds, self._request_ahead_seconds), timeout)
         while not timeout.allows_start(time.time(), progress):
             recall.observe(time.time(), progress)
@@ -174,6 +186,13 @@ class BatchSource:
         self._lent = False
         return progress
 
+    def _with_tail(self, progress: BatchProgress, remaining: int) -> BatchProgress:
+        """Start the step when `remaining` rollouts of incomplete groups are left; 0: none."""
+        if self._streams and self.start_at_tail and not self.stream_groups and remaining:
+            late_groups = round(remaining / self._rollouts_per_group)
+            self._start_groups = max(progress.needed - late_groups, 1)
+        return replace(progress, stream=self._start_groups)
+
     def _forecast(self, progress: BatchProgress) -> GenerationForecast | None:
         """Rollouts missing from the batch and done since the last release; None: not known yet.
 
@@ -188,7 +207,21 @@ class BatchSource:
             remaining_rollouts=math.ceil(missing * self._rollouts_per_group),
             batch_rollouts=math.ceil(progress.needed * self._rollouts_per_group),
             done_rollouts=done,
+            newest_batch=self._newest_batch(),
         )
+
+    def _measure(self, sequences: Sequence[TokenSequence], record: StepRecord) -> None:
+        """Keep the lengths of a step that is about to end, for the scheduler."""
+        measured = measured_batch(sequences) if self.start_at_tail else None
+        self._newest = None if measured is None else (measured, record)
+
+    def _newest_batch(self) -> MeasuredBatch | None:
+        """The newest step's lengths, with the time that it trained."""
+        if self._newest is None:
+            return None
+        measured, record = self._newest
+        measured.training_duration.CopyFrom(to_duration(record.seconds("train")))
+        return measured
 
     def _count(self, sequences: Sequence[TokenSequence]) -> None:
         """Count the rollouts of a step, without replayed ones."""

@@ -27,7 +27,7 @@ from seamflow.trajectory.v1 import sample_service_pb2_grpc as sample_grpc
 from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
 from trainer.batch_progress import BatchProgress
-from trainer.config import AlgorithmConfig
+from trainer.config import AlgorithmConfig, BatchConfig
 
 __all__ = ["NodeClient", "SampleClient", "retry_forever"]
 
@@ -90,14 +90,20 @@ class SampleClient:
         response = await retry_forever("GetReadiness", lambda: self._stub.GetReadiness(request))
         return int(response.readiness.committed_step)
 
-    async def check_rules(self, algorithm: AlgorithmConfig) -> None:
-        """Check that agents are held to the reward that is trained on.
+    async def check_rules(self, algorithm: AlgorithmConfig, batch: BatchConfig) -> None:
+        """Check that agents are held to the reward that is trained on, and that batches have tails.
 
         Raises:
-            ConfigError: the run requires another one.
+            ConfigError: the run requires another reward, or generates ahead.
         """
         get = run_pb2.GetRunRequest(run_id=self._run_id)
         run = (await retry_forever("GetRun", lambda: self._runs.GetRun(get))).run
+        if batch.start_at_tail and not batch.stream_groups and run.config.max_staleness:
+            raise ConfigError(
+                f"batch.start_at_tail is true, but run {self._run_id!r} has max_staleness "
+                f"{run.config.max_staleness}: its nodes go on with the next batch and no tail is "
+                "left over, so set it to false, or create the run with max_staleness 0"
+            )
         required = run.config.reward_name
         trained = algorithm.reward_weights or {algorithm.trained_reward}
         if required and required not in trained:
@@ -314,25 +320,27 @@ class NodeClient:
 
     async def release(
         self, batch: int = 0, forecast: scheduler_pb2.GenerationForecast | None = None
-    ) -> None:
+    ) -> int | None:
         """Release the nodes until they are requested for `batch`; 0: permanently.
 
-        From `forecast` the scheduler decides whether to lend them.
+        From `forecast` the scheduler decides whether to lend them, and when the tail of the batch
+        begins: returns R_t, the rollouts that then remain; None: it does not know.
         """
         self._batch = batch
         self._last_release = scheduler_pb2.ReleaseNodesRequest(
             run_id=self._run_id, gang_id=self._gang_id, forecast=forecast, batch=batch
         )
-        await self.release_again()
+        return await self.release_again()
 
-    async def release_again(self) -> None:
+    async def release_again(self) -> int | None:
         """Repeat the last `release` if the nodes were requested since."""
         if self._stub is None or not self._requested:
-            return
+            return None
         stub, request = self._stub, self._last_release
         # Before the call: nodes requested during it have to be released again.
         self._requested = False
-        await retry_forever("ReleaseNodes", lambda: stub.ReleaseNodes(request))
+        response = await retry_forever("ReleaseNodes", lambda: stub.ReleaseNodes(request))
+        return response.tail.remaining_rollouts if response.HasField("tail") else None
 
     async def _request(
         self, *, wait_seconds: float = 0.0, needed_time: float | None = None

@@ -68,7 +68,11 @@ class BatchConfig(Settings):
     """Least groups of a step after the timeout."""
     stream_groups: int = Field(0, ge=0)
     """Start the step once this many groups are ready and train the others as they arrive. 0: when
-    all are ready."""
+    all are ready, or at the tail."""
+    start_at_tail: bool = False
+    """Start the step when so few rollouts of the batch remain as the scheduler computes from
+    measured lengths (RLHFuse's R_t), and train them as they arrive; stream_groups overrides it. For
+    runs with max_staleness 0: where nodes go on with the next batch, no tail is left over."""
     micro_batch_tokens: int = Field(8192, gt=0)
     """Tokens of a forward pass on one rank, padding included. A longer sequence, or group for tba
     and dpo, is a pass by itself."""
@@ -361,6 +365,11 @@ class TrainerConfig(ServerConfig):
         self._check_critic()
         self._check_pipeline()
         self._check_updates()
+        if self.batch.start_at_tail and self.scheduler is None:
+            raise ValueError(
+                "batch.start_at_tail is true but scheduler is not set, which computes when the "
+                "tail begins: give its address, or set stream_groups instead"
+            )
         if self.batch.min_groups > 1 and self.batch.timeout_seconds == 0:
             raise ValueError(
                 f"batch.min_groups is {self.batch.min_groups} but batches are always whole: "
@@ -373,14 +382,15 @@ class TrainerConfig(ServerConfig):
             return
         given = {
             "batch.stream_groups": self.batch.stream_groups,
+            "batch.start_at_tail": self.batch.start_at_tail,
             "checkpoint.dump_every": self.checkpoint.dump_every,
         }
         for name, value in given.items():
             if value:
                 raise ValueError(
                     f"{name} is {value} with algorithm.num_epochs {self.algorithm.num_epochs} and "
-                    f"num_mini_batches {self.algorithm.num_mini_batches}: set it to 0, or train "
-                    "with one update for each step"
+                    f"num_mini_batches {self.algorithm.num_mini_batches}: set it to "
+                    f"{type(value)()}, or train with one update for each step"
                 )
 
     def _check_kl(self) -> None:
@@ -479,7 +489,7 @@ class TrainerConfig(ServerConfig):
         for name in ("algorithm", "kl", "optimizer", "lora"):
             values = getattr(self, name).model_dump(mode="json")
             yield from ((f"{name}.{key}", value) for key, value in values.items())
-        for name in ("stream_groups", "micro_batch_tokens", "packing"):
+        for name in ("stream_groups", "start_at_tail", "micro_batch_tokens", "packing"):
             yield f"batch.{name}", getattr(self.batch, name)
         for name in ("seed", "dtype", "critic", "backend"):
             yield name, getattr(self, name)

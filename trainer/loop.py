@@ -97,7 +97,7 @@ class Trainer:
 
     async def train(self) -> None:
         """Resume, then train up to the last step: batch, gradient, update, checkpoint, publish."""
-        await self._samples.check_rules(self._config.algorithm)
+        await self._samples.check_rules(self._config.algorithm, self._config.batch)
         await self._resume()
         if await self._trial.is_due():
             async with self._device.use(self._nodes.acquire):

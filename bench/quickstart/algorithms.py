@@ -1,7 +1,8 @@
 """`make bench-algorithms`: the quickstart with each algorithm, one after the other.
 
 Nothing but the algorithm differs, and what it cannot do without: a constant length, a reference, a
-teacher. The teacher is what the first of them, `dapo`, became.
+teacher. The teacher is what the first of them, `dapo`, became. PPO runs twice more, with a critic
+of its own and 4 mini-batches x 2 epochs on two ranks: under FSDP, and in a fused pipeline.
 """
 
 from __future__ import annotations
@@ -24,6 +25,18 @@ __all__ = ["main"]
 
 _MOST_TOKENS = 300
 """About what a rollout of the quickstart may sample."""
+_SEVERAL_UPDATES = {
+    "SEAMFLOW_LAUNCHER_TRAINER_RANKS": "2",
+    "SEAMFLOW_TRAINER_ALGORITHM__NAME": "ppo",
+    "SEAMFLOW_TRAINER_ALGORITHM__NUM_EPOCHS": "2",
+    "SEAMFLOW_TRAINER_ALGORITHM__NUM_MINI_BATCHES": "4",
+    "SEAMFLOW_TRAINER_CRITIC": "model",
+}
+_VARIANTS = {
+    "ppo_fsdp": _SEVERAL_UPDATES,
+    "ppo_pipeline": {**_SEVERAL_UPDATES, "SEAMFLOW_TRAINER_BACKEND": "pipeline"},
+}
+"""Settings beside those of the algorithm itself, by name."""
 _COLUMNS = ("algorithm", "steps", "held-out before", "after", f"seconds to {TARGET:.0%}", "seconds")
 
 
@@ -32,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps of a run")
-    parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=_in_turn())
+    parser.add_argument("--algorithms", nargs="+", choices=_in_turn(), default=_in_turn())
     arguments = parser.parse_args()
     runs: dict[str, dict[str, Any]] = {}
     start: dict[str, str] = {}  # the first run prepares it
@@ -48,11 +61,11 @@ def main() -> None:
 
 def _in_turn() -> list[str]:
     """The teacher's first."""
-    return sorted(ALGORITHMS, key=lambda name: (name != "dapo", name))
+    return sorted([*ALGORITHMS, *_VARIANTS], key=lambda name: (name != "dapo", name))
 
 
 def _settings(name: str, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    settings = {"SEAMFLOW_TRAINER_ALGORITHM__NAME": name}
+    settings = {"SEAMFLOW_TRAINER_ALGORITHM__NAME": name} | _VARIANTS.get(name, {})
     if name == "dr_grpo":
         settings["SEAMFLOW_TRAINER_ALGORITHM__LOSS_LENGTH"] = str(_MOST_TOKENS)
     if name in _REFERENCES:

@@ -24,6 +24,7 @@ from scheduler.model.records import (
     Worker,
 )
 from scheduler.model.split_advice import SplitAdvice, StageBalance
+from scheduler.model.tail_migration import MeasuredBatch, Tail
 from scheduler.policy.roofline import train_priority
 from services.chassis.errors import invalid_argument
 
@@ -32,6 +33,7 @@ __all__ = [
     "event_message",
     "forecast_record",
     "gang_record",
+    "measured_batch",
     "node_message",
     "node_record",
     "report_record",
@@ -39,6 +41,7 @@ __all__ = [
     "run_policy_record",
     "state_record",
     "switch_seconds",
+    "tail_message",
     "wait_seconds",
 ]
 
@@ -103,6 +106,7 @@ def report_record(request: pb.HeartbeatRequest) -> NodeReport | None:
         num_turns=request.report.num_turns,
         tokens_per_second=request.report.tokens_per_second,
         used_host_bytes=request.report.used_host_bytes,
+        max_running=request.report.max_running,
     )
 
 
@@ -133,6 +137,35 @@ def forecast_record(request: pb.ReleaseNodesRequest) -> BatchForecast | None:
         raise invalid_argument("forecast.remaining_rollouts", remaining, cure)
     done = int(_not_negative("forecast.done_rollouts", request.forecast.done_rollouts))
     return BatchForecast(remaining_rollouts=remaining, batch_rollouts=batch, done_rollouts=done)
+
+
+def measured_batch(request: pb.ReleaseNodesRequest) -> MeasuredBatch | None:
+    """What the gang measured of its newest batch, if anything.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT, no groups, or one without rollouts or tokens.
+    """
+    if not request.HasField("forecast") or not request.forecast.HasField("newest_batch"):
+        return None
+    given, name = request.forecast.newest_batch, "forecast.newest_batch"
+    groups = tuple(tuple(group.rollout_tokens) for group in given.groups)
+    if not groups or not all(group and min(group) >= 1 for group in groups):
+        cure = "give at least one group, each with at least one rollout of at least one token"
+        raise invalid_argument(f"{name}.groups", f"{len(groups)} groups", cure)
+    return MeasuredBatch(
+        groups=groups,
+        training_seconds=_not_negative(
+            f"{name}.training_duration", seconds_of(given.training_duration)
+        ),
+        prompt_tokens=_not_negative(f"{name}.prompt_tokens", given.prompt_tokens),
+    )
+
+
+def tail_message(tail: Tail | None) -> pb.Tail | None:
+    """The begin of a gang as a message."""
+    if tail is None:
+        return None
+    return pb.Tail(remaining_rollouts=tail.remaining, num_nodes=tail.num_kept)
 
 
 def run_policy_record(request: pb.SetRunPolicyRequest) -> RunPolicy:
@@ -323,6 +356,7 @@ def _report_message(report: NodeReport) -> pb.NodeReport:
         num_turns=report.num_turns,
         tokens_per_second=report.tokens_per_second,
         used_host_bytes=report.used_host_bytes,
+        max_running=report.max_running,
     )
 
 

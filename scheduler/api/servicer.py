@@ -94,11 +94,14 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def ReleaseNodes(
         self, request: pb.ReleaseNodesRequest, context: Context
     ) -> pb.ReleaseNodesResponse:
-        """Release a gang's nodes."""
-        key = (request.run_id, request.gang_id)
-        forecast, batch = conversion.forecast_record(request), conversion.batch_number(request)
-        await self._pool.change(lambda tx: tx.release(key, forecast, batch))
-        return pb.ReleaseNodesResponse()
+        """Release a gang's nodes; tell when it may begin with its next batch."""
+        tail = await self._pool.release(
+            (request.run_id, request.gang_id),
+            conversion.forecast_record(request),
+            conversion.batch_number(request),
+            conversion.measured_batch(request),
+        )
+        return pb.ReleaseNodesResponse(tail=conversion.tail_message(tail))
 
     async def ListNodes(
         self, request: pb.ListNodesRequest, context: Context

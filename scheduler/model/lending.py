@@ -24,6 +24,7 @@ __all__ = [
     "LendingReason",
     "LendingState",
     "decide_lending",
+    "follow_advice",
 ]
 
 _DECAY = 0.9
@@ -50,6 +51,7 @@ class LendingReason(StrEnum):
 
     NO_CHOICE = "no choice"
     CONFIGURED = "configured"
+    ADVISED = "the rule of dynamic adjustment"
     DECIDED = "decided before for the same batch"
     BLOCK = "the mode's block is not over"
     OTHER_FASTER = "the other mode is faster"
@@ -116,6 +118,9 @@ class LendingInputs:
     """Nodes of the gang that could be lent."""
     toggle_seconds: float
     """T_toggle: a switch to rollout and one back to the gang's tag; 0: never measured."""
+    advised: bool | None = None
+    """Whether the rule of dynamic adjustment (`split_advice.py`) gives generation one more node
+    than the dedicated ones; None: not measured, or the newest batches disagree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,16 +231,37 @@ class LendingState:
 
 def decide_lending(state: LendingState, inputs: LendingInputs) -> LendingDecision:
     """Decide a release; called after `end_cycle` of the cycle before."""
+    if (decision := _without_choice(inputs)) is not None:
+        return decision
+    lend, reason, detail = _choose(state, inputs)
+    means = f"T_ded {_seconds(state.dedicated)}, T_full {_seconds(state.full)}"
+    cause = f"{'lent' if lend else 'kept'}: {detail}; {means}"
+    return LendingDecision(lend=lend, reason=reason, cause=cause)
+
+
+def follow_advice(state: LendingState, inputs: LendingInputs) -> LendingDecision:
+    """Decide a release as dynamic adjustment advises; the mode stays while batches disagree."""
+    if (decision := _without_choice(inputs)) is not None:
+        return decision
+    lend = state.lends if inputs.advised is None else inputs.advised
+    detail = {
+        True: "one more node should generate",
+        False: "generation needs no further node",
+        None: "the newest batches do not agree on more than the present mode",
+    }[inputs.advised]
+    cause = f"{'lent' if lend else 'kept'}: {detail}"
+    return LendingDecision(lend=lend, reason=LendingReason.ADVISED, cause=cause)
+
+
+def _without_choice(inputs: LendingInputs) -> LendingDecision | None:
+    """The decision where generation needs the nodes, or has nothing for them."""
     if inputs.num_dedicated == 0:
         cause = "lent: no other node generates"
         return LendingDecision(lend=True, reason=LendingReason.NO_CHOICE, cause=cause)
     if inputs.forecast.remaining_rollouts == 0:
         cause = "kept: no rollout of the batch remains"
         return LendingDecision(lend=False, reason=LendingReason.NO_CHOICE, cause=cause)
-    lend, reason, detail = _choose(state, inputs)
-    means = f"T_ded {_seconds(state.dedicated)}, T_full {_seconds(state.full)}"
-    cause = f"{'lent' if lend else 'kept'}: {detail}; {means}"
-    return LendingDecision(lend=lend, reason=reason, cause=cause)
+    return None
 
 
 def _choose(state: LendingState, inputs: LendingInputs) -> tuple[bool, LendingReason, str]:

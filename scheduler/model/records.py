@@ -68,6 +68,7 @@ class EventKind(StrEnum):
     KEPT = "kept"
     POLICY = "policy"
     ADVICE = "advice"
+    TAIL = "tail"
     OTHER = "other"
     """Written by a newer scheduler."""
 
@@ -112,6 +113,8 @@ class NodeReport:
     """Sampled tokens per second."""
     used_host_bytes: int = 0
     """Host memory of its worker processes."""
+    max_running: int = 0
+    """Turns that its rollout server decodes at once; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

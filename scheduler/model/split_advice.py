@@ -1,6 +1,7 @@
 """Whether one more node should generate for a run, from the measured times of its batches.
 
-StreamRL's dynamic adjustment (arXiv 2504.15930) as advice during a run: with δ = T_gen - T_train
+StreamRL's dynamic adjustment (arXiv 2504.15930) during a run, as advice, and as the decision to
+lend a gang's nodes where the operator allows it (`lending = "advised"`): with δ = T_gen - T_train
 and δ' the reduction of T_gen by one more unit, generation gets a unit when δ >= δ'
 (`node_split.adjusted`). The scheduler knows when a gang began to wait for a batch, when the batch
 was full, and when the gang finished it. From that:
@@ -75,6 +76,15 @@ class BatchTimes:
         """T_gen, or an upper bound of it."""
         return self.waited + self.trained
 
+    @property
+    def without_lent(self) -> BatchTimes:
+        """The batch as if the nodes that generate permanently had done what lent ones did."""
+        counts = self.node_counts
+        if not counts.lent or not counts.generating:
+            return self
+        waited = self.waited * (1 + counts.lent / counts.generating)
+        return replace(self, node_counts=replace(counts, lent=0), waited=waited)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageBalance:
@@ -132,6 +142,14 @@ class StageBalance:
     def training_seconds(self) -> float:
         """Mean T_train; needs a batch."""
         return fmean(batch.trained for batch in self.batches)
+
+    @property
+    def lends(self) -> bool | None:
+        """Whether the gang's nodes should generate while it waits; None: the batches disagree."""
+        if len(self.batches) < _AGREEING:
+            return None
+        votes = {needs_generation_node(batch.without_lent) for batch in self.batches}
+        return votes.pop() if len(votes) == 1 else None
 
     def _is_of(self, node_counts: NodeCounts) -> bool:
         """Whether the node counts are unchanged, apart from lent nodes."""

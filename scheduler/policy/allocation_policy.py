@@ -20,7 +20,7 @@ from services.chassis import plugins
 
 __all__ = ["POLICIES", "AllocationPolicy", "LendingMode", "Plan", "PreemptivePolicy", "load_policy"]
 
-LendingMode = Literal["gated", "always", "never"]
+LendingMode = Literal["gated", "advised", "always", "never"]
 _UNASSIGNED = Assignment()
 _NO_RUNS: Mapping[str, RunPolicy] = {}
 
@@ -80,7 +80,8 @@ class PreemptivePolicy:
     """Gangs by priority and arrival (`placement.py`), then rollout (`fair_share.py`)."""
 
     lending: LendingMode = "gated"
-    """Whether nodes of gangs do rollout while the gang is idle: when it pays, always, or never."""
+    """Whether nodes of gangs do rollout while the gang is idle: when it pays, as dynamic adjustment
+    advises, always, or never."""
     min_dwell_seconds: float = 0.0
     """A node that a gang released is not lent before this time has passed."""
 
@@ -109,9 +110,11 @@ class PreemptivePolicy:
         return Plan(assignments=assignments, waiting=placement.waiting)
 
     def decide_lending(self, lending: LendingState, inputs: LendingInputs) -> LendingDecision:
-        """Decide by `lending`; if gated, from measurements."""
+        """Decide by `lending`; if gated or advised, from measurements."""
         if self.lending == "gated":
             return gate.decide_lending(lending, inputs)
+        if self.lending == "advised":
+            return gate.follow_advice(lending, inputs)
         cause = f"lending is {self.lending!r}"
         reason = LendingReason.CONFIGURED
         return LendingDecision(lend=self.lending == "always", reason=reason, cause=cause)

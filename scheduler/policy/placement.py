@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 
-from scheduler.model.records import Gang, GangKey, Node, NodeState, RunPolicy
+from scheduler.model.records import TRAIN, Gang, GangKey, Node, NodeState, RunPolicy
 
 __all__ = ["Placement", "place"]
 
@@ -138,15 +138,16 @@ def place(
 ) -> Placement:
     """Place gangs by priority; within one priority, placed gangs stay, then others by arrival.
 
-    Parked gangs are not placed: they may `keep` nodes that no other gang got.
+    Within the priority of their run, gangs that train come before others: what they train on is
+    computed already. Parked gangs are not placed: they may `keep` nodes that no other gang got.
     """
 
-    def priority(gang: Gang) -> int:
-        return runs.get(gang.run_id, _DEFAULT).priority
+    def priority(gang: Gang) -> tuple[int, bool]:
+        return -runs.get(gang.run_id, _DEFAULT).priority, gang.tag != TRAIN
 
     placement = Placement(nodes, gangs, runs)
     asking = [gang for gang in gangs if not gang.parked]
-    in_order = sorted(asking, key=lambda gang: (-priority(gang), gang.arrival))
+    in_order = sorted(asking, key=lambda gang: (priority(gang), gang.arrival))
     for _, equals in groupby(in_order, key=priority):
         for gang in [gang for gang in equals if not placement.keep(gang)]:
             later = gang.needed_time is not None and gang.needed_time > now

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
+from scheduler.model.lending import BatchForecast
 from scheduler.model.records import (
     AllocationEvent,
     EventKind,
@@ -17,9 +18,11 @@ from scheduler.model.records import (
     State,
 )
 from scheduler.model.split_advice import SplitAdvice
+from scheduler.model.tail_migration import MeasuredBatch, Tail
 from scheduler.policy.allocation_policy import AllocationPolicy
 from scheduler.pool.heartbeats import NodeLeases
 from scheduler.pool.state_transaction import StateTransaction
+from scheduler.pool.tail_starts import TailStarts
 from scheduler.store.interface import Store, SupersededError
 from services.chassis import metrics
 from services.chassis.errors import DependencyUnavailable, Reason, ServiceError, unavailable
@@ -65,6 +68,7 @@ class Pool:
         self._one_at_a_time = asyncio.Lock()
         self._changed = asyncio.Event()
         self._heartbeat_times: dict[str, float] = {}
+        self._tails = TailStarts()
         self._assigned = metrics.counter(
             "scheduler", "assignments_total", "Assignments given out, by activity tag.", ("tag",)
         )
@@ -154,11 +158,34 @@ class Pool:
             )
         )
         self._heard(node_id)
+        if report is not None:
+            self._tails.observe(self._state.nodes[node_id])
         return bool(events)
 
     async def change(self, change: Change) -> None:
         """Commit a change."""
         await self._apply(change)
+
+    async def release(
+        self,
+        key: GangKey,
+        forecast: BatchForecast | None,
+        batch: int,
+        measured: MeasuredBatch | None,
+    ) -> Tail | None:
+        """Release a gang's nodes until `batch`; when it begins with it, None: nothing is known.
+
+        See `StateTransaction.release`. `measured` is what the gang measured of its newest batch.
+        """
+        before = self._state
+        await self._apply(lambda tx: tx.release(key, forecast, batch))
+        if measured is None:
+            return None
+        standing = self._tails.newest(key)
+        tail = await self._tails.after_release(before, self._state, key, batch, measured)
+        if tail is not None and tail is not standing:
+            await self._apply(lambda tx: tx.log_tail(key, tail, measured.num_rollouts))
+        return tail
 
     async def until(self, condition: Callable[[State], bool], seconds: float) -> State:
         """Wait until `condition` holds, at most `seconds`; returns the state at that time."""

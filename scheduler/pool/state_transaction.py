@@ -26,6 +26,7 @@ from scheduler.model.records import (
     State,
 )
 from scheduler.model.split_advice import NodeCounts, StageBalance
+from scheduler.model.tail_migration import Tail
 from scheduler.policy.allocation_policy import AllocationPolicy, Plan
 from scheduler.policy.switch_stats import record_switch, toggle_seconds
 from scheduler.pool.heartbeats import check_epochs
@@ -185,6 +186,15 @@ class StateTransaction:
             self._log(EventKind.KEPT, f"gang {gang.gang_id}: {decision.cause}", run_id=gang.run_id)
         self.replan("; ".join(filter(None, (f"gang {gang.gang_id} released", decision.cause))))
 
+    def log_tail(self, key: GangKey, tail: Tail, num_rollouts: int) -> None:
+        """Log when a gang begins with its next batch."""
+        run_id, gang_id = key
+        cause = (
+            f"gang {gang_id}: begins when {tail.remaining} of {num_rollouts} rollouts remain, "
+            f"which {tail.num_kept} nodes generate; expected {tail.seconds:.3g} s"
+        )
+        self._log(EventKind.TAIL, cause, run_id=run_id)
+
     def set_run_policy(self, run_id: str, policy: RunPolicy) -> None:
         """Set priority, quota and share of a run."""
         if self._runs.get(run_id) == policy:
@@ -309,6 +319,7 @@ class StateTransaction:
             num_dedicated=self._num_generating(gang.run_id),
             num_lent=len(lendable),
             toggle_seconds=toggle_seconds(lendable, gang.tag),
+            advised=self._balances.get(gang.key, StageBalance()).lends,
         )
         return self._policy.decide_lending(lending, inputs)
 

@@ -29,7 +29,7 @@ __all__ = [
 
 REFERENCE_COLUMN = "ref_logprobs"
 _NODE = re.compile(r"(?P<node_id>[\w-]+):(?P<tags>[\w\s-]+)")
-_KNOWN_TAGS = {"rollout", "train"}
+_KNOWN_TAGS = {"rollout", "train", "score"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class NodePlan:
     node_id: str
     """Unique name."""
     tags: tuple[str, ...]
-    """Capability tags: "rollout", "train" or both."""
+    """Capability tags: one or more of "rollout", "train" and "score"."""
 
 
 class LauncherConfig(RunRules):
@@ -90,7 +90,8 @@ class LauncherConfig(RunRules):
     prepare: str | None = None
     """Module that makes model and tasks: `python -m <prepare> --out {run}/prepared --seed N`."""
     nodes: tuple[str, ...] = ("node-a: rollout", "node-b: rollout train")
-    """Nodes and their capability tags, which decide who rolls out and who trains."""
+    """Nodes and their capability tags, which decide who rolls out, who trains, and who computes the
+    reference's log-probs (score). Without a node of that tag they are computed beside the nodes."""
     trainer_ranks: int = Field(1, ge=1)
     """Processes of the trainer on each of its nodes, started by torchrun when more than one."""
     trainer_nodes: int = Field(1, ge=1)
@@ -142,7 +143,16 @@ class LauncherConfig(RunRules):
                 f"trainer_nodes is {self.trainer_nodes} and {number} of nodes {list(self.nodes)} "
                 "have the tag 'train': give it to more of them"
             )
+        self._check_scoring()
         return self
+
+    def _check_scoring(self) -> None:
+        for node in self.node_plans():
+            if "score" in node.tags and self.reference is None:
+                raise ValueError(
+                    f"nodes holds {node.node_id!r} with the tag 'score', and reference is not set: "
+                    "give the reference model that it computes with, or take the tag out"
+                )
 
     def _check_agent(self) -> None:
         names = ("agent", "agent_command", "environment")
@@ -218,6 +228,11 @@ class LauncherConfig(RunRules):
     def training_nodes(self) -> tuple[str, ...]:
         """The nodes that can train, spares among them."""
         return tuple(node.node_id for node in self.node_plans() if "train" in node.tags)
+
+    @property
+    def scoring_nodes(self) -> tuple[str, ...]:
+        """The nodes that can score."""
+        return tuple(node.node_id for node in self.node_plans() if "score" in node.tags)
 
     def node_plans(self) -> list[NodePlan]:
         """The nodes; raises `ValueError` that shows the form."""

@@ -13,7 +13,14 @@ from pathlib import Path
 from services.chassis.errors import ConfigError
 from services.launcher.config import LauncherConfig, NodePlan, environment_kind
 
-__all__ = ["AGENT_PORTS", "Layout", "environment_server_names", "free_ports", "server_name"]
+__all__ = [
+    "AGENT_PORTS",
+    "Layout",
+    "environment_server_names",
+    "free_ports",
+    "scorer_name",
+    "server_name",
+]
 
 SERVICES = ("redis", "trajectory_manager", "weights", "scheduler", "rollout_gateway", "trainer")
 AGENT_PORTS = ("rollout_gateway", "http_gateway")
@@ -82,12 +89,13 @@ def _names(config: LauncherConfig) -> list[str]:
     optional = {
         "http_gateway": config.has_http_gateway,
         "ranker": config.ranker,
-        "scoring": config.reference is not None,
+        "scoring": config.reference is not None and not config.scoring_nodes,
         "rendezvous": len(config.training_nodes) > 1,
     }
     chosen = [name for name, is_chosen in optional.items() if is_chosen]
     servers = [server_name(node) for node in config.node_plans() if "rollout" in node.tags]
-    return [*SERVICES, *chosen, *servers, *environment_server_names(config)]
+    scorers = [scorer_name(node_id) for node_id in config.scoring_nodes]
+    return [*SERVICES, *chosen, *servers, *scorers, *environment_server_names(config)]
 
 
 def _free_port(stack: ExitStack) -> int:
@@ -122,3 +130,8 @@ def environment_server_names(config: LauncherConfig) -> list[str]:
 def server_name(node: NodePlan) -> str:
     """Name of the rollout server of a node, among the ports."""
     return f"rollout_server/{node.node_id}"
+
+
+def scorer_name(node_id: str) -> str:
+    """Name of a node's scoring service among the ports."""
+    return f"scoring/{node_id}"

@@ -22,7 +22,7 @@ from services.launcher.config import (
     NodePlan,
     flags_by_table,
 )
-from services.launcher.layout import Layout, environment_server_names, server_name
+from services.launcher.layout import Layout, environment_server_names, scorer_name, server_name
 
 __all__ = ["CHECK_TASKS", "ProcessPlan", "ending_with_torchrun", "environment_addresses", "plan"]
 
@@ -68,7 +68,7 @@ def plan(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
         ),
         _service("scheduler", "scheduler", layout, redis_url=layout.redis_url),
         *([_ranker(layout)] if config.ranker else []),
-        *([_scoring(config.reference, layout)] if config.reference is not None else []),
+        *_scoring(config, layout),
         _gateway(config, layout),
         *_http_gateways(config, layout),
         *[
@@ -122,16 +122,33 @@ def _ranker(layout: Layout) -> ProcessPlan:
     return replace(ranker, optional=True)
 
 
-def _scoring(model: str, layout: Layout) -> ProcessPlan:
-    return _service(
+def _scoring(config: LauncherConfig, layout: Layout) -> list[ProcessPlan]:
+    """The scoring services of the nodes, or one beside them; none without a reference model."""
+    if config.reference is None:
+        return []
+    shared = {
+        "run_id": layout.run_id,
+        "column": REFERENCE_COLUMN,
+        "model": layout.path(config.reference),
+        "trajectory_manager": layout.address("trajectory_manager"),
+    }
+    if not config.scoring_nodes:
+        return [_service("scoring", "services.scoring", layout, **shared)]
+    return [_node_scoring(node_id, layout, shared) for node_id in config.scoring_nodes]
+
+
+def _node_scoring(node_id: str, layout: Layout, shared: Mapping[str, object]) -> ProcessPlan:
+    name = scorer_name(node_id)
+    environment = _environment(
         "scoring",
-        "services.scoring",
-        layout,
-        run_id=layout.run_id,
-        column=REFERENCE_COLUMN,
-        model=layout.path(model),
-        trajectory_manager=layout.address("trajectory_manager"),
+        instance=node_id,
+        port=layout.ports[name],
+        node_agent="true",
+        node_id=node_id,
+        scheduler=layout.address("scheduler"),
+        **shared,
     )
+    return _process(name.replace("/", "-"), "services.scoring", layout, environment)
 
 
 def _gateway(config: LauncherConfig, layout: Layout) -> ProcessPlan:
@@ -272,6 +289,9 @@ def _node_agent(node: NodePlan, layout: Layout) -> ProcessPlan:
         workers["rollout_server"] = layout.address(server_name(node))
     if "train" in node.tags:
         workers["trainer"] = layout.address("trainer")
+    if "score" in node.tags:
+        scorer = {"tag": "score", "address": layout.address(scorer_name(node.node_id))}
+        workers["workers"] = json.dumps([scorer])
     environment = _environment(
         "node_agent",
         instance=node.node_id,

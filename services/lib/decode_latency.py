@@ -14,7 +14,10 @@ from typing import Self
 
 from services.lib.measured_points import Point, check_points, columns
 
-__all__ = ["DecodeLatency"]
+__all__ = ["DecodeLatency", "MeasuredLatency"]
+
+_WEIGHT = 0.1
+"""Of the newest measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,38 @@ class DecodeLatency:
             raise ValueError(f"factor is {factor}: it must be at least 1")
         limit = factor * self.step_seconds[0]
         return bisect_right(range(1, self.batches[-1] + 1), limit, key=self.seconds)
+
+
+class MeasuredLatency:
+    """Smoothed decode latency from reports of servers, by powers of two of their batch size."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+
+    def add(self, num_turns: int, max_running: int, tokens_per_second: float) -> None:
+        """Add the present rate of a server; one without turns or rate tells nothing.
+
+        Args:
+            num_turns: running and queued turns.
+            max_running: turns decoded at once; 0: unknown.
+            tokens_per_second: of all of them.
+        """
+        batch = min(num_turns, max_running or num_turns)
+        if batch < 1 or not 0 < tokens_per_second < math.inf:
+            return
+        point = 1 << (batch.bit_length() - 1)
+        seconds = batch / tokens_per_second
+        before = self._seconds.setdefault(point, seconds)
+        self._seconds[point] = before + _WEIGHT * (seconds - before)
+
+    @property
+    def latency(self) -> DecodeLatency | None:
+        """The table, made monotonic in the batch size; None before the first report."""
+        table: dict[int, float] = {}
+        slowest = 0.0
+        for batch in sorted(self._seconds):
+            slowest = table[batch] = max(slowest, self._seconds[batch])
+        return DecodeLatency.of(table) if table else None
 
 
 def _check(point: Point, before: Point) -> None:

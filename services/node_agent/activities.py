@@ -58,6 +58,8 @@ class WorkerStatus:
     """Turns running or queued."""
     tokens_per_second: float = 0.0
     """Sampled tokens per second."""
+    max_running: int = 0
+    """Turns that it decodes at once."""
 
 
 class Activity(Protocol):
@@ -117,6 +119,7 @@ class RolloutActivity:
             used_device_bytes=0 if is_off else self._num_bytes,
             num_turns=info.num_running + info.num_queued,
             tokens_per_second=info.tokens_per_second,
+            max_running=info.max_running,
         )
 
     async def hand_over(self) -> None:

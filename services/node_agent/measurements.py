@@ -57,6 +57,7 @@ class Reporter:
             num_turns=sum(status.num_turns for status in found),
             tokens_per_second=sum(status.tokens_per_second for status in found),
             used_host_bytes=await self._host_bytes(),
+            max_running=sum(status.max_running for status in found),
         )
 
 

@@ -13,6 +13,7 @@ from services.chassis.errors import ConfigError
 from services.chassis.rpc.clients import channel
 from services.chassis.rpc.server import Service, run
 from services.scoring.config import ScoringConfig
+from services.scoring.node_request import NodeRequest
 from services.scoring.scorer import SCORERS, make_scorer
 from services.scoring.scoring import Scoring
 from services.scoring.worker import ScoringWorker
@@ -37,4 +38,10 @@ async def build(config: ScoringConfig) -> AsyncIterator[Service]:
             lambda loaded, stop: Scoring(config, manager, loaded).run(stop),
             scorer,
         )
-        yield Service([(add_WorkerServiceServicer_to_server, worker)], background=[worker.run])
+        served = [(add_WorkerServiceServicer_to_server, worker)]
+        if not config.scheduler:
+            yield Service(served, background=[worker.run])
+            return
+        async with channel(config, config.scheduler) as scheduler:
+            request = NodeRequest(config, manager, scheduler)
+            yield Service(served, background=[worker.run, request.run])

@@ -30,7 +30,10 @@ class ScoringConfig(ServerConfig):
     max_samples: int = Field(32, ge=1, le=512)
     """Samples leased together; they must be scored within the run's lease_seconds."""
     micro_batch_tokens: int = Field(8192, ge=1)
-    """Tokens of a forward pass, padding included."""
+    """Tokens of a forward pass; a prefix that samples share counts once, padding is included."""
+    packing: bool = True
+    """Compute without padding, and a prefix that leased samples share once; a model that cannot is
+    found out at start and computes padded rows."""
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     """Floating-point type of the computation."""
     device: str = "cpu"
@@ -44,8 +47,24 @@ class ScoringConfig(ServerConfig):
     """Start OFF, without model and leases, until a node agent activates it by WorkerService; by
     default it is ON from the start."""
 
+    scheduler: str = ""
+    """Address of the scheduler: the node is requested there while samples lack the column. Empty:
+    it is not requested. Needs node_agent."""
+    node_id: str = ""
+    """Node that the service computes on, as its node agent names it; requested by this name."""
+    node_tag: str = "score"
+    """Activity tag under which the node agent has this service as a worker."""
+    request_samples: int = Field(64, ge=1)
+    """Samples without the column that are worth a switch of the node; fewer are when no rollout
+    runs any more."""
+
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.scheduler and not (self.node_agent and self.node_id):
+            raise ValueError(
+                f"scheduler is {self.scheduler!r}, node_agent {self.node_agent} and node_id "
+                f"{self.node_id!r}: a node is requested for a service under a node agent; set both"
+            )
         if self.column in self.needs:
             raise ValueError(
                 f"needs holds {self.column!r}, which is the column to write: remove it"

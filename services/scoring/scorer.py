@@ -36,7 +36,8 @@ class Row:
 class Scorer(Protocol):
     """A plug-in. Its constructor takes the `ScoringConfig` and loads the model.
 
-    Called from one thread.
+    Called from one thread, with rows of at most `micro_batch_tokens` distinct tokens, or one row;
+    between two calls the node may be taken away.
     """
 
     def score(self, rows: Sequence[Row]) -> Sequence[NDArray[np.float32]]:

@@ -2,7 +2,7 @@
 
 Stateless: after a crash, leases expire and other scoring services get the samples. This is
 RLHFuse's inter-stage fusion per sample (arXiv 2409.13221, section 4): a sample is scored as soon as
-its group is complete, while other groups are still generated.
+its rollout has finished, while others of its group are still generated.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import grpc.aio
 import numpy as np
@@ -20,13 +19,10 @@ from numpy.typing import NDArray
 from seamflow.durations import to_duration
 from seamflow.errors import (
     ConflictError,
-    DeadlineError,
     ExhaustedError,
     NotFoundError,
     PreconditionError,
-    SeamflowError,
 )
-from seamflow.retry import retrying
 from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import column_service_pb2 as pb
 from seamflow.trajectory.v1 import column_service_pb2_grpc as pb_grpc
@@ -35,11 +31,12 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from services.chassis import metrics
 from services.chassis.log import get_logger
 from services.scoring.config import ScoringConfig
+from services.scoring.retry import retry_forever
+from services.scoring.row_batches import prefix_batches
 from services.scoring.scorer import Row, Scorer
 
 __all__ = ["Scoring"]
 
-T = TypeVar("T")
 _POLL_SECONDS = 20.0
 _ABSENT_SECONDS = 1.0
 _log = get_logger()
@@ -62,33 +59,39 @@ class Scoring:
         self._num_samples = config.max_samples
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Lease, score and write; returns after the write that follows `stop`."""
+        """Lease, score and write; returns after the write that follows `stop`.
+
+        What was not begun by then is given back.
+        """
         try:
             while not stop.is_set():
                 leased = await self._lease_unless(stop)
-                values = await self._score(leased.samples)
-                if values:
-                    self._adjust(in_time=await self._write(leased, values))
+                values, left = await self._score(leased.samples, stop)
+                if values or left:
+                    self._adjust(in_time=await self._write(leased, values, left))
         finally:
             self._thread.shutdown(wait=False)
             del self._scorer  # frees its memory even while calls that were cancelled end
 
     async def _lease_unless(self, stop: asyncio.Event) -> pb.LeaseColumnResponse:
-        """Lease samples; none once `stop` is set. A lease granted meanwhile expires."""
-        lease = asyncio.create_task(self._lease())
+        """Lease samples; once `stop` is set those that the ended call was granted, to give back."""
+        request = self._request()
+        lease = asyncio.create_task(self._lease(request))
         stopped = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({lease, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            return lease.result() if lease.done() else pb.LeaseColumnResponse()
+            if lease.done():
+                return lease.result()
         finally:
             lease.cancel()
             stopped.cancel()
             await asyncio.gather(lease, stopped, return_exceptions=True)
+        request.ClearField("wait")
+        return await self._lease(request)
 
-    async def _lease(self) -> pb.LeaseColumnResponse:
+    async def _lease(self, request: pb.LeaseColumnRequest) -> pb.LeaseColumnResponse:
         try:
-            request = self._request()
-            return await self._retry_forever(lambda: self._stub.LeaseColumn(request))
+            return await retry_forever(lambda: self._stub.LeaseColumn(request))
         except NotFoundError:
             _log.warning("run_not_found", run_id=self._config.run_id)
             await asyncio.sleep(_ABSENT_SECONDS)
@@ -110,21 +113,33 @@ class Scoring:
         )
 
     async def _score(
-        self, samples: Sequence[trajectory_pb2.Sample]
-    ) -> dict[str, NDArray[np.float32]]:
-        """Values by sample id, without samples that the scorer failed on."""
-        if not samples:
-            return {}
+        self, samples: Sequence[trajectory_pb2.Sample], stop: asyncio.Event
+    ) -> tuple[dict[str, NDArray[np.float32]], list[str]]:
+        """Values by sample id, without samples that the scorer failed on; and those not begun.
+
+        `micro_batch_tokens` at a time, so that `stop` is noticed between two forward passes.
+        """
         rows = [_row(sample) for sample in samples]
+        values: dict[str, NDArray[np.float32]] = {}
+        left: list[str] = []
         began = time.monotonic()
+        for numbers in prefix_batches(rows, self._config.micro_batch_tokens):
+            batch = [rows[number] for number in numbers]
+            if stop.is_set():
+                left += [row.sample_id for row in batch]
+            else:
+                values |= await self._score_batch(batch)
+        if values:
+            _SECONDS.observe(time.monotonic() - began)
+            _SAMPLES.inc(len(values))
+            _TOKENS.inc(sum(len(row.token_ids_T) for row in rows if row.sample_id in values))
+        return values, left
+
+    async def _score_batch(self, rows: Sequence[Row]) -> dict[str, NDArray[np.float32]]:
         try:
-            values = await self._score_rows(rows)
+            return await self._score_rows(rows)
         except Exception:  # possibly caused by one sample: score the others
-            values = await self._one_by_one(rows)
-        _SECONDS.observe(time.monotonic() - began)
-        _SAMPLES.inc(len(values))
-        _TOKENS.inc(sum(len(row.token_ids_T) for row in rows if row.sample_id in values))
-        return values
+            return await self._one_by_one(rows)
 
     async def _one_by_one(self, rows: Sequence[Row]) -> dict[str, NDArray[np.float32]]:
         found: dict[str, NDArray[np.float32]] = {}
@@ -144,9 +159,12 @@ class Scoring:
         return {row.sample_id: found for row, found in zip(rows, values, strict=True)}
 
     async def _write(
-        self, leased: pb.LeaseColumnResponse, values: Mapping[str, NDArray[np.float32]]
+        self,
+        leased: pb.LeaseColumnResponse,
+        values: Mapping[str, NDArray[np.float32]],
+        left: Sequence[str],
     ) -> bool:
-        """Write the column; whether the lease was still valid."""
+        """Write the column and give back what is left; whether the lease was still valid."""
         request = pb.WriteColumnRequest(
             run_id=self._config.run_id,
             column=self._config.column,
@@ -155,9 +173,10 @@ class Scoring:
                 pb.ColumnValues(sample_id=sample_id, values=found.astype("<f4").tobytes())
                 for sample_id, found in values.items()
             ],
+            returned_sample_ids=left,
         )
         try:
-            await self._retry_forever(lambda: self._stub.WriteColumn(request))
+            await retry_forever(lambda: self._stub.WriteColumn(request))
         except (PreconditionError, NotFoundError, ConflictError, ExhaustedError) as error:
             # The lease expired, the rollout was deleted, another service wrote the column, or the
             # message is too large.
@@ -170,16 +189,6 @@ class Scoring:
         """Halve the samples per lease after a lost lease, else raise them by one."""
         fewer, more = max(self._num_samples // 2, 1), self._num_samples + 1
         self._num_samples = min(more, self._config.max_samples) if in_time else fewer
-
-    async def _retry_forever(self, call: Callable[[], Awaitable[T]]) -> T:
-        def report(error: SeamflowError) -> None:
-            _log.warning("call_retried", error=str(error))
-
-        while True:
-            try:
-                return await retrying(call, on_retry=report)
-            except DeadlineError as error:
-                report(error)
 
 
 def _row(sample: trajectory_pb2.Sample) -> Row:

@@ -68,7 +68,7 @@ class ScoringWorker(WorkerServiceServicer):
     async def Deactivate(
         self, request: pb.DeactivateRequest, context: Context
     ) -> pb.DeactivateResponse:
-        """Score and write what is leased, then drop the model; answers when it is dropped."""
+        """End the forward pass, write, give back the rest; answers when the model is dropped."""
         self._accept(request.epoch)
         before = _device_bytes()
         self._wanted.clear()

@@ -213,7 +213,11 @@ class EmulatedEngine:
     def load(self) -> EngineLoad:
         """How busy the engine is now."""
         return EngineLoad(
-            running=self._loop.num_running, queued=self._loop.num_queued, tokens_per_second=0.0
+            running=self._loop.num_running,
+            queued=self._loop.num_queued,
+            tokens_per_second=self._loop.tokens_per_second
+            * self._emulation.speed
+            / self._emulation.thinning,
         )
 
     async def wait_failed(self) -> None:

@@ -81,3 +81,6 @@ class Emulation:
     """Emulated seconds in a second."""
     thinning: int
     """Tokens of the model that a recorded token stands for."""
+    starts: tuple[int, ...] = ()
+    """Groups at which the trainer's steps start, in turn; 0: as the scheduler computes. Empty: as
+    the trainer is configured."""

@@ -44,6 +44,10 @@ class Readings:
         lines = _lines(self.trainer_file)[: step * self.setting.mode.parts]
         return int(lines[-1]["weight_version"]) if step > 0 else 0
 
+    def starts(self) -> tuple[int, ...]:
+        """Groups that were complete when each step requested its nodes."""
+        return tuple(int(line["num_groups_at_start"]) for line in _lines(self.trainer_file))
+
     def result(self) -> Result:
         """Between the end of the last step of the warm-up and the end of the last step.
 

@@ -63,12 +63,14 @@ class Emulated:
     """As of a simulated one, in emulated seconds."""
     control_plane_cores: float
     """Cores that the control plane took: its services, Redis and the node agents."""
+    starts: tuple[int, ...]
+    """Groups that were complete when each step requested its nodes."""
 
 
-async def emulate(setting: Setting, emulation: Emulation) -> Emulated:
-    """Run it."""
+async def emulate(setting: Setting, emulation: Emulation, **trainer: object) -> Emulated:
+    """Run it; `trainer` is given to the trainer besides what the setting says."""
     async with AsyncExitStack() as stack:
-        rig = await stack.enter_async_context(_rig(setting, emulation))
+        rig = await stack.enter_async_context(_rig(setting, emulation, trainer))
         playing = [asyncio.create_task(part) for part in rig.parts()]
         try:
             await _first(rig.until_step(setting.warm_up), playing)
@@ -76,7 +78,11 @@ async def emulate(setting: Setting, emulation: Emulation) -> Emulated:
             await _first(rig.until_step(setting.warm_up + setting.steps), playing)
             cores = (rig.cpu_seconds() - cpu) / (time.monotonic() - began)
             await asyncio.sleep(2.0)  # the engines' last lines
-            return Emulated(result=rig.readings.result(), control_plane_cores=cores)
+            return Emulated(
+                result=rig.readings.result(),
+                control_plane_cores=cores,
+                starts=rig.readings.starts(),
+            )
         finally:
             for task in playing:
                 task.cancel()
@@ -94,10 +100,12 @@ async def _first(waiting: Coroutine[Any, Any, None], playing: Sequence[asyncio.T
 
 
 @asynccontextmanager
-async def _rig(setting: Setting, emulation: Emulation) -> AsyncIterator[_Rig]:
+async def _rig(
+    setting: Setting, emulation: Emulation, trainer: Mapping[str, object]
+) -> AsyncIterator[_Rig]:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="seamflow-bench-")))
-        rig = _Rig(setting, emulation, folder)
+        rig = _Rig(setting, emulation, folder, trainer)
         before = set(psutil.Process().children())
         redis_url = stack.enter_context(redis_server(FAST))
         rig.control_plane += set(psutil.Process().children()) - before
@@ -106,8 +114,15 @@ async def _rig(setting: Setting, emulation: Emulation) -> AsyncIterator[_Rig]:
 
 
 class _Rig:
-    def __init__(self, setting: Setting, emulation: Emulation, folder: Path) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        emulation: Emulation,
+        folder: Path,
+        trainer: Mapping[str, object],
+    ) -> None:
         self._setting, self._emulation, self._folder = setting, emulation, folder
+        self._trainer = trainer
         self._model = make_byte_model(folder / "model")
         (self._model / "emulation.json").write_text(json.dumps(asdict(emulation)))
         self._agent = EmulatedAgent(setting.workload, setting.seed, emulation)
@@ -149,6 +164,7 @@ class _Rig:
             publish__every=setting.mode.parts,
             gang__request_ahead_seconds=0,
             **({"scheduler": self._scheduler} if split.both else {}),
+            **self._trainer,
         )
         await self._nodes(stack, weights, trainer)
         self._gateway = await self._service(
@@ -296,7 +312,8 @@ class _Rig:
         given = {"port": 0, "admin_port": -1, "log_level": "warning", "drain_seconds": 1, **flags}
         command = ["-m", module]
         for name, value in given.items():
-            command += [f"--{name.replace('__', '.').replace('_', '-')}", str(value)]
+            command.append(f"--{name.replace('__', '.').replace('_', '-')}")
+            command += [] if value is True else [str(value)]
         ready = self._folder / f"{module}.port"
         environment = {"SEAMFLOW_PORT_FILE": str(ready)}
         process = await stack.enter_async_context(_process(command, ready, environment))

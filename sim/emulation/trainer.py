@@ -29,6 +29,7 @@ from trainer.loop import Trainer
 from trainer.policy.commands import Accumulate, Command, Gather, Optimize, Release, Restore
 from trainer.servicer import TrainerServicer
 from trainer.tracking.alarms import Alarms
+from trainer.tracking.step_record import StepRecord
 from trainer.tracking.tracker import Trackers
 
 __all__ = ["EmulatedGang", "build"]
@@ -60,6 +61,11 @@ class EmulatedGang:
         return 1
 
     @property
+    def nodes(self) -> tuple[str, ...]:
+        """It runs on whatever nodes it gets."""
+        return ("",)
+
+    @property
     def vocabulary_size(self) -> int:
         """Any token id: no model looks them up."""
         return 2**31
@@ -81,6 +87,7 @@ class EmulatedGang:
             case Accumulate():
                 await self._spend("training", self._training_seconds(command))
             case Optimize():
+                await self._spend("training", self._costs.training.step_seconds / self._parts)
                 return [{"loss": 0.0}]
             case Gather():
                 while self._file.with_name("barrier").exists():
@@ -107,10 +114,10 @@ class EmulatedGang:
         """Nothing to end."""
 
     def _training_seconds(self, command: Accumulate) -> float:
+        """Without those of the optimizer step, of which it may be a part."""
         tokens = sum(int(np.count_nonzero(batch.token_ids_BT)) for batch in command.micro_batches)
-        share = 1 / self._parts
         model_tokens = tokens * self._emulation.thinning
-        return self._costs.training.seconds(model_tokens, self._nodes, share=share)
+        return self._costs.training.seconds(model_tokens, self._nodes, share=0.0)
 
     async def _spend(self, doing: str, seconds: float) -> None:
         begin = time.time()
@@ -118,6 +125,17 @@ class EmulatedGang:
         line = json.dumps({"doing": doing, "begin": begin, "end": time.time()})
         with self._file.open("a") as file:
             file.write(line + "\n")
+
+
+class _Trainer(Trainer):
+    """Starts each step when `starts` says; the real one always as it is configured."""
+
+    starts: Sequence[int] = ()
+
+    async def _step(self, record: StepRecord) -> None:
+        if self.starts:
+            self._batches.stream_groups = self.starts[(record.step - 1) % len(self.starts)]
+        await super()._step(record)
 
 
 @asynccontextmanager
@@ -129,7 +147,7 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
     async with AsyncExitStack() as stack:
         device = DeviceLease(gang, config.gang.nodes)  # type: ignore[arg-type]
         samples, nodes, publisher = await connect_services(config, stack)
-        trainer = Trainer(
+        trainer = _Trainer(
             config,
             gang,  # type: ignore[arg-type]
             device,
@@ -139,6 +157,7 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
             Trackers(config),
             Alarms(),
         )
+        trainer.starts = emulation.starts
         servicer = TrainerServicer(config, trainer, device, gang)  # type: ignore[arg-type]
         yield Service(
             servicers=[(trainer_grpc.add_TrainerServiceServicer_to_server, servicer)],

@@ -139,6 +139,11 @@ class Decoding:
             repeated_prefill=self.busy.repeated_prefill - repeated,
         )
 
+    @property
+    def tokens_per_second(self) -> float:
+        """Sampled by all running sequences, while no prefill holds them up."""
+        return len(self.running) / self._step_seconds() if self.running else 0.0
+
     def _step_seconds(self) -> float:
         return self.costs.step_seconds(len(self.running), self._running_tokens)
 

@@ -37,6 +37,11 @@ class EngineLoop:
         """Sequences without one."""
         return len(self._decoding.queue) + len(self._held or ())
 
+    @property
+    def tokens_per_second(self) -> float:
+        """Present rate of all sequences with a slot."""
+        return self._decoding.tokens_per_second
+
     def submit(self, work: Work) -> asyncio.Future[bool]:
         """Sample the rest of a sequence; gives True when it has ended, False if it was given up."""
         ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()

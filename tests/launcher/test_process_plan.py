@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -84,6 +85,23 @@ def test_several_training_nodes_have_a_trainer_each_and_a_rendezvous(tmp_path: P
         assert "--nnodes=2:2" in trainer.command
         assert trainer.environment["SEAMFLOW_TRAINER_GANG__NODE_ID"] == node_id
         assert trainer.environment["SEAMFLOW_TRAINER_GANG__NODES"] == "2"
+
+
+def test_nodes_that_score_have_a_scoring_service_each(tmp_path: Path) -> None:
+    """Under their node agent; it requests its node, and there is none beside the nodes."""
+    nodes = ("a: rollout", "b: rollout train score", "c: score")
+    config = make_config(nodes=nodes, reference="{run}/teacher")
+    processes = plan(config, make_layout(config, tmp_path))
+    assert {name for name in processes if name.startswith("scoring")} == {"scoring-b", "scoring-c"}
+    for node_id in "bc":
+        scoring = processes[f"scoring-{node_id}"].environment
+        assert scoring["SEAMFLOW_SCORING_NODE_AGENT"] == "true"
+        assert scoring["SEAMFLOW_SCORING_NODE_ID"] == node_id
+        agent = processes[f"node_agent-{node_id}"].environment
+        address = f"127.0.0.1:{scoring['SEAMFLOW_SCORING_PORT']}"
+        worker = {"tag": "score", "address": address}
+        assert json.loads(agent["SEAMFLOW_NODE_AGENT_WORKERS"]) == [worker]
+    assert "SEAMFLOW_NODE_AGENT_WORKERS" not in processes["node_agent-a"].environment
 
 
 def test_several_ranks_are_started_by_torchrun(tmp_path: Path) -> None:
@@ -169,6 +187,7 @@ def test_ports_differ(tmp_path: Path) -> None:
     [
         ({"nodes": ("node-a rollout",)}, "write 'name: tags'"),
         ({"nodes": ("node-a: rolout",)}, "write 'name: tags'"),
+        ({"nodes": ("a: rollout", "b: train score")}, "'b' with the tag 'score', and reference"),
         ({"nodes": ("node-a: rollout",)}, "trainer_nodes is 1 and 0 of nodes"),
         ({"trainer_nodes": 2}, "trainer_nodes is 2 and 1 of nodes"),
         ({"group_size": 0}, "(?s)group_size.*greater than or equal to 1"),

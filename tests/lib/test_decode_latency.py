@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from services.lib.decode_latency import DecodeLatency
+from services.lib.decode_latency import DecodeLatency, MeasuredLatency
 
 STREAMRL = {8: 0.0085, 32: 0.010, 64: 0.0115, 128: 0.015, 256: 0.021, 512: 0.037}
 """7B on H800, read off a figure of arXiv 2504.15930."""
@@ -75,3 +75,22 @@ def test_a_factor_below_one_is_a_value_error() -> None:
     """No batch is faster than the fastest."""
     with pytest.raises(ValueError, match=r"factor is 0\.9: it must be at least 1"):
         DecodeLatency.of(STREAMRL).saturation(0.9)
+
+
+def test_latency_is_learned_from_what_servers_report() -> None:
+    """By load; never faster for a larger batch; nothing known is nothing."""
+    measured = MeasuredLatency()
+    assert measured.latency is None
+    reports = [(1, 100.0), (8, 800.0), (64, 4000.0), (128, 16_000.0), (5, 0.0), (0, 5.0)]
+    for turns, tokens in reports:
+        measured.add(turns, 256, tokens)
+    latency = measured.latency
+    assert latency is not None
+    assert [latency.seconds(n) for n in (1, 8, 64, 128)] == [0.01, 0.01, 0.016, 0.016]
+
+
+def test_turns_that_queue_are_not_in_the_batch() -> None:
+    """An engine of four slots decodes four, however many it was given."""
+    measured = MeasuredLatency()
+    measured.add(64, 4, 400.0)
+    assert measured.latency == DecodeLatency.of({4: 0.01})

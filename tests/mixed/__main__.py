@@ -195,7 +195,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--release", default="v0.2.0", help="git tag or commit of the other side")
+    parser.add_argument("--release", required=True, help="git tag or commit of the other side")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", choices=UPGRADE_ORDER, default=UPGRADE_ORDER)
     parser.add_argument("--keep", type=Path, help="new folder for logs and data, kept")

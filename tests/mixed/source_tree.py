@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from services.launcher.process_plan import ProcessPlan
 
@@ -19,7 +22,7 @@ _PACKAGES = ("seamflow", "services", "trajectory_manager", "rollout", "scheduler
 _WHERE = "import sys, importlib.util as u; print(*(u.find_spec(n).origin for n in sys.argv[1:]))"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SourceTree:
     """One release of all services. Third-party packages are those of this environment."""
 
@@ -35,9 +38,30 @@ class SourceTree:
         return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
     def started(self, plan: ProcessPlan, port_file: Path) -> ProcessPlan:
-        """The same process with the same settings, from this tree."""
+        """The same process with the same settings, from this tree, without those it has not got."""
+        known = {name: value for name, value in plan.environment.items() if self._knows(name)}
         extra = {**self.environment(), "SEAMFLOW_PORT_FILE": str(port_file)}
-        return replace(plan, environment={**plan.environment, **extra})
+        return replace(plan, environment={**known, **extra})
+
+    def _knows(self, variable: str) -> bool:
+        """Whether it has the setting of this variable, by its schema of all settings."""
+        given = variable.removeprefix("SEAMFLOW_").lower()
+        tables = [name for name in self._schema["properties"] if given.startswith(f"{name}_")]
+        if not tables:
+            return True  # no setting, or none of its processes
+        known = self._schema["properties"][max(tables, key=len)]
+        for part in given.removeprefix(f"{max(tables, key=len)}_").split("__"):
+            if part not in known.get("properties", {}):
+                return False
+            known = known["properties"][part]
+            known = self._schema["$defs"].get(known.get("$ref", "").rpartition("/")[2], known)
+        return True
+
+    @cached_property
+    def _schema(self) -> dict[str, Any]:
+        file = self.root / "docs" / "configuration.schema.json"
+        schema: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return schema
 
     def check(self) -> None:
         """Start Python as a process of this tree is started, and see where its code is.

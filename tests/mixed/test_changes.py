@@ -48,10 +48,18 @@ def test_the_seed_draws_the_order_of_the_downgrade() -> None:
 def test_a_process_runs_from_its_tree_and_keeps_its_settings() -> None:
     """Whatever the folder that it is started in."""
     plan = ProcessPlan(name="x", command=("python",), environment={"SEAMFLOW_X_PORT": "1"})
-    started = OLD.started(plan, Path("/x.port"))
+    started = NEW.started(plan, Path("/x.port"))
     assert started.environment["SEAMFLOW_X_PORT"] == "1"
-    assert started.environment["PYTHONPATH"] == "/old/sdk:/old"
+    assert started.environment["PYTHONPATH"] == f"{ROOT}/sdk:{ROOT}"
     NEW.check()
+
+
+def test_a_release_gets_no_settings_that_it_has_not_got() -> None:
+    """It would refuse them; its operator would not set them."""
+    given = ("SEAMFLOW_TRAINER_TRACKING__METRICS_FILE", "SEAMFLOW_TRAINER_TRACKING__LATER")
+    plan = ProcessPlan(name="x", command=("python",), environment=dict.fromkeys(given, "1"))
+    started = NEW.started(plan, Path("/x.port"))
+    assert [name for name in given if name in started.environment] == [given[0]]
 
 
 def test_a_tree_that_is_not_the_one_imported_is_noticed(tmp_path: Path) -> None:

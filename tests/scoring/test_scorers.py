@@ -86,6 +86,61 @@ def scored(settings: ScoringConfig, given: Sequence[Row]) -> Sequence[np.ndarray
     return make_scorer(settings).score(given)
 
 
+def group(seed: int = 0) -> list[Row]:
+    """Sequences that share a prompt, two of them an answer's begin, with one temperature each."""
+    dice = np.random.default_rng(seed)
+    prompt = dice.integers(0, VOCABULARY, 9).tolist()
+    answers = [[1, 2, 3, 4], [1, 2, 5], [6], [], [1, 2, 3, 4]]
+    return [
+        Row(
+            sample_id=f"s{number}",
+            token_ids_T=np.array([*prompt, *answer], np.int32),
+            temperatures_T=np.full(9 + len(answer), 1.0 if number < 3 else 0.5, np.float32),
+            columns={},
+        )
+        for number, answer in enumerate(answers)
+    ]
+
+
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("scorer", ["logprobs", "reward_model"])
+def test_a_shared_prefix_is_computed_once(
+    model: Path, reward_model: Path, scorer: str, packing: bool
+) -> None:
+    """Of 57 tokens 15 are distinct; without packing all are computed, and with the same values."""
+    folder = model if scorer == "logprobs" else reward_model
+    made: Any = make_scorer(config(folder, scorer=scorer, packing=packing))
+    computed = computed_tokens(made)
+    found = made.score(group())
+    assert sum(len(row.token_ids_T) for row in group()) == 57
+    assert sum(computed) == 15 if packing else sum(computed) >= 57
+    alone = [scored(config(folder, scorer=scorer), [row])[0] for row in group()]
+    for values, expected in zip(found, alone, strict=True):
+        np.testing.assert_allclose(values, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("scorer", ["logprobs", "reward_model"])
+def test_a_forward_pass_keeps_to_the_budget(model: Path, reward_model: Path, scorer: str) -> None:
+    """A shared prefix counts once in it; a row longer than it has a pass of its own."""
+    folder = model if scorer == "logprobs" else reward_model
+    expected = scored(config(folder, scorer=scorer), group())
+    for budget, passes in ((13, 2), (15, 1), (1, 5)):
+        made: Any = make_scorer(config(folder, scorer=scorer, micro_batch_tokens=budget))
+        computed = computed_tokens(made)
+        for values, same in zip(made.score(group()), expected, strict=True):
+            np.testing.assert_allclose(values, same, atol=2e-6)
+        assert len(computed) == passes
+        assert max(computed) <= max(budget, 13)
+
+
+def computed_tokens(scorer: Any) -> list[int]:
+    """The tokens of each forward pass from now on."""
+    computed: list[int] = []
+    embeddings = scorer._model.get_input_embeddings()
+    embeddings.register_forward_hook(lambda _module, given, _out: computed.append(given[0].numel()))
+    return computed
+
+
 @pytest.mark.parametrize("budget", [1, 24, 10_000])
 def test_log_probs_are_those_of_the_model(model: Path, budget: int) -> None:
     """However rows are put together, at each one's own temperature."""
@@ -187,6 +242,7 @@ def test_a_classifier_is_no_reward_model(tmp_path: Path) -> None:
     [
         ({"max_samples": 0}, "(?s)max_samples.*greater than or equal to 1"),
         ({"threads": 0}, "(?s)threads.*greater than or equal to 1"),
+        ({"scheduler": "a:1"}, "scheduler is 'a:1', node_agent False and node_id '': a node is"),
         ({"needs": ("c",)}, "needs holds 'c', which is the column to write"),
     ],
 )

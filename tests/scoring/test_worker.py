@@ -49,10 +49,18 @@ class Columns(column_grpc.ColumnServiceServicer):
         self.may_write = asyncio.Event()
         self.writing = asyncio.Event()
         self.num_written = 0
+        self.asked: list[str] = []
+        self.repeated: list[str] = []
+        self.granted: list[trajectory_pb2.Sample] = []
+        self.returned: list[str] = []
 
     async def LeaseColumn(self, request: Any, context: Any) -> Any:
-        """Long poll."""
+        """Long poll; at its end the caller asks what it was granted meanwhile."""
+        if not request.wait.seconds:
+            self.repeated.append(request.request_id)
+            return column_pb.LeaseColumnResponse(samples=self.granted, lease_token="l")
         self.num_leases += 1
+        self.asked.append(request.request_id)
         await self.has_sample.wait()
         self.has_sample.clear()
         sample = trajectory_pb2.Sample(sample_id="s")
@@ -63,6 +71,7 @@ class Columns(column_grpc.ColumnServiceServicer):
         self.writing.set()
         await self.may_write.wait()
         self.num_written += len(request.values)
+        self.returned += request.returned_sample_ids
         return column_pb.WriteColumnResponse()
 
 
@@ -112,6 +121,20 @@ async def test_off_it_neither_leases_nor_holds_a_model() -> None:
         columns.has_sample.set()  # for nobody
         await asyncio.sleep(0.1)
         assert (columns.num_leases, columns.num_written) == (1, 0)
+
+
+async def test_what_is_granted_while_it_is_deactivated_goes_back() -> None:
+    """The poll is ended; what it was granted in that moment is given back, and not scored."""
+    columns = Columns()
+    columns.granted = [trajectory_pb2.Sample(sample_id="late")]
+    columns.may_write.set()
+    async with scorer(columns, node_agent=True) as channel:
+        worker = WorkerActivity(channel)
+        await worker.activate(1)
+        await until(lambda: columns.num_leases == 1)
+        await worker.deactivate(2)
+        assert columns.repeated == columns.asked
+        assert (columns.returned, columns.num_written) == (["late"], 0)
 
 
 async def test_what_is_leased_is_written_before_it_is_off() -> None:

@@ -6,12 +6,14 @@ import asyncio
 import itertools
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from seamflow.channel import connect
 from seamflow.common.v1 import tokens_pb2
-from seamflow.scheduler.v1.scheduler_service_pb2 import GenerationForecast
+from seamflow.durations import seconds_of
+from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
+from seamflow.scheduler.v1.scheduler_service_pb2 import GenerationForecast, MeasuredBatch
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
@@ -27,6 +29,9 @@ from trainer.data.token_sequence import TokenSequence
 from trainer.rejection.accepted_samples import AcceptedSamples
 from trainer.tracking.alarms import Alarms
 from trainer.tracking.step_record import StepRecord
+
+if TYPE_CHECKING:
+    from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
 
 OVER = {"batch__timeout_seconds": 1e-9}
 """By the first look."""
@@ -96,20 +101,28 @@ class FakeNodeClient(NodeClient):
         self.return_seconds, self.shared = return_seconds, shared
         self.calls: list[str] = []
         self.done: list[int] = []
+        self.tail: int | None = None
+        self.measured: list[MeasuredBatch] = []
 
-    async def release(self, batch: int = 0, forecast: GenerationForecast | None = None) -> None:
+    async def release(
+        self, batch: int = 0, forecast: GenerationForecast | None = None
+    ) -> int | None:
         """With what is left of how much."""
         left = forecast and f": {forecast.remaining_rollouts}/{forecast.batch_rollouts}"
         self.calls.append(f"release for {batch}{left or ''}")
         self.done.append(forecast.done_rollouts if forecast else 0)
+        if forecast is not None and forecast.HasField("newest_batch"):
+            self.measured.append(forecast.newest_batch)
+        return self.tail
 
     async def others_generate(self) -> bool:
         """As it was made."""
         return self.shared
 
-    async def release_again(self) -> None:
+    async def release_again(self) -> int | None:
         """Once more."""
         self.calls.append("give back")
+        return self.tail
 
     async def request_ahead(self, needed_time: float) -> None:
         """At any time."""
@@ -235,6 +248,53 @@ async def test_nodes_are_taken_for_a_part_only_while_others_generate(
     assert samples.leased[-1][0] == begins
 
 
+AT_TAIL: dict[str, Any] = {"batch__start_at_tail": True, "scheduler": "127.0.0.1:1"}
+
+
+@pytest.mark.parametrize(
+    ("tail", "fields", "begins"),
+    [
+        (8, {}, 6),
+        (200, {}, 1),
+        (None, {}, 8),
+        (0, {}, 8),
+        (8, {"batch__stream_groups": 3}, 3),
+        (8, {"batch__start_at_tail": False}, 8),
+    ],
+    ids=["tail", "whole batch", "unknown", "none", "by hand", "off"],
+)
+async def test_a_step_starts_when_so_many_rollouts_remain(
+    tmp_path: Path, tail: int | None, fields: dict[str, Any], begins: int
+) -> None:
+    """Of the eight groups of four rollouts; what the operator set by hand overrides it."""
+    values = AT_TAIL | fields
+    config = trainer_config(run_id="run", model=tmp_path, checkpoint__folder=tmp_path, **values)
+    samples, nodes = FakeSampleClient(8, 0, *range(1, 9)), FakeNodeClient(0.0)
+    nodes.tail = tail
+    batches = source(config, samples, nodes)
+    await leased(batches, 1)
+    record = StepRecord(2, 0)
+    parts = [part async for part in batches.chunks(record)]
+    assert samples.leased[-1][0] == begins
+    assert record.numbers()["num_groups_at_start"] == begins
+    assert parts[-1].last
+
+
+async def test_the_scheduler_is_told_what_the_newest_step_was_like(tmp_path: Path) -> None:
+    """Lengths of its groups, without those of replayed ones, and how long it trained."""
+    config = trainer_config(run_id="run", model=tmp_path, checkpoint__folder=tmp_path, **AT_TAIL)
+    nodes = FakeNodeClient(0.0)
+    batches = source(config, FakeSampleClient(8, 0, 8), nodes)
+    record = StepRecord(1, 0)
+    _ = [part async for part in batches.chunks(record)]
+    with record.phase("train"):
+        await asyncio.sleep(0.01)
+    await leased(batches, 2)
+    (measured,) = nodes.measured
+    assert [list(group.rollout_tokens) for group in measured.groups] == [[1] * 4] * 8
+    assert seconds_of(measured.training_duration) == pytest.approx(record.seconds("train"))
+
+
 async def test_a_timeout_interrupts_rollout_on_the_gang_s_node(tmp_path: Path) -> None:
     """The real scheduler takes the node out of rollout, though the batch never becomes whole."""
     config = trainer_config(run_id=RUN, model=tmp_path, checkpoint__folder=tmp_path, **OVER)
@@ -248,3 +308,59 @@ async def test_a_timeout_interrupts_rollout_on_the_gang_s_node(tmp_path: Path) -
         assert train.tag == "train"
         await heartbeat(stub, "both", train.epoch)
         assert len(await waiting) == 8 + 1, "and a replayed one"
+
+
+async def _report_rates(stub: SchedulerServiceAsyncStub, *names: str) -> None:
+    """Nodes that generate tell that one turn decodes as fast as sixteen."""
+    nodes = (await stub.ListNodes(pb.ListNodesRequest())).nodes
+    for node in (node for node in nodes if node.node_id in names):
+        for turns in (1, 16):
+            await stub.Heartbeat(
+                pb.HeartbeatRequest(
+                    node_id=node.node_id,
+                    reported_epoch=node.assignment.epoch,
+                    known_epoch=node.assignment.epoch,
+                    state=pb.NODE_STATE_ACTIVE,
+                    report=pb.NodeReport(
+                        num_turns=turns, tokens_per_second=100.0 * turns, max_running=16
+                    ),
+                )
+            )
+
+
+async def _obey(stub: SchedulerServiceAsyncStub, name: str) -> None:
+    """A node that takes up each of its assignments at once."""
+    while True:
+        nodes = (await stub.ListNodes(pb.ListNodesRequest())).nodes
+        node = next(each for each in nodes if each.node_id == name)
+        await heartbeat(stub, name, node.assignment.epoch)
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("at_tail", [True, False])
+async def test_the_scheduler_takes_the_gang_s_node_at_the_tail(
+    tmp_path: Path, at_tail: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven of eight groups are short; without the setting it takes it at the end of the last."""
+    lengths = [[100] * 4] * 7 + [[200] * 4]
+    measured = MeasuredBatch(groups=[pb.GroupTokens(rollout_tokens=each) for each in lengths])
+    monkeypatch.setattr(batch_source, "measured_batch", lambda sequences: measured)
+    values = AT_TAIL | {"batch__start_at_tail": at_tail}
+    config = trainer_config(run_id=RUN, model=tmp_path, checkpoint__folder=tmp_path, **values)
+    scheduler = running_scheduler(lending="always")
+    async with scheduler as (port, stub), connect(f"127.0.0.1:{port}") as channel:
+        await register(stub, "other", "rollout")
+        await register(stub, "both", *BOTH)
+        await _report_rates(stub, "other", "both")
+        samples = FakeSampleClient(8, 0, *range(1, 9))
+        batches = source(config, samples, NodeClient(channel, RUN, "trainer", 1))
+        obeying = asyncio.create_task(_obey(stub, "both"))
+        first, second = StepRecord(1, 0), StepRecord(2, 0)
+        _ = [part async for part in batches.chunks(first)]
+        with first.phase("train"):
+            await asyncio.sleep(0.5)
+        parts = [part async for part in batches.chunks(second)]
+        obeying.cancel()
+        assert parts[-1].last
+        started = second.numbers()["num_groups_at_start"]
+        assert (started < 8) is at_tail

@@ -148,3 +148,11 @@ async def test_a_run_that_requires_another_reward_is_not_trained(training: Train
     await training.begin("a", reward_name="success")
     with pytest.raises(ConfigError, match=r"algorithm\.reward is 'reward'.*'success'"):
         await training.train(1)
+
+
+async def test_a_run_that_generates_ahead_has_no_tail_to_start_at(training: Training) -> None:
+    """Its nodes go on with the next batch; one that waits for weights is trained."""
+    values = {"scheduler": "127.0.0.1:1", "batch__start_at_tail": True}
+    await training.begin("a", max_staleness=1)
+    with pytest.raises(ConfigError, match=r"start_at_tail is true, but run .* max_staleness 1"):
+        await training.train(1, **values)

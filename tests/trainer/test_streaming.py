@@ -27,6 +27,8 @@ from trainer.rank_group import RankGroup
 STREAMED: dict[str, Any] = {"batch__stream_groups": 1, "batch__micro_batch_tokens": 8}
 """A group of two rollouts has 12 tokens to compute: each is a part."""
 
+AT_TAIL: dict[str, Any] = {"batch__start_at_tail": True, "scheduler": "127.0.0.1:1"}
+
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -209,17 +211,26 @@ def test_parts_depend_on_the_order_of_groups_alone(seed: int) -> None:
 def test_an_algorithm_that_compares_a_whole_step_cannot_be_streamed(tmp_path: Path) -> None:
     """The message names the setting, the value and the cure."""
 
-    def config(algorithm: str) -> TrainerConfig:
+    def config(algorithm: str, **values: Any) -> TrainerConfig:
         return trainer_config(
             run_id="r",
             model=tmp_path,
             checkpoint__folder=tmp_path,
             algorithm__name=algorithm,
-            batch__stream_groups=2,
+            **values,
         )
 
-    make_algorithm(config("rloo"))
-    with pytest.raises(
-        ConfigError, match=r"stream_groups is 2: reinforce_pp compares .* set it to 0"
+    for values, message in (
+        ({"batch__stream_groups": 2}, r"stream_groups is 2: reinforce_pp .* set it to 0"),
+        (AT_TAIL, r"start_at_tail is True: reinforce_pp compares .* set it to False"),
     ):
-        make_algorithm(config("reinforce_pp"))
+        make_algorithm(config("rloo", **values))
+        with pytest.raises(ConfigError, match=message):
+            make_algorithm(config("reinforce_pp", **values))
+
+
+def test_only_a_scheduler_knows_when_the_tail_begins(tmp_path: Path) -> None:
+    """Without one the setting is refused."""
+    given = {"run_id": "r", "model": tmp_path, "checkpoint__folder": tmp_path}
+    with pytest.raises(ValueError, match=r"start_at_tail is true but scheduler is not set"):
+        trainer_config(**given, batch__start_at_tail=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -13,17 +14,15 @@ from scheduler.model.stage_profile import StageProfile
 from services.chassis.errors import ExitCode, StartupError, UsageError
 from services.lib.fused_schedule.plan import fused_plan
 from services.lib.fused_schedule.problem import Pipeline, Problem, fused_problem
+from tools.planning.chart_values import write_values
 from tools.planning.fusion import fusion_table, picture, reroute_table
 from tools.planning.input_files import (
     read_dataflow,
-    read_engines,
-    read_lengths,
     read_pipelines,
     read_profiles,
 )
 from tools.planning.role_placement import place
-from tools.planning.tables import BEST, migration_table, placement_table, span_table, split_table
-from tools.planning.tail_migration import simulated, thresholds
+from tools.planning.tables import BEST, placement_table, span_table, split_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -67,21 +66,6 @@ more are not faster, so measure up to the number you have. Give nodes of one dat
   seconds = { 8 = 190.0, 64 = 31.0 }
   after = ["reward"]              # starts when it has ended; omitted: may be an iteration behind
 
---tail: find the R_t at which the tail of a batch should move to m of --nodes instances, so that the
-others can score (RLHFuse). --lengths holds tokens of a batch's samples, a number on each line; the
-file:
-
-  cache_bytes = 40_000_000_000    # of one instance for keys and values
-  sequence_bytes = 1_000_000_000  # of a sample of maximum length
-  prompt_tokens = 512             # prefilled again when a sample moves
-  prefill_seconds = 0.00005       # of one token
-  switch_seconds = 2.0            # from generation to scoring
-  score_seconds = 0.05            # of one sample on one instance
-
-  [latency]                       # seconds of a decode step by batch size
-  8 = 0.0085
-  64 = 0.012
-
 --fuse: find whether training actor and critic in one fused pipeline pays (RLHFuse), and at how many
 micro-batches it stops to. A number of seconds is that of each stage; give a list if they differ:
 
@@ -99,11 +83,11 @@ micro-batches it stops to. A number of seconds is that of each stage; give a lis
   backward_seconds = 0.08
   activation_bytes = 2_000_000_000
 
+--values FILE writes the plan of --profile or --roles as node pools of the Helm chart, for
+`helm upgrade -f FILE`.
+
 --device-bytes limits the activations. With --replicas and without [critic]: what it costs to send
 the micro-batches of a failed stage through its peers (ReCycle).
-
-To apply the plan of --tail, set the trainer's gang_nodes so that m nodes are left to rollout, and
-its stream_groups to the value shown with --group-size. Turns on them migrate with their tokens.
 """
 
 
@@ -135,10 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     files.add_argument("--profile", type=Path, help="split: seconds of both stages")
     files.add_argument("--roles", type=Path, help="placement: costs and order of the roles")
     files.add_argument("--fuse", type=Path, help="fused pipeline: stages, seconds and bytes")
-    files.add_argument("--tail", type=Path, help="tail: costs of the instances that generate")
-    parser.add_argument("--lengths", type=Path, help="tail: tokens of a batch's samples")
-    parser.add_argument("--group-size", type=int, help="tail: samples of a group")
-    parser.add_argument("--nodes", type=int, help="nodes of one datacentre, or instances")
+    parser.add_argument("--nodes", type=int, help="nodes of one datacentre")
     parser.add_argument(
         "--generation-nodes", type=int, help="split: nodes of the one that generates"
     )
@@ -146,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--device-bytes", type=int, help="placement, fused pipeline: device memory of a node"
     )
+    parser.add_argument("--values", type=Path, help="split, placement: writes the chart's pools")
     parser.add_argument("--replicas", type=int, help="fused pipeline: of the actor alone")
     parser.add_argument("--cpu-seconds", type=float, default=10.0, help="fused pipeline: of search")
     parser.add_argument("--seed", type=int, default=0, help="fused pipeline: of the search")
@@ -153,16 +135,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _plan(given: argparse.Namespace) -> list[Table | str]:
-    if (given.tail is None) is not (given.lengths is None):
-        raise UsageError("--tail and --lengths go together")
-    if given.tail is None and given.group_size is not None:
-        raise UsageError("--group-size goes with --tail")
     if given.replicas is not None and given.fuse is None:
         raise UsageError("--replicas goes with --fuse")
+    if given.values is not None and given.fuse is not None:
+        raise UsageError("--values goes with --profile or --roles")
     if given.fuse:
         return _fused(given)
-    if given.tail:
-        return [*_tail(given)]
     return [*(_placed(given) if given.roles else _split(given))]
 
 
@@ -189,23 +167,6 @@ def _problem(given: argparse.Namespace, actor: Pipeline, critic: Pipeline | None
     return fused_problem(actor, critic, actor.num_stages // critic.num_stages, capacity)
 
 
-def _tail(given: argparse.Namespace) -> list[Table]:
-    others = (given.generation_nodes, given.training_nodes, given.device_bytes)
-    if given.nodes is None or others != (None, None, None):
-        raise UsageError("--tail takes --nodes and --lengths")
-    if given.nodes < 1:
-        raise UsageError(f"--nodes is {given.nodes}: give at least 1")
-    engines, lengths = read_engines(given.tail, given.nodes), read_lengths(given.lengths)
-    size = given.group_size
-    if size is not None and (size < 1 or len(lengths) % size):
-        raise UsageError(f"--group-size is {size}: give a divisor of {len(lengths)} samples")
-    try:
-        tried = {each: simulated(lengths, engines, each) for each in thresholds(len(lengths))}
-    except ValueError as error:
-        raise UsageError(f"{given.lengths}: {error}") from error
-    return [migration_table(len(lengths), tried, size)]
-
-
 def _split(given: argparse.Namespace) -> list[Table]:
     pair = (given.generation_nodes, given.training_nodes)
     one = given.nodes is not None and pair == (None, None)
@@ -214,11 +175,17 @@ def _split(given: argparse.Namespace) -> list[Table]:
         raise UsageError("--profile takes --nodes, or --generation-nodes and --training-nodes")
     generation, training = read_profiles(given.profile)
     try:
-        if one:
-            return [_one_datacentre(generation, training, given.nodes)]
-        return [_two_datacentres(generation, training, *pair)]
+        best, table = (
+            _one_datacentre(generation, training, given.nodes)
+            if one
+            else _two_datacentres(generation, training, *pair)
+        )
     except ValueError as error:
         raise UsageError(str(error)) from error
+    if given.values is not None:
+        stages = [("rollout", best.generation_nodes), ("train", best.training_nodes)]
+        write_values(given.values, {(tag,): number for tag, number in stages})
+    return [table]
 
 
 def _placed(given: argparse.Namespace) -> list[Table]:
@@ -230,26 +197,32 @@ def _placed(given: argparse.Namespace) -> list[Table]:
         placement = place(dataflow, given.nodes, given.device_bytes)
     except ValueError as error:
         raise UsageError(str(error)) from error
+    if given.values is not None:
+        write_values(given.values, Counter(tags for tags in placement.tags if tags))
     return [placement_table(placement), span_table(placement)]
 
 
-def _one_datacentre(generation: StageProfile, training: StageProfile, nodes: int) -> Table:
-    """The best split, and the splits that give generation one to seven eighths."""
+def _one_datacentre(
+    generation: StageProfile, training: StageProfile, nodes: int
+) -> tuple[Split, Table]:
+    """The best split; a table of it and of those that give generation one to seven eighths."""
     best = split_nodes(generation.seconds, training.seconds, nodes)
     shares = {nodes * eighths // 8 for eighths in range(1, 8)} - {0}
     even = _at(generation, training, nodes // 2, nodes - nodes // 2)
     splits = {best, *(_at(generation, training, share, nodes - share) for share in shares)}
     possible = [split for split in splits if math.isfinite(split.seconds)]
-    return split_table(f"{nodes} nodes", sorted(possible, key=_nodes), {even: "even", best: BEST})
+    names = {even: "even", best: BEST}
+    return best, split_table(f"{nodes} nodes", sorted(possible, key=_nodes), names)
 
 
 def _two_datacentres(
     generation: StageProfile, training: StageProfile, generation_nodes: int, training_nodes: int
-) -> Table:
+) -> tuple[Split, Table]:
     best = split_datacentres(generation.seconds, training.seconds, generation_nodes, training_nodes)
     whole = _at(generation, training, generation_nodes, training_nodes)
     title = f"{generation_nodes} nodes that generate, {training_nodes} that train"
-    return split_table(title, sorted({best, whole}, key=_nodes), {whole: "all", best: BEST})
+    names = {whole: "all", best: BEST}
+    return best, split_table(title, sorted({best, whole}, key=_nodes), names)
 
 
 def _at(generation: StageProfile, training: StageProfile, x: int, y: int) -> Split:

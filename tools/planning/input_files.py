@@ -14,12 +14,10 @@ from pydantic import TypeAdapter, ValidationError
 from scheduler.model.stage_profile import StageProfile
 from services.chassis.config.sources import nearest
 from services.chassis.errors import ConfigError
-from services.lib.decode_latency import DecodeLatency
 from services.lib.fused_schedule.problem import Pipeline
 from tools.planning.dataflow import Dataflow, Role
-from tools.planning.tail_migration import Engines
 
-__all__ = ["read_dataflow", "read_engines", "read_lengths", "read_pipelines", "read_profiles"]
+__all__ = ["read_dataflow", "read_pipelines", "read_profiles"]
 
 Record = TypeVar("Record")
 
@@ -58,23 +56,6 @@ def read_dataflow(path: Path) -> Dataflow:
         return Dataflow(roles=tuple(roles))
 
 
-def read_engines(path: Path, num_instances: int) -> Engines:
-    """The instances: any field of `Engines`, and `[latency]`, batch size = seconds of a step.
-
-    Raises:
-        ConfigError: the file cannot be read, or holds something else.
-    """
-    table = dict(_read(path))
-    with _named(f"{path}: [latency]"):
-        latency = DecodeLatency.from_table(_table(table.pop("latency", None)))
-    points = {"batches": list(latency.batches), "step_seconds": list(latency.step_seconds)}
-    with _named(str(path)):
-        if "num_instances" in table:
-            raise ValueError("num_instances: unknown key, it is given with --nodes")
-        known = {"num_instances": num_instances, "latency": points}
-        return _record(Engines, table | known)
-
-
 def read_pipelines(path: Path) -> tuple[Pipeline, Pipeline | None]:
     """The pipelines `[actor]` and, if given, `[critic]`; a number of seconds is that of each stage.
 
@@ -92,20 +73,6 @@ def read_pipelines(path: Path) -> tuple[Pipeline, Pipeline | None]:
     if actor is None:
         raise ConfigError(f"{path}: [actor] is missing")
     return actor, critic
-
-
-def read_lengths(path: Path) -> list[int]:
-    """Tokens of each sample of a batch, a number on each line.
-
-    Raises:
-        ConfigError: the file cannot be read, or holds something else.
-    """
-    lengths = []
-    for number, line in enumerate(_text(path).splitlines(), start=1):
-        if not line.strip().isdecimal():
-            raise ConfigError(f"{path}: line {number} is {line!r}: give a whole number of tokens")
-        lengths.append(int(line))
-    return lengths
 
 
 def _text(path: Path) -> str:

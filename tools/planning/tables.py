@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from scheduler.model.node_split import Split
 from tools.planning.role_placement import Placement
-from tools.planning.tail_migration import Migration
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["BEST", "migration_table", "placement_table", "span_table", "split_table"]
+__all__ = ["BEST", "placement_table", "span_table", "split_table"]
 
 BEST = "best"
 """Name of the row that is the plan."""
@@ -29,26 +28,6 @@ def split_table(title: str, splits: Sequence[Split], names: Mapping[Split, str])
     for split in splits:
         name = names.get(split, "")
         table.add_row(name, *_cells(split), style="bold" if name == BEST else None)
-    return table
-
-
-def migration_table(
-    batch: int, tried: Mapping[int, Migration], group_size: int | None = None
-) -> Table:
-    """A row for each tried R_t; if m is all instances, nothing migrates.
-
-    With the size of a group, also the complete groups at which at most R_t samples remain.
-    """
-    best = min(tried, key=lambda remaining: tried[remaining].seconds)
-    columns = ("R_t", "of the batch", "m", "all scored s")
-    table = _table(f"{batch} samples", "", (*columns, *(["stream_groups"] if group_size else [])))
-    for remaining, found in tried.items():
-        name = BEST if remaining == best else ""
-        cells = [str(remaining), f"{remaining / batch:.0%}", str(found.num_kept)]
-        cells.append(f"{found.seconds:.1f}")
-        if group_size:
-            cells.append(str(-((remaining - batch) // group_size)) if found.remaining else "–")
-        table.add_row(name, *cells, style="bold" if name else None)
     return table
 
 

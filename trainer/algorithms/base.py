@@ -182,10 +182,11 @@ def make_algorithm(config: TrainerConfig) -> Algorithm:
             f"{config.algorithm.num_mini_batches}, but {config.algorithm.name} has no trust region "
             "around the policy at the begin of a step: set both to 1, or use ppo, grpo or dapo"
         )
-    if config.batch.stream_groups and algorithm.whole_step:
-        raise ConfigError(
-            f"batch.stream_groups is {config.batch.stream_groups}: {config.algorithm.name} "
-            "compares the rewards of a whole step, set it to 0 or use an algorithm that compares "
-            "within groups"
-        )
+    for name in ("stream_groups", "start_at_tail"):
+        value = getattr(config.batch, name)
+        if value and algorithm.whole_step:
+            raise ConfigError(
+                f"batch.{name} is {value}: {config.algorithm.name} compares the rewards of a whole "
+                f"step, set it to {type(value)()} or use an algorithm that compares within groups"
+            )
     return algorithm

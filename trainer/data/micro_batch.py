@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.lib.transformer.shared_prefix import shared_tokens
 from trainer.data.advantages import SequenceAdvantages
 from trainer.data.token_sequence import TokenSequence
-from trainer.model.packing import shared_tokens
 
 __all__ = ["MicroBatch", "plan_micro_batches", "weightless"]
 

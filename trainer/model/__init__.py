@@ -1,1 +1,1 @@
-"""Changes to a Hugging Face model: packed rows, LoRA adapters, oneDNN layers."""
+"""Changes to a Hugging Face model: LoRA adapters, oneDNN layers."""

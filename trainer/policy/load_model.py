@@ -18,11 +18,11 @@ from torch.distributed.fsdp import (
 from torch.utils.checkpoint import checkpoint
 
 from services.lib.model_folder import check_model_folder
-from services.lib.transformer_blocks import transformer_blocks
+from services.lib.transformer.packing import can_pack
+from services.lib.transformer.transformer_blocks import transformer_blocks
 from trainer.config import TrainerConfig
 from trainer.model.lora import add_adapter
 from trainer.model.onednn_linear import use_onednn
-from trainer.model.packing import can_pack
 from trainer.policy.critic import CriticModel, add_value_head
 
 __all__ = ["DTYPES", "Models", "load_models", "load_sharded", "load_whole"]

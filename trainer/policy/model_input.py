@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from services.lib.transformer.packing import Packing
 from trainer.data.micro_batch import MicroBatch
-from trainer.model.packing import Packing
 
 __all__ = ["ModelInput", "PackedInput", "PaddedInput", "model_input", "token_logprobs"]
 
@@ -51,12 +51,7 @@ class PackedInput:
         self._temperatures_N = temperatures_BT[self._mask_BT]
         self.shape: tuple[int, ...] = (1, len(packing.token_ids_U))
         """Of the tokens that a model computes."""
-        self.arguments: dict[str, Any] = {
-            "input_ids": packing.token_ids_U[None],
-            "position_ids": packing.positions_U[None],
-            "rows": packing,
-            "use_cache": False,
-        }
+        self.arguments: dict[str, Any] = packing.arguments
         """Of the model's forward pass."""
         # The vocabulary is large: logits of trainable tokens only.
         self.output_arguments: dict[str, Any] = {

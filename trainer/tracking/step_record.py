@@ -56,6 +56,14 @@ class StepRecord:
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - begin
 
+    def seconds(self, phase: str) -> float:
+        """Seconds of a phase so far."""
+        return self._seconds.get(phase, 0.0)
+
+    def started(self, num_groups: int) -> None:
+        """Record how many groups were complete when the step requested its nodes."""
+        self._numbers["num_groups_at_start"] = num_groups
+
     def leased(self, max_staleness: int) -> None:
         """Record that samples arrived, with their maximum staleness in versions."""
         self._arrival_time = time.monotonic()

@@ -22,7 +22,7 @@ from trajectory_manager.model.steps import StepLease
 from trajectory_manager.model.tokens import BYTES_PER_TOKEN
 from trajectory_manager.service import sample_builder
 from trajectory_manager.service.long_poll import LongPoll
-from trajectory_manager.store.column_interface import ColumnLease, ColumnStore
+from trajectory_manager.store.column_interface import Backlog, ColumnLease, ColumnStore
 from trajectory_manager.store.interface import Store
 
 _MAX_SAMPLES = 512
@@ -83,13 +83,15 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
     async def WriteColumn(
         self, request: pb.WriteColumnRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.WriteColumnResponse:
-        """Write leased values; idempotent under the same lease."""
+        """Write leased values; idempotent under the same lease. Unneeded samples are skipped."""
         run_id = validation.run_name(request.run_id)
         config = await self._store.runs.config(run_id)
         column = _column("column", request.column, config)
         epoch = lease_token.parse_column(request.lease_token)
         values = _values(request.values)
-        new = await self._store.columns.unwritten(run_id, column, epoch, list(values))
+        found = await self._store.columns.leased(run_id, column, epoch, list(values))
+        new = found.unwritten
+        values = {name: value for name, value in values.items() if name not in found.unneeded}
         await self._check_lengths(run_id, config, {name: values[name] for name in new})
         # Values first: a written cell has its value even after a crash in between.
         await self._put(run_id, column, epoch, values, new)
@@ -97,6 +99,8 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
         if written.num_written < len(new):
             # A concurrent retry or a newer lease wrote some: check which values are stored.
             await self._store.columns.put(run_id, column, epoch, values, new=False)
+        if request.returned_sample_ids:
+            await self._store.columns.give_back(run_id, column, epoch, request.returned_sample_ids)
         return pb.WriteColumnResponse(
             num_written=written.num_written, num_ready_groups=written.num_ready_groups
         )
@@ -125,10 +129,30 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
                 cure = f"1 value, or one for each of the {sample.tokens.num_tokens} tokens"
                 raise invalid_argument(f"values[{sample.sample_id}]", f"{given} values", cure)
 
+    async def GetColumnBacklog(
+        self, request: pb.GetColumnBacklogRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.GetColumnBacklogResponse:
+        """How many samples lack a column; long poll for `min_samples`, or the last ones."""
+        run_id = validation.run_name(request.run_id)
+        wait = validation.seconds("wait", request.wait)
+        column = _column("column", request.column, await self._store.runs.config(run_id))
+        columns = self._store.columns
+
+        async def attempt() -> Backlog | None:
+            found = await columns.backlog(run_id, column)
+            is_last = found.num_samples > 0 and not found.num_running_rollouts
+            return found if is_last or found.num_samples >= max(request.min_samples, 1) else None
+
+        backlog = await self._waiting.until(run_id, Topic.COLUMNS, wait, attempt)
+        backlog = backlog or await columns.backlog(run_id, column)
+        return pb.GetColumnBacklogResponse(
+            num_samples=backlog.num_samples, num_running_rollouts=backlog.num_running_rollouts
+        )
+
     async def ListSampleStatus(
         self, request: pb.ListSampleStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ListSampleStatusResponse:
-        """Which columns samples of complete, uncommitted groups have."""
+        """Which columns samples of uncommitted groups have."""
         run_id = validation.run_name(request.run_id)
         limit = validation.page_size(request.page_size)
         after = validation.optional_name("page_token", request.page_token)

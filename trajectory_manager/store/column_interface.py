@@ -1,8 +1,9 @@
 """ColumnStore: values of samples that consumers other than the trainer compute.
 
 Rows are samples, columns the run's required_columns. A cell moves QUEUED -> LEASED -> WRITTEN; an
-expired lease queues it again. Cells exist while their group waits for columns: when the
-last one is written the group is ready and its cells are deleted.
+expired lease queues it again. Cells of a sample exist from the end of its rollout, while others of
+its group still run, until the group is ready (it is complete and all its cells are written) or is
+discarded. Those of complete groups are leased first.
 Values live with the rollout. They carry the epoch of their lease, and a newer lease
 overwrites what an older one left incomplete.
 """
@@ -19,7 +20,7 @@ class ColumnLease:
     """Samples whose column a consumer computes."""
 
     sample_ids: tuple[str, ...]
-    """In the order their groups completed."""
+    """Those of complete groups in the order these completed, then those of others, oldest first."""
     epoch: int
     """Fencing number of the lease."""
     seconds: float
@@ -27,8 +28,18 @@ class ColumnLease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedCells:
+    """What became of the samples of a lease; the others are written."""
+
+    unwritten: tuple[str, ...]
+    """Samples whose cell is leased under its epoch."""
+    unneeded: tuple[str, ...]
+    """Samples whose group is committed or discarded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleColumns:
-    """Which columns a sample of a complete, uncommitted group has."""
+    """Which columns a sample of an uncommitted group has."""
 
     sample_id: str
     """Sample."""
@@ -52,22 +63,32 @@ class ColumnsWritten:
     """Groups that became ready for the trainer."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """What there is to compute of a column."""
+
+    num_samples: int
+    """Samples that lack it, leased ones among them."""
+    num_running_rollouts: int
+    """Rollouts of the run that are under way."""
+
+
 class ColumnStore(Protocol):
     """Cells and values; NOT_FOUND for a run not created. Each method is one atomic step."""
 
     async def lease(
         self, run_id: str, column: str, needs: Sequence[str], max_samples: int, nonce: str
     ) -> ColumnLease | None:
-        """Lease the oldest queued cells of `column` whose samples have all columns in `needs`.
+        """Lease the first queued cells of `column` whose samples have all columns in `needs`.
 
         A call with the nonce of a lease that still holds cells gets these cells again.
         """
         ...
 
-    async def unwritten(
+    async def leased(
         self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
-    ) -> list[str]:
-        """Those of `sample_ids` whose cell is leased under `epoch`; the others are written.
+    ) -> LeasedCells:
+        """What became of samples that were leased under `epoch`.
 
         Raises:
             ServiceError: LEASE_EXPIRED for a queued cell, or one under another lease.
@@ -92,11 +113,21 @@ class ColumnStore(Protocol):
     ) -> ColumnsWritten:
         """Mark cells whose values are stored as written, all or none. Idempotent.
 
-        Cells of a group that is ready are deleted already, and skipped.
+        Cells of a group that is ready or discarded are deleted already, and skipped.
 
         Raises:
             ServiceError: LEASE_EXPIRED for a cell that `epoch` does not hold.
         """
+        ...
+
+    async def give_back(
+        self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
+    ) -> int:
+        """Queue those of the cells again that `epoch` holds; how many. Idempotent."""
+        ...
+
+    async def backlog(self, run_id: str, column: str) -> Backlog:
+        """What there is to compute of a column, and what may still come."""
         ...
 
     async def read(self, run_id: str, sample_ids: Sequence[str]) -> dict[str, Mapping[str, bytes]]:
@@ -104,7 +135,7 @@ class ColumnStore(Protocol):
         ...
 
     async def status(self, run_id: str, after: str, limit: int) -> list[SampleColumns]:
-        """Samples of the first `limit` complete, uncommitted groups with a name after `after`."""
+        """Samples of the first `limit` uncommitted groups that have some, by name after `after`."""
         ...
 
 
@@ -113,4 +144,12 @@ def rollout_of(sample_id: str) -> str:
     return sample_id.rpartition("#")[0]
 
 
-__all__ = ["ColumnLease", "ColumnStore", "ColumnsWritten", "SampleColumns", "rollout_of"]
+__all__ = [
+    "Backlog",
+    "ColumnLease",
+    "ColumnStore",
+    "ColumnsWritten",
+    "LeasedCells",
+    "SampleColumns",
+    "rollout_of",
+]

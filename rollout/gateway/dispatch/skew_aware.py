@@ -18,13 +18,13 @@ from rollout.gateway.dispatch.policies import (
     least_loaded,
 )
 from rollout.gateway.dispatch.tail_split import StepLoad, TailSplit, best_split
-from services.lib.decode_latency import DecodeLatency
+from services.lib.decode_latency import DecodeLatency, MeasuredLatency
 
-__all__ = ["MeasuredLatency", "SkewAware"]
+__all__ = ["SkewAware"]
 
 _RECENT = 4096
-_WEIGHT = 0.1
 _CONSTANT = DecodeLatency.of({1: 1.0})
+"""While nothing is measured."""
 
 
 class SkewAware:
@@ -55,14 +55,15 @@ class SkewAware:
 
     def plan(self, pool: PoolSnapshot) -> None:
         """Recompute which turns are long, and how many servers are reserved for them."""
-        self._measured.update(pool.servers)
+        for server in pool.servers:
+            self._measured.add(server.num_turns, server.max_running, server.tokens_per_second)
         load = StepLoad(
             num_turns=pool.num_waiting + sum(server.num_turns for server in pool.servers),
             num_servers=len(pool.servers),
             slots=max(1, min((server.max_running for server in pool.servers), default=1)),
             recent=self._recent.ascending,
         )
-        self._split = self.split_tail(load, pool.latency or self._measured.latency())
+        self._split = self.split_tail(load, pool.latency or self._measured.latency or _CONSTANT)
         names = sorted(server.server_id for server in pool.servers)
         # By name, so that few servers change their group when the number changes.
         self._long_servers = frozenset(names[: self._split.num_long_servers])
@@ -76,32 +77,6 @@ class SkewAware:
             if not own:
                 return None
         return least_loaded(own or candidates)
-
-
-class MeasuredLatency:
-    """Smoothed decode latency from servers' reports, by powers of two of their batch size."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
-
-    def update(self, servers: Sequence[Candidate]) -> None:
-        """Add the servers' current rates; those without a rate are skipped."""
-        for server in servers:
-            batch = min(server.num_turns, server.max_running or server.num_turns)
-            if not batch or not server.tokens_per_second > 0:
-                continue
-            point = 1 << (batch.bit_length() - 1)
-            seconds = batch / server.tokens_per_second
-            before = self._seconds.setdefault(point, seconds)
-            self._seconds[point] = before + _WEIGHT * (seconds - before)
-
-    def latency(self) -> DecodeLatency:
-        """The table, made monotonic in the batch size; constant before the first report."""
-        table: dict[int, float] = {}
-        slowest = 0.0
-        for batch in sorted(self._seconds):
-            slowest = table[batch] = max(slowest, self._seconds[batch])
-        return DecodeLatency.of(table) if table else _CONSTANT
 
 
 class _Recent:

@@ -88,6 +88,7 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
     "seamflow.trajectory.v1.ColumnService": {
         "LeaseColumn": {_SCORING},
         "WriteColumn": {_SCORING},
+        "GetColumnBacklog": {_SCORING, _OPERATOR},
         "ListSampleStatus": {_OPERATOR},
     },
     "seamflow.trajectory.v1.TaskService": {
@@ -114,8 +115,8 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
     "seamflow.scheduler.v1.SchedulerService": {
         "RegisterNode": {_NODE_AGENT},
         "Heartbeat": {_NODE_AGENT},
-        "RequestNodes": {_TRAINER},
-        "ReleaseNodes": {_TRAINER},
+        "RequestNodes": {_TRAINER, _SCORING},
+        "ReleaseNodes": {_TRAINER, _SCORING},
         "ListNodes": {_ROLLOUT_GATEWAY, _TRAINER, _LAUNCHER, _OPERATOR},
         "WatchAllocations": {_LAUNCHER, _OPERATOR},
         "PlanAssignments": {_OPERATOR},

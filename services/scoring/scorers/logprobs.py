@@ -1,18 +1,20 @@
 """Log-probs of a sample's tokens under a frozen model: the reference of KL terms, or a teacher.
 
-Shape suffixes: B rows of a forward pass, T tokens, V vocabulary.
+Shape suffixes: B rows of a forward pass, T tokens, N predicted tokens, V vocabulary.
 """
 # ruff: noqa: N806 -- tensors carry shape suffixes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from services.lib.transformer.packing import Packing, can_pack
 from services.scoring.config import ScoringConfig
+from services.scoring.row_batches import padded_batches, prefix_batches, token_ids
 from services.scoring.scorer import Row
 from services.scoring.scorers.loading import load_frozen
 
@@ -30,44 +32,71 @@ class LogProbs:
 
         self._model = load_frozen(config, AutoModelForCausalLM)
         self._device, self._max_tokens = config.device, config.micro_batch_tokens
+        self._packs = config.packing and can_pack(self._model)
 
     @torch.no_grad()
     def score(self, rows: Sequence[Row]) -> Sequence[NDArray[np.float32]]:
         """Log-probs, one for each token of a row."""
         values: dict[int, NDArray[np.float32]] = {}
-        for numbers in _batches([len(row.token_ids_T) for row in rows], self._max_tokens):
-            found_BT = self._forward([rows[number] for number in numbers])
+        batches, forward = (
+            (prefix_batches, self._packed) if self._packs else (padded_batches, self._padded)
+        )
+        for numbers in batches(rows, self._max_tokens):
+            found_BT = forward([rows[number] for number in numbers])
             for number, found_T in zip(numbers, found_BT, strict=True):
                 values[number] = found_T[: len(rows[number].token_ids_T)]
         return [values[number] for number in range(len(rows))]
 
-    def _forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        longest = max(len(row.token_ids_T) for row in rows)
+    def _packed(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        ids_BT, lengths_B = token_ids(rows)
+        packing = Packing.of(ids_BT, lengths_B, self._device)
+        temperatures_BT = _temperatures(rows)
+        is_predicted_BT = np.arange(ids_BT.shape[1]) < lengths_B[:, None]
+        is_predicted_BT[:, 0] = False
+        places_BT = packing.places_BT.cpu().numpy()
+        # A shared token is predicted once, unless its turns had different temperatures.
+        predictions = np.stack([places_BT[is_predicted_BT], temperatures_BT[is_predicted_BT]], 1)
+        _, first_N, of_token = np.unique(
+            predictions, axis=0, return_index=True, return_inverse=True
+        )
+        before_N = places_BT[:, :-1][is_predicted_BT[:, 1:]][first_N]
+        logits_1NV = self._model(
+            **packing.arguments, logits_to_keep=torch.from_numpy(before_N).to(self._device)
+        ).logits
+        logprobs_N = self._logprobs(
+            logits_1NV[0],
+            ids_BT[is_predicted_BT][first_N],
+            temperatures_BT[is_predicted_BT][first_N],
+        )
+        found_BT = np.zeros(ids_BT.shape, np.float32)
+        found_BT[is_predicted_BT] = logprobs_N[of_token.ravel()]
+        return found_BT
+
+    def _padded(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         # Padding is on the right and attention is causal, so no mask is needed.
-        padded_BT = np.zeros((len(rows), longest), np.int64)
-        for place, row in enumerate(rows):
-            padded_BT[place, : len(row.token_ids_T)] = row.token_ids_T
-        token_ids_BT = torch.from_numpy(padded_BT).to(self._device)
-        logits_BTV = self._model(input_ids=token_ids_BT, use_cache=False).logits[:, :-1]
-        wide = torch.promote_types(logits_BTV.dtype, torch.float32)
-        temperatures_BT = np.ones((len(rows), longest), np.float32)
-        for place, row in enumerate(rows):
-            temperatures_BT[place, : len(row.temperatures_T)] = row.temperatures_T
-        divisors_BT = torch.from_numpy(temperatures_BT[:, 1:]).to(self._device, wide)
-        scaled_BTV = logits_BTV.to(wide) / divisors_BT[:, :, None]
-        next_BT = token_ids_BT[:, 1:, None]
-        logprobs_BT = torch.log_softmax(scaled_BTV, -1).gather(-1, next_BT)[..., 0]
-        found: NDArray[np.float32] = np.pad(logprobs_BT.float().cpu().numpy(), ((0, 0), (1, 0)))
+        ids_BT, _ = token_ids(rows)
+        given_BT = torch.from_numpy(ids_BT).long().to(self._device)
+        logits_BTV = self._model(input_ids=given_BT, use_cache=False).logits[:, :-1]
+        found_BT = self._logprobs(logits_BTV, ids_BT[:, 1:], _temperatures(rows)[:, 1:])
+        return np.pad(found_BT, ((0, 0), (1, 0)))
+
+    def _logprobs(
+        self, logits: torch.Tensor, ids: NDArray[np.int32], temperatures: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """Log-probs of `ids` [...] from logits [..., V], after temperature."""
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        scaled = logits.to(wide) / torch.from_numpy(temperatures).to(self._device, wide)[..., None]
+        indices = torch.from_numpy(ids).long().to(self._device)[..., None]
+        found: NDArray[np.float32] = (
+            torch.log_softmax(scaled, -1).gather(-1, indices)[..., 0].float().cpu().numpy()
+        )
         return found
 
 
-def _batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Indices of rows of similar length, in total at most `max_tokens` with padding, or one row."""
-    batch: list[int] = []
-    for number in sorted(range(len(lengths)), key=lambda n: (-lengths[n], n)):
-        if batch and lengths[batch[0]] * (len(batch) + 1) > max_tokens:
-            yield batch
-            batch = []
-        batch.append(number)
-    if batch:
-        yield batch
+def _temperatures(rows: Sequence[Row]) -> NDArray[np.float32]:
+    """The temperatures of the rows' tokens, [B, T]; 1 on padding."""
+    longest = max(len(row.token_ids_T) for row in rows)
+    temperatures_BT = np.ones((len(rows), longest), np.float32)
+    for place, row in enumerate(rows):
+        temperatures_BT[place, : len(row.temperatures_T)] = row.temperatures_T
+    return temperatures_BT

@@ -2,7 +2,8 @@
 
 Trainers of a tiny model, on one rank and on two under torchrun, are killed at random times and
 restarted. Their samples, weights and optimizer state are compared with those of an undisturbed run,
-bit by bit; with concurrent producers, every sample is accounted for.
+bit by bit; with concurrent producers, every sample is accounted for. PPO with a critic of its own
+and several updates in a step is killed under FSDP and in a pipeline, and moves between the two.
 
 `--quick` divides every count by ten; `--only one-rank live` runs some scenarios.
 """
@@ -19,12 +20,22 @@ from tests.chaos.suite import Suite, broken_limits, exit_if_broken
 from tests.chaos.trainer.checker import Verdict
 from tests.chaos.trainer.controls import controls
 from tests.chaos.trainer.rig import rig
-from tests.chaos.trainer.scenarios import STREAMED, Outcome, References, live, recorded, resized
+from tests.chaos.trainer.scenarios import (
+    PPO,
+    PPO_PIPELINE,
+    STREAMED,
+    Outcome,
+    References,
+    live,
+    moved,
+    recorded,
+    resized,
+)
 
 __all__ = ["broken", "figures_of", "main"]
 
 BENCH = "chaos_trainer"
-_MOST = {"resized_weights_max_difference": 1e-5}
+_MOST = {"resized_weights_max_difference": 1e-5, "moved_weights_max_difference": 1e-5}
 _NONE = (*Verdict.VIOLATIONS, "kills_missed")
 
 Scenario = Callable[[References, str], Outcome]
@@ -42,6 +53,9 @@ def scenarios(divisor: int) -> dict[str, Scenario]:
         "streamed": partial(recorded, kills=count(6), world_size=1, flags=STREAMED),
         "live": partial(live, kills=count(10)),
         "resized": resized,
+        "ppo": partial(recorded, kills=count(10), world_size=2, flags=PPO),
+        "ppo-pipeline": partial(recorded, kills=count(10), world_size=2, flags=PPO_PIPELINE),
+        "moved": moved,
         "controls": run_controls,
     }
 

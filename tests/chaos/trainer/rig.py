@@ -44,9 +44,8 @@ _SETTINGS = {
     "batch.micro-batch-tokens": "60",
     # Two may be taken away, as the control with an older checkpoint does.
     "checkpoint.keep": "3",
-    "exit-when-finished": "true",
-    "resume": "true",
 }
+_SWITCHES = ("--exit-when-finished", "--resume")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +69,12 @@ class Job:
             "num-steps": str(STEPS),
             "model": str(self.rig.model),
             "checkpoint.folder": str(self.checkpoints),
-            "metrics-file": str(self._metrics_file),
+            "tracking.metrics-file": str(self._metrics_file),
             "trajectory-manager": self.rig.manager.address,
             "weights": self.rig.weights.address,
         }
         flags = [f"--{name}={value}" for name, value in settings.items()]
-        return Gang(command(module, world_size, [*flags, *self.flags]), self.folder)
+        return Gang(command(module, world_size, [*flags, *_SWITCHES, *self.flags]), self.folder)
 
     @property
     def checkpoints(self) -> Path:

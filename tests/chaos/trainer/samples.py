@@ -17,8 +17,8 @@ from tests.trainer.support import VOCABULARY
 
 __all__ = ["GROUPS_PER_STEP", "GROUP_SIZE", "answer", "prompt", "recorded_groups", "reward"]
 
-GROUP_SIZE = 4
-GROUPS_PER_STEP = 2
+GROUP_SIZE = 2
+GROUPS_PER_STEP = 4
 TEMPERATURE = 1.0
 _MOST_TOKENS = 6
 _OLDEST = 3

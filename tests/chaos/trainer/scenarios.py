@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from google.protobuf.duration_pb2 import Duration
@@ -18,18 +18,30 @@ from tests.chaos.trainer.samples import GROUP_SIZE, GROUPS_PER_STEP
 from tests.chaos.trainer.weights import compare, greatest_difference
 
 __all__ = [
+    "PPO",
+    "PPO_PIPELINE",
     "STREAMED",
     "Outcome",
     "Reference",
     "References",
     "judged",
     "live",
+    "moved",
     "recorded",
     "resized",
 ]
 
 STREAMED = ("--batch.stream-groups=1",)
 """Flags of a trainer that begins a step with its first group."""
+PPO = (
+    "--algorithm.name=ppo",
+    "--critic=model",
+    "--algorithm.num-epochs=2",
+    "--algorithm.num-mini-batches=4",
+)
+"""Flags of PPO with a critic of its own and eight updates in a step."""
+PPO_PIPELINE = (*PPO, "--backend=pipeline")
+"""The same in a fused pipeline, a stage of each model on each rank."""
 _LIVE_STALENESS = 3
 """Producers are at most so many steps ahead, so that the trainer waits for them at times."""
 
@@ -148,6 +160,22 @@ def resized(references: References, name: str) -> Outcome:
     difference = greatest_difference(job.published(), reference.job.published())
     outcome = _outcome(check_recorded(job.history(), reference.history), strikes, kills=2)
     return outcome + Outcome(figures={"resized_weights_max_difference": difference})
+
+
+def moved(references: References, name: str) -> Outcome:
+    """FSDP, a pipeline and FSDP again, a kill between each: to rounding the weights of FSDP."""
+    reference = references.of(2, PPO)
+    job = references.rig.recorded(name)
+    strikes = Strikes(job, reference.pace, Random(references.rig.setting.seed))
+    for flags, step in ((PPO, STEPS // 3), (PPO_PIPELINE, 2 * STEPS // 3)):
+        with replace(job, flags=flags).life(2) as gang:
+            await_step(job, gang, step)
+            strikes.end(gang)
+    with replace(job, flags=PPO).life(2) as gang:
+        gang.finish()
+    difference = greatest_difference(job.published(), reference.job.published())
+    outcome = _outcome(check_recorded(job.history(), reference.history), strikes, kills=2)
+    return outcome + Outcome(figures={"moved_weights_max_difference": difference})
 
 
 def struck(job: Job, pace: Pace, kills: int, world_size: int) -> Strikes:

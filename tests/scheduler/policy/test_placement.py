@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler.model.records import Assignment, NodeReport, RunPolicy, Worker
@@ -130,6 +132,22 @@ def test_higher_priority_preempts_and_breaks_no_more_gangs_than_it_must() -> Non
     assert members(plan, "high") == {"c", "d", "a"}
     assert members(plan, "low") == set()
     assert POLICY.plan(nodes, gangs, 0.0).unplaced == ((OTHER, "high"),), "equals do not preempt"
+
+
+def test_a_gang_that_trains_takes_the_node_of_one_that_scores() -> None:
+    """It keeps it, whoever came first; a higher priority of the other's run is stronger."""
+    scoring = gang("scoring", 1, arrival=1, tag="score", run_id=OTHER)
+    training = gang("training", 1, arrival=2)
+    both = Worker(tag="score", address="a:1", run_id=OTHER), Worker(tag="train", address="a:2")
+    nodes = [node("a", "rollout", "train", "score", workers=both)]
+    for gangs, runs, tag in (
+        ([scoring], {}, "score"),
+        ([scoring, training], {}, "train"),
+        ([scoring, training], {OTHER: RunPolicy(priority=1)}, "score"),
+    ):
+        plan = POLICY.plan(nodes, gangs, 0.0, runs)
+        assert plan.assignments["a"].tag == tag
+        nodes = [replace(nodes[0], assignment=replace(plan.assignments["a"], epoch=1))]
 
 
 def test_a_high_gang_that_must_wait_stops_no_running_one() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tools.planning.cli import main
 
@@ -79,6 +82,44 @@ def test_roles_are_placed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert row(output, "train")[0] == row(output, "rollout ")[1]
 
 
+def pools(path: Path) -> dict[str, Any]:
+    """Those of a written plan, each of which the chart has with the same keys."""
+    chart = yaml.safe_load((ROOT / "deploy/helm/seamflow/values.yaml").read_text())["nodePools"]
+    planned: dict[str, Any] = json.loads(path.read_text())["nodePools"]
+    assert planned.keys() == chart.keys()
+    assert all(values.keys() <= chart[name].keys() for name, values in planned.items())
+    return planned
+
+
+def test_a_split_is_written_as_pools_of_the_chart(profile: Path, tmp_path: Path) -> None:
+    """Helm carries it out."""
+    main([f"--profile={profile}", "--nodes=64", f"--values={tmp_path / 'plan.json'}"])
+    assert pools(tmp_path / "plan.json") == {
+        "rollout": {"enabled": True, "replicas": 40, "tags": ["rollout"]},
+        "train": {"enabled": True, "replicas": 24, "tags": ["train"]},
+    }
+
+
+def test_a_placement_is_written_as_pools_of_the_chart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pool without nodes is switched off; tags for which the chart has no pool are an error."""
+    path, plan = tmp_path / "roles.toml", tmp_path / "plan.json"
+    without_reward = ROLES.replace('after = ["reward"]', 'after = ["rollout"]')
+    head, _, tail = without_reward.partition("[reward]")
+    path.write_text(head + tail[tail.index("[train]") :])
+    flags = [f"--roles={path}", "--nodes=64", "--device-bytes=1", f"--values={plan}"]
+    main(flags)
+    assert pools(plan) == {
+        "train": {"enabled": True, "replicas": 64, "tags": ["rollout", "train"]},
+        "rollout": {"enabled": False},
+    }
+    path.write_text(ROLES)
+    with pytest.raises(SystemExit, match="64"):
+        main(flags)
+    assert "no pool of its own for 2 nodes with the tags ['reward']" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -113,105 +154,6 @@ def test_roles_take_nodes_and_their_memory(
     with pytest.raises(SystemExit, match="64"):
         main([f"--roles={profile}", "--nodes=64"])
     assert "--roles takes --nodes and --device-bytes" in capsys.readouterr().err
-
-
-TAIL = """
-cache_bytes = 64
-sequence_bytes = 1
-prompt_tokens = 10
-prefill_seconds = 0.00005
-switch_seconds = 1.0
-score_seconds = 0.5
-[latency]
-1 = 0.01
-64 = 0.011
-"""
-
-
-def tail_files(folder: Path, text: str = TAIL) -> list[str]:
-    """Flags of a batch of 60 short samples and 4 long ones."""
-    (folder / "tail.toml").write_text(text)
-    (folder / "lengths.txt").write_text("\n".join(["100"] * 60 + ["4000"] * 4) + "\n")
-    return [f"--tail={folder / 'tail.toml'}", f"--lengths={folder / 'lengths.txt'}"]
-
-
-def test_a_long_tail_moves_to_one_instance(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """While it is generated there, the other three score what is ready."""
-    flags = tail_files(tmp_path)
-    main([*flags, "--nodes=4"])
-    output = capsys.readouterr().out
-    remaining, _, kept, seconds = row(output, "best")
-    still = next(line for line in output.splitlines() if "  0 " in line and " 0% " in line)
-    assert 4 <= int(remaining) < 60
-    assert kept == "1"
-    assert float(seconds) < float(still.strip("│ ").split("│")[-1])
-
-
-def test_a_tail_of_groups_gives_stream_groups(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With the groups that are complete when so many samples remain."""
-    main([*tail_files(tmp_path), "--nodes=4", "--group-size=8"])
-    remaining, *_, stream_groups = row(capsys.readouterr().out, "best")
-    # Of 64 samples in 8 groups.
-    assert 8 * (int(stream_groups) - 1) < 64 - int(remaining) <= 8 * int(stream_groups)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (TAIL.partition("[latency]")[0], "[latency]: seconds by batch size are not set"),
-        (TAIL.replace("1 = 0.01\n", "one = 0.01\n"), "[latency]: decode latency names batch size"),
-        (TAIL.replace("cache_bytes = 64", "cache_bytes = 0"), "cache_bytes is 0"),
-        (TAIL.replace("cache_bytes", "cache"), "cache: unknown key"),
-        ("num_instances = 4" + TAIL, "num_instances: unknown key, it is given with --nodes"),
-    ],
-)
-def test_wrong_costs_of_a_tail_end_with_78(
-    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The line names the file and the place in it."""
-    with pytest.raises(SystemExit, match="78"):
-        main([*tail_files(tmp_path, text), "--nodes=4"])
-    error = capsys.readouterr().err
-    assert str(tmp_path / "tail.toml") in error
-    assert message in error
-
-
-def test_wrong_lengths_end_with_their_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A number on each line, and at least one."""
-    flags = tail_files(tmp_path)
-    lengths = tmp_path / "lengths.txt"
-    lengths.write_text("100\nlong\n")
-    with pytest.raises(SystemExit, match="78"):
-        main([*flags, "--nodes=4"])
-    assert f"{lengths}: line 2 is 'long'" in capsys.readouterr().err
-    lengths.write_text("")
-    with pytest.raises(SystemExit, match="64"):
-        main([*flags, "--nodes=4"])
-    assert "at least one sample" in capsys.readouterr().err
-
-
-def test_a_tail_takes_its_lengths_and_nodes(
-    tmp_path: Path, profile: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Both files, and how many instances there are."""
-    tail, lengths = tail_files(tmp_path)
-    for flags, message in (
-        ([tail, "--nodes=4"], "--tail and --lengths go together"),
-        ([f"--profile={profile}", lengths, "--nodes=4"], "--tail and --lengths go together"),
-        ([tail, lengths], "--tail takes --nodes and --lengths"),
-        ([tail, lengths, "--nodes=0"], "--nodes is 0: give at least 1"),
-        ([tail, lengths, "--nodes=4", "--group-size=7"], "--group-size is 7: give a divisor of 64"),
-        ([f"--profile={profile}", "--nodes=4", "--group-size=8"], "--group-size goes with --tail"),
-    ):
-        with pytest.raises(SystemExit, match="64"):
-            main(flags)
-        assert message in capsys.readouterr().err
 
 
 def test_help_shows_what_a_profile_looks_like(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
+from services.lib.transformer.packing import Packing
 from tests.trainer.support import make_samples
 from trainer.data.advantages import SequenceAdvantages
 from trainer.data.micro_batch import MicroBatch, plan_micro_batches
 from trainer.data.token_sequence import TokenSequence, sequence, trainable_tokens
-from trainer.model.packing import Packing
 
 
 def of_length(length: int, name: str, group: str = "g") -> TokenSequence:

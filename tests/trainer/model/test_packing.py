@@ -19,12 +19,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.lib.transformer import packing as packing_module
+from services.lib.transformer.packing import Packing, can_pack
 from tests.trainer.ranks.test_command_channel import greatest_difference, losses, run
 from tests.trainer.support import JOB_CONFIG
 from tests.trainer.support import ROUNDING as OF_A_RUN
 from trainer.data.micro_batch import MicroBatch
-from trainer.model import packing as packing_module
-from trainer.model.packing import Packing, can_pack
 from trainer.policy.critic import add_value_head
 from trainer.policy.forward import forward
 
@@ -158,7 +158,7 @@ def test_models_that_cannot_be_packed_are_padded(kind: str) -> None:
 def test_a_model_that_claims_too_much_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the trial: attention that ignores rows is rejected."""
     model = make("qwen3")
-    monkeypatch.setattr("trainer.model.packing._rows", lambda states, places: states)
+    monkeypatch.setattr("services.lib.transformer.packing._rows", lambda states, places: states)
     assert not can_pack(model)
     monkeypatch.undo()
     assert can_pack(model)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from services.lib.transformer.packing import can_pack
 from tests.trainer.model.test_packing import PACKED, batch_of, make, random_rows
-from trainer.model.packing import can_pack
 from trainer.pipeline.stage import Stage, parameter_stages
 from trainer.policy.critic import CriticModel
 from trainer.policy.model_input import model_input

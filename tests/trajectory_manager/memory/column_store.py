@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tests.trajectory_manager.memory.run_state import Cell, GroupState, Runs, RunState
-from trajectory_manager.model.records import SlotName, Topic
+from tests.trajectory_manager.memory.run_state import Cell, Runs, RunState
+from trajectory_manager.model.records import Purpose, SlotName, Topic
 from trajectory_manager.store.column_interface import (
+    Backlog,
     ColumnLease,
     ColumnsWritten,
+    LeasedCells,
     SampleColumns,
     rollout_of,
 )
@@ -35,7 +37,7 @@ class MemoryColumnStore:
             return held
         free = [
             (sample_id, cell)
-            for (name, sample_id), cell in run.cells.items()
+            for (name, sample_id), cell in _queue(run)
             if name == column
             and not cell.written
             and cell.expires <= now
@@ -58,7 +60,7 @@ class MemoryColumnStore:
         now, epochs = self._clock(), run.column_requests.get(nonce, set())
         held = {
             sample_id: cell
-            for (name, sample_id), cell in run.cells.items()
+            for (name, sample_id), cell in _queue(run)
             if name == column and cell.epoch in epochs and not cell.written and cell.expires > now
         }
         if not held:
@@ -67,11 +69,14 @@ class MemoryColumnStore:
         (epoch,) = {cell.epoch for cell in held.values()}
         return ColumnLease(sample_ids=tuple(held), epoch=epoch, seconds=seconds)
 
-    async def unwritten(
+    async def leased(
         self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
-    ) -> list[str]:
+    ) -> LeasedCells:
         """See `ColumnStore`."""
-        return list(self._open(self._runs.get(run_id), column, epoch, sample_ids))
+        run = self._runs.get(run_id)
+        unneeded = [name for name in sample_ids if _is_unneeded(run, column, name)]
+        unwritten = self._open(run, column, epoch, sample_ids)
+        return LeasedCells(unwritten=tuple(unwritten), unneeded=tuple(unneeded))
 
     def _open(
         self, run: RunState, column: str, epoch: int, sample_ids: Sequence[str]
@@ -116,26 +121,43 @@ class MemoryColumnStore:
         cells = self._open(run, column, epoch, sample_ids)
         for sample_id, cell in cells.items():
             cell.written = True
-            num_ready += self._one_less(run, sample_id)
+            num_ready += self._makes_ready(run, sample_id)
         if cells:
             run.changed(Topic.COLUMNS)
         return ColumnsWritten(num_written=len(cells), num_ready_groups=num_ready)
 
-    def _one_less(self, run: RunState, sample_id: str) -> bool:
-        """The group of the sample misses one cell less; whether it became ready."""
+    def _makes_ready(self, run: RunState, sample_id: str) -> bool:
+        """Whether the group of the sample, whose cell is written, became ready."""
         name = SlotName.parse(rollout_of(sample_id))
         assert name is not None, "a cell belongs to a leased rollout"
-        run.num_missing[name.task_id] -= 1
-        if run.num_missing[name.task_id]:
+        group = run.groups[name.task_id]
+        if not group.complete or run.lacking_cells(group):
             return False
-        del run.num_missing[name.task_id]
         run.num_incomplete -= 1
-        for sample in _samples(run.groups[name.task_id]):
-            for column in run.config.required_columns:
-                del run.cells[column, sample]
+        run.drop_cells(group)
         run.ready.append(name.task_id)
         run.changed(Topic.READY)
         return True
+
+    async def give_back(
+        self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
+    ) -> int:
+        """See `ColumnStore`."""
+        run = self._runs.get(run_id)
+        found = [run.cells.get((column, name)) for name in sample_ids]
+        held = [cell for cell in found if cell and cell.epoch == epoch and not cell.written]
+        for cell in held:
+            cell.epoch, cell.expires = 0, 0.0
+        if held:
+            run.changed(Topic.COLUMNS)
+        return len(held)
+
+    async def backlog(self, run_id: str, column: str) -> Backlog:
+        """See `ColumnStore`."""
+        run = self._runs.get(run_id)
+        lacking = [name for (name, _), cell in run.cells.items() if not cell.written]
+        running = sum(not lease.surplus for lease in run.leases.values())
+        return Backlog(num_samples=lacking.count(column), num_running_rollouts=running)
 
     async def read(self, run_id: str, sample_ids: Sequence[str]) -> dict[str, Mapping[str, bytes]]:
         """See `ColumnStore`."""
@@ -153,12 +175,15 @@ class MemoryColumnStore:
         """See `ColumnStore`."""
         run = self._runs.get(run_id)
         steps = {name: step for step, entry in run.ledger.items() for name in entry.groups}
-        complete = {*run.ready, *steps, *run.num_missing} & run.groups.keys()
-        names = sorted(name for name in complete if name > after)[:limit]
+        names = sorted(
+            name
+            for name, group in run.groups.items()
+            if name > after and group.task.purpose is Purpose.TRAIN and group.sample_ids
+        )
         return [
             self._row(run, task_id, sample_id, steps.get(task_id, 0))
-            for task_id in names
-            for sample_id in _samples(run.groups[task_id])
+            for task_id in names[:limit]
+            for sample_id in run.groups[task_id].sample_ids
         ]
 
     def _row(self, run: RunState, task_id: str, sample_id: str, step: int) -> SampleColumns:
@@ -187,5 +212,15 @@ class MemoryColumnStore:
             del self._values[key]
 
 
-def _samples(group: GroupState) -> list[str]:
-    return [sample_id for done in group.results for sample_id in done.sample_ids]
+def _queue(run: RunState) -> list[tuple[tuple[str, str], Cell]]:
+    return sorted(run.cells.items(), key=lambda item: item[1].place)
+
+
+def _is_unneeded(run: RunState, column: str, sample_id: str) -> bool:
+    name = SlotName.parse(rollout_of(sample_id))
+    if name is None or (column, sample_id) in run.cells:
+        return False
+    group = run.groups.get(name.task_id)
+    if group is None or name.slot >= len(group.slots):
+        return True
+    return group.slots[name.slot].attempt != name.attempt

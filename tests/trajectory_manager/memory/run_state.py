@@ -58,6 +58,10 @@ class GroupState:
     def results(self) -> list[RolloutResult]:
         return [slot.result for slot in self.slots if slot.result is not None]
 
+    @property
+    def sample_ids(self) -> list[str]:
+        return [sample_id for done in self.results for sample_id in done.sample_ids]
+
 
 @dataclass(slots=True)
 class LedgerEntry:
@@ -81,6 +85,8 @@ class LeaseState:
 class Cell:
     """A column of a sample: queued with epoch 0 or when its lease is over, leased, or written."""
 
+    place: tuple[bool, int]
+    """In the queue: those of complete groups are first."""
     epoch: int = 0
     expires: float = 0.0
     written: bool = False
@@ -118,7 +124,7 @@ class RunState:
     commits: dict[int, int] = field(default_factory=dict)
     trainers: dict[str, int] = field(default_factory=dict)
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
-    num_missing: dict[str, int] = field(default_factory=dict)
+    num_cell_places: int = 0
     column_epoch: int = 0
     column_requests: dict[str, set[int]] = field(default_factory=dict)
     create_time: float = 0.0
@@ -201,21 +207,40 @@ class RunState:
         for topic in topics:
             self.versions[topic] += 1
 
+    def queue_cells(self, group: GroupState) -> None:
+        """Queue a cell for each required column of its samples that has none."""
+        for sample_id in group.sample_ids if group.task.purpose is Purpose.TRAIN else ():
+            new = [(name, sample_id) for name in self.config.required_columns]
+            if new and new[0] not in self.cells:
+                self.num_cell_places += 1
+                self.cells |= {key: Cell((True, self.num_cell_places)) for key in new}
+                self.changed(Topic.COLUMNS)
+
     def waits_for_columns(self, group: GroupState) -> bool:
-        """Queue a cell for each required column of each sample; whether there are any."""
-        cells = {
-            (column, sample_id): Cell()
-            for done in group.results
-            for sample_id in done.sample_ids
-            for column in self.config.required_columns
-        }
-        if not cells:
+        """Whether a complete group lacks columns; then its cells are before those of others."""
+        lacking = self.lacking_cells(group)
+        if not lacking:
+            self.drop_cells(group)
             return False
-        self.cells |= cells
-        self.num_missing[group.task.task_id] = len(cells)
+        places = {}
+        for sample_id in group.sample_ids:
+            self.num_cell_places += 1
+            places[sample_id] = (False, self.num_cell_places)
+        for key in lacking:
+            self.cells[key].place = places[key[1]]
         self.num_incomplete += 1
-        self.changed(Topic.COLUMNS)
         return True
+
+    def lacking_cells(self, group: GroupState) -> list[tuple[str, str]]:
+        """The cells of the group that are not written."""
+        keys = ((name, s) for s in group.sample_ids for name in self.config.required_columns)
+        return [key for key in keys if key in self.cells and not self.cells[key].written]
+
+    def drop_cells(self, group: GroupState) -> None:
+        """The group is ready, or discarded."""
+        for sample_id in group.sample_ids:
+            for name in self.config.required_columns:
+                self.cells.pop((name, sample_id), None)
 
     def end_leases(self, group: GroupState) -> None:
         """The group needs no running rollout any more: the sweep finishes them."""
@@ -230,6 +255,7 @@ class RunState:
     ) -> None:
         """The group becomes a dead letter, its leases end, and its capacity returns."""
         del self.groups[group.task.task_id]
+        self.drop_cells(group)
         self.order.pop(group.task.task_id, None)
         self.num_discarded += group.task.purpose is Purpose.TRAIN
         self.end_leases(group)

@@ -301,6 +301,7 @@ class MemoryRunStore:
         if not result.finished:
             return self._replace(run, group, name, result.failure_message)
         slot.result = result
+        run.queue_cells(group)
         if not group.complete:
             return SettleResult(effect=Effect.DONE)
         run.end_leases(group)

@@ -106,7 +106,14 @@ class Trainers(Machine):
     only = frozenset(
         {"work", "work_on", "work_more", "progress", "progress_on", "progress_more", "train"}
         | {"commit", "replace_trainer", "ask", "requeue", "record", "settle", "sweep"}
-        | {"lease_column", "write_column", "compute_columns", "retain", "kill_redis"}
+        | {
+            "lease_column",
+            "write_column",
+            "return_cells",
+            "compute_columns",
+            "retain",
+            "kill_redis",
+        }
     )
 
 

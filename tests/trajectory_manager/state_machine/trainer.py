@@ -191,11 +191,20 @@ class Consumers(Base):
         cells = picked(self.cells, number)
         names = cells.sample_ids[:1] if part else cells.sample_ids
         about = (RUN_ID, cells.column, cells.epoch)
-        self.both(lambda on: on.store.columns.unwritten(*about, names), lost=lost)
+        self.both(lambda on: on.store.columns.leased(*about, names), lost=lost)
         for name in names:
             self._put(about, {name: value}, new, lost)
         if complete:
             self.both(lambda on: on.store.columns.complete(*about, names), lost=lost, stable=type)
+
+    @precondition(lambda self: self.cells)
+    @rule(number=PICK, part=st.booleans(), lost=LOST)
+    def return_cells(self, number: int, part: bool, lost: bool) -> None:
+        """A consumer stops before it has computed what it leased."""
+        cells = picked(self.cells, number)
+        names = cells.sample_ids[:1] if part else cells.sample_ids
+        about = (RUN_ID, cells.column, cells.epoch)
+        self.both(lambda on: on.store.columns.give_back(*about, names), lost=lost, stable=type)
 
     def _put(
         self, about: tuple[str, str, int], values: dict[str, bytes], new: bool, lost: bool

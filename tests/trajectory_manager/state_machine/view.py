@@ -27,6 +27,10 @@ async def view(
         "expired": store.runs.expired(run_id, _ALL),
         "dead letters": store.runs.dead_letters(run_id, 0, _ALL),
         "committed steps": store.ledger.committed_steps(run_id, names),
+        **{
+            f"backlog of {column}": store.columns.backlog(run_id, column)
+            for column in ("critic", "reference")
+        },
         "values": store.columns.read(run_id, [row.sample_id for row in status]),
         "needed": store.retention.needed(run_id, names),
         "due": store.retention.due(run_id, _ALL),

@@ -60,9 +60,9 @@ async def leased(
 async def write(run: Run, column: str, lease: ColumnLease, value: float = 1.0) -> ColumnsWritten:
     """What ColumnService does with the values of a lease."""
     columns = run.store.columns
-    names = await columns.unwritten(run.run_id, column, lease.epoch, lease.sample_ids)
+    found = await columns.leased(run.run_id, column, lease.epoch, lease.sample_ids)
     await put(run, column, lease, value)
-    return await columns.complete(run.run_id, column, lease.epoch, names)
+    return await columns.complete(run.run_id, column, lease.epoch, found.unwritten)
 
 
 async def put(run: Run, column: str, lease: ColumnLease, value: float, new: bool = True) -> None:
@@ -169,7 +169,8 @@ async def test_a_write_is_idempotent(store: Store) -> None:
     assert (await write(run, REF, lease)).num_written == 4
     assert await write(run, REF, lease) == ColumnsWritten(num_written=0, num_ready_groups=0)
     await write(run, VALUE, await leased(run, VALUE))
-    assert (await store.columns.unwritten(run.run_id, REF, lease.epoch, SAMPLES)) == []
+    found = await store.columns.leased(run.run_id, REF, lease.epoch, SAMPLES)
+    assert (found.unwritten, found.unneeded) == ((), ())
     await put(run, REF, lease, 1.0, new=False)
     await refused(Reason.ALREADY_EXISTS, put(run, REF, lease, 2.0, new=False))
     assert (await store.columns.complete(run.run_id, REF, lease.epoch, SAMPLES)).num_written == 0

@@ -8,8 +8,10 @@ from typing import Any
 from services.chassis.errors import ServiceError
 from services.chassis.redis.scripts import Scripts
 from trajectory_manager.store.column_interface import (
+    Backlog,
     ColumnLease,
     ColumnsWritten,
+    LeasedCells,
     SampleColumns,
     rollout_of,
 )
@@ -26,21 +28,21 @@ class RedisColumnStore:
     async def lease(
         self, run_id: str, column: str, needs: Sequence[str], max_samples: int, nonce: str
     ) -> ColumnLease | None:
-        """Lease the oldest queued cells whose samples have the columns in `needs`."""
+        """Lease the first queued cells whose samples have the columns in `needs`."""
         reply = await self._call("lease_cells", run_id, column, max_samples, nonce, *needs)
         if not reply:
             return None
         epoch, seconds, sample_ids = reply
         return ColumnLease(sample_ids=_texts(sample_ids), epoch=int(epoch), seconds=float(seconds))
 
-    async def unwritten(
+    async def leased(
         self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
-    ) -> list[str]:
-        """Those of `sample_ids` whose cell is leased under `epoch`."""
-        (found,) = await self._call(
-            "list_unwritten_cells", run_id, column, epoch, *dict.fromkeys(sample_ids)
+    ) -> LeasedCells:
+        """What became of samples that were leased under `epoch`."""
+        unwritten, unneeded = await self._call(
+            "list_leased_cells", run_id, column, epoch, *dict.fromkeys(sample_ids)
         )
-        return list(_texts(found))
+        return LeasedCells(unwritten=_texts(unwritten), unneeded=_texts(unneeded))
 
     async def put(
         self, run_id: str, column: str, epoch: int, values: Mapping[str, bytes], *, new: bool
@@ -63,6 +65,18 @@ class RedisColumnStore:
         )
         return ColumnsWritten(num_written=num_written, num_ready_groups=num_ready)
 
+    async def give_back(
+        self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
+    ) -> int:
+        """Queue those of the cells again that `epoch` holds; how many."""
+        (number,) = await self._call("return_cells", run_id, column, epoch, *sample_ids)
+        return int(number)
+
+    async def backlog(self, run_id: str, column: str) -> Backlog:
+        """What there is to compute of a column, and what may still come."""
+        lacking, running = await self._call("count_lacking_cells", run_id, column)
+        return Backlog(num_samples=lacking, num_running_rollouts=running)
+
     async def read(self, run_id: str, sample_ids: Sequence[str]) -> dict[str, Mapping[str, bytes]]:
         """Values by sample and column."""
         rollout_ids = list(dict.fromkeys(map(rollout_of, sample_ids)))
@@ -79,7 +93,7 @@ class RedisColumnStore:
         return {**values}
 
     async def status(self, run_id: str, after: str, limit: int) -> list[SampleColumns]:
-        """Samples of complete, uncommitted groups and their columns."""
+        """Samples of uncommitted groups and their columns."""
         (rows,) = await self._call("list_sample_columns", run_id, after, limit)
         return [
             SampleColumns(

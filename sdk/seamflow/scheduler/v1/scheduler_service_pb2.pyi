@@ -187,6 +187,7 @@ class NodeReport(google.protobuf.message.Message):
     NUM_TURNS_FIELD_NUMBER: builtins.int
     TOKENS_PER_SECOND_FIELD_NUMBER: builtins.int
     USED_HOST_BYTES_FIELD_NUMBER: builtins.int
+    MAX_RUNNING_FIELD_NUMBER: builtins.int
     used_device_bytes: builtins.int
     """Bytes of device memory in use."""
     num_turns: builtins.int
@@ -195,6 +196,8 @@ class NodeReport(google.protobuf.message.Message):
     """Sampled tokens per second."""
     used_host_bytes: builtins.int
     """Host memory of the node's worker processes, in bytes."""
+    max_running: builtins.int
+    """Turns its rollout server can decode at once; 0: unknown."""
     def __init__(
         self,
         *,
@@ -202,8 +205,9 @@ class NodeReport(google.protobuf.message.Message):
         num_turns: builtins.int = ...,
         tokens_per_second: builtins.float = ...,
         used_host_bytes: builtins.int = ...,
+        max_running: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["num_turns", b"num_turns", "tokens_per_second", b"tokens_per_second", "used_device_bytes", b"used_device_bytes", "used_host_bytes", b"used_host_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["max_running", b"max_running", "num_turns", b"num_turns", "tokens_per_second", b"tokens_per_second", "used_device_bytes", b"used_device_bytes", "used_host_bytes", b"used_host_bytes"]) -> None: ...
 
 global___NodeReport = NodeReport
 
@@ -573,6 +577,7 @@ class GenerationForecast(google.protobuf.message.Message):
     REMAINING_ROLLOUTS_FIELD_NUMBER: builtins.int
     BATCH_ROLLOUTS_FIELD_NUMBER: builtins.int
     DONE_ROLLOUTS_FIELD_NUMBER: builtins.int
+    NEWEST_BATCH_FIELD_NUMBER: builtins.int
     remaining_rollouts: builtins.int
     """Unfinished rollouts of the next batch: 0 to `batch_rollouts`."""
     batch_rollouts: builtins.int
@@ -581,16 +586,75 @@ class GenerationForecast(google.protobuf.message.Message):
     """Rollouts of the batches that the gang finished since its previous forecast; fewer than a batch if one
     was incomplete. 0: unspecified, then every requested batch counts as complete.
     """
+    @property
+    def newest_batch(self) -> global___MeasuredBatch:
+        """What the gang measured of its newest batch, if it may start at the tail of the next one; absent: it starts
+        when the batch is complete.
+        """
+
     def __init__(
         self,
         *,
         remaining_rollouts: builtins.int = ...,
         batch_rollouts: builtins.int = ...,
         done_rollouts: builtins.int = ...,
+        newest_batch: global___MeasuredBatch | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch_rollouts", b"batch_rollouts", "done_rollouts", b"done_rollouts", "remaining_rollouts", b"remaining_rollouts"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["newest_batch", b"newest_batch"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch_rollouts", b"batch_rollouts", "done_rollouts", b"done_rollouts", "newest_batch", b"newest_batch", "remaining_rollouts", b"remaining_rollouts"]) -> None: ...
 
 global___GenerationForecast = GenerationForecast
+
+@typing.final
+class MeasuredBatch(google.protobuf.message.Message):
+    """What a gang measured of a batch; decides when the tail of the next one begins."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: builtins.int
+    TRAINING_DURATION_FIELD_NUMBER: builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    prompt_tokens: builtins.float
+    """Mean tokens of a rollout that it did not sample: prompts, and what tools answered. Not negative."""
+    @property
+    def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GroupTokens]:
+        """Required, at least one: its groups, in any order."""
+
+    @property
+    def training_duration(self) -> google.protobuf.duration_pb2.Duration:
+        """Time that the gang computed on it, without waits."""
+
+    def __init__(
+        self,
+        *,
+        groups: collections.abc.Iterable[global___GroupTokens] | None = ...,
+        training_duration: google.protobuf.duration_pb2.Duration | None = ...,
+        prompt_tokens: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["training_duration", b"training_duration"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["groups", b"groups", "prompt_tokens", b"prompt_tokens", "training_duration", b"training_duration"]) -> None: ...
+
+global___MeasuredBatch = MeasuredBatch
+
+@typing.final
+class GroupTokens(google.protobuf.message.Message):
+    """Tokens that the rollouts of a group sampled."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROLLOUT_TOKENS_FIELD_NUMBER: builtins.int
+    @property
+    def rollout_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Required, one for each rollout, at least 1 each."""
+
+    def __init__(
+        self,
+        *,
+        rollout_tokens: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["rollout_tokens", b"rollout_tokens"]) -> None: ...
+
+global___GroupTokens = GroupTokens
 
 @typing.final
 class ReleaseNodesResponse(google.protobuf.message.Message):
@@ -598,11 +662,44 @@ class ReleaseNodesResponse(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    TAIL_FIELD_NUMBER: builtins.int
+    @property
+    def tail(self) -> global___Tail:
+        """When the gang should request its nodes for the batch; absent: when it is complete, or nothing is known yet."""
+
     def __init__(
         self,
+        *,
+        tail: global___Tail | None = ...,
     ) -> None: ...
+    def HasField(self, field_name: typing.Literal["tail", b"tail"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["tail", b"tail"]) -> None: ...
 
 global___ReleaseNodesResponse = ReleaseNodesResponse
+
+@typing.final
+class Tail(google.protobuf.message.Message):
+    """The tail of a batch: the last rollouts, which few nodes can generate while a gang begins with the others
+    (RLHFuse, R_t and m).
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REMAINING_ROLLOUTS_FIELD_NUMBER: builtins.int
+    NUM_NODES_FIELD_NUMBER: builtins.int
+    remaining_rollouts: builtins.int
+    """R_t: the tail begins when this many rollouts of the batch remain; a group that is not complete counts as a whole."""
+    num_nodes: builtins.int
+    """m: nodes that are enough to generate the tail as fast as before, at most those that the gang leaves to rollout."""
+    def __init__(
+        self,
+        *,
+        remaining_rollouts: builtins.int = ...,
+        num_nodes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_nodes", b"num_nodes", "remaining_rollouts", b"remaining_rollouts"]) -> None: ...
+
+global___Tail = Tail
 
 @typing.final
 class ListNodesRequest(google.protobuf.message.Message):
@@ -694,7 +791,7 @@ class AllocationEvent(google.protobuf.message.Message):
     """Event of a node: "registered", "assigned", "reported", "lost", "drained", "overdue" (it has not ended
     its old work for a gang). Otherwise: "waiting" (of a gang, with the cause), "kept" (a gang released
     its nodes and they are not lent), "policy" (of a job), "advice" (for a gang: whether one more node
-    should generate), "other" (a newer scheduler wrote it).
+    should generate), "tail" (for a gang: when it may begin with a batch), "other" (a newer scheduler wrote it).
     """
     cause: builtins.str
     """Cause, human-readable."""

@@ -98,6 +98,7 @@ class WriteColumnRequest(google.protobuf.message.Message):
     COLUMN_FIELD_NUMBER: builtins.int
     LEASE_TOKEN_FIELD_NUMBER: builtins.int
     VALUES_FIELD_NUMBER: builtins.int
+    RETURNED_SAMPLE_IDS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     column: builtins.str
@@ -108,6 +109,10 @@ class WriteColumnRequest(google.protobuf.message.Message):
     def values(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ColumnValues]:
         """Values by sample."""
 
+    @property
+    def returned_sample_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Leased samples that the caller does not compute after all: they may be leased again at once."""
+
     def __init__(
         self,
         *,
@@ -115,8 +120,9 @@ class WriteColumnRequest(google.protobuf.message.Message):
         column: builtins.str = ...,
         lease_token: builtins.str = ...,
         values: collections.abc.Iterable[global___ColumnValues] | None = ...,
+        returned_sample_ids: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["column", b"column", "lease_token", b"lease_token", "run_id", b"run_id", "values", b"values"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["column", b"column", "lease_token", b"lease_token", "returned_sample_ids", b"returned_sample_ids", "run_id", b"run_id", "values", b"values"]) -> None: ...
 
 global___WriteColumnRequest = WriteColumnRequest
 
@@ -165,6 +171,61 @@ class WriteColumnResponse(google.protobuf.message.Message):
 global___WriteColumnResponse = WriteColumnResponse
 
 @typing.final
+class GetColumnBacklogRequest(google.protobuf.message.Message):
+    """Request of GetColumnBacklog."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    COLUMN_FIELD_NUMBER: builtins.int
+    MIN_SAMPLES_FIELD_NUMBER: builtins.int
+    WAIT_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Training job."""
+    column: builtins.str
+    """Column; one of the run's required_columns."""
+    min_samples: builtins.int
+    """Samples to wait for; 0 counts as 1."""
+    @property
+    def wait(self) -> google.protobuf.duration_pb2.Duration:
+        """Time after which it answers in any case; absent: at once. Longer ones count as 60 s."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        column: builtins.str = ...,
+        min_samples: builtins.int = ...,
+        wait: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["wait", b"wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["column", b"column", "min_samples", b"min_samples", "run_id", b"run_id", "wait", b"wait"]) -> None: ...
+
+global___GetColumnBacklogRequest = GetColumnBacklogRequest
+
+@typing.final
+class GetColumnBacklogResponse(google.protobuf.message.Message):
+    """Response of GetColumnBacklog."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_SAMPLES_FIELD_NUMBER: builtins.int
+    NUM_RUNNING_ROLLOUTS_FIELD_NUMBER: builtins.int
+    num_samples: builtins.int
+    """Samples of finished rollouts that lack the column, leased ones among them."""
+    num_running_rollouts: builtins.int
+    """Rollouts of the run that are under way, and so may give more."""
+    def __init__(
+        self,
+        *,
+        num_samples: builtins.int = ...,
+        num_running_rollouts: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_running_rollouts", b"num_running_rollouts", "num_samples", b"num_samples"]) -> None: ...
+
+global___GetColumnBacklogResponse = GetColumnBacklogResponse
+
+@typing.final
 class ListSampleStatusRequest(google.protobuf.message.Message):
     """Request of ListSampleStatus."""
 
@@ -176,7 +237,7 @@ class ListSampleStatusRequest(google.protobuf.message.Message):
     run_id: builtins.str
     """Training job."""
     page_size: builtins.int
-    """At most this many groups; 100 by default; more than 1,000 count as 1,000."""
+    """Samples of at most this many groups; 100 by default; more than 1,000 count as 1,000."""
     page_token: builtins.str
     """From the previous page; empty: the first."""
     def __init__(
@@ -202,7 +263,7 @@ class ListSampleStatusResponse(google.protobuf.message.Message):
     """Empty at the end."""
     @property
     def samples(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SampleStatus]:
-        """Samples of complete groups that are not committed."""
+        """Samples of groups that are not committed, from the end of a sample's rollout on."""
 
     def __init__(
         self,

@@ -27,6 +27,11 @@ class ColumnServiceStub(object):
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.WriteColumnRequest.SerializeToString,
                 response_deserializer=seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.WriteColumnResponse.FromString,
                 )
+        self.GetColumnBacklog = channel.unary_unary(
+                '/seamflow.trajectory.v1.ColumnService/GetColumnBacklog',
+                request_serializer=seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.GetColumnBacklogRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.GetColumnBacklogResponse.FromString,
+                )
         self.ListSampleStatus = channel.unary_unary(
                 '/seamflow.trajectory.v1.ColumnService/ListSampleStatus',
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.ListSampleStatusRequest.SerializeToString,
@@ -42,15 +47,25 @@ class ColumnServiceServicer(object):
 
     def LeaseColumn(self, request, context):
         """Leases samples that lack a column to the consumer that computes it. Long-poll: answers empty when
-        time is up. Each sample is leased to one consumer at a time.
+        time is up. Each sample is leased to one consumer at a time, from the end of its rollout on, while
+        others of its group still run; samples of complete groups come first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WriteColumn(self, request, context):
-        """Writes the column for leased samples. Idempotent; the first value stays. A group whose samples
-        have all required columns becomes ready for the trainer.
+        """Writes the column for leased samples. Idempotent; the first value stays. A complete group whose
+        samples have all required columns becomes ready for the trainer. Samples of groups that were
+        discarded meanwhile are skipped.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetColumnBacklog(self, request, context):
+        """How many samples lack a column. Long poll: answers as soon as there are `min_samples`, or no more can
+        come because no rollout runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -75,6 +90,11 @@ def add_ColumnServiceServicer_to_server(servicer, server):
                     servicer.WriteColumn,
                     request_deserializer=seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.WriteColumnRequest.FromString,
                     response_serializer=seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.WriteColumnResponse.SerializeToString,
+            ),
+            'GetColumnBacklog': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetColumnBacklog,
+                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.GetColumnBacklogRequest.FromString,
+                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.GetColumnBacklogResponse.SerializeToString,
             ),
             'ListSampleStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSampleStatus,
@@ -125,6 +145,23 @@ class ColumnService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.ColumnService/WriteColumn',
             seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.WriteColumnRequest.SerializeToString,
             seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.WriteColumnResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def GetColumnBacklog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.ColumnService/GetColumnBacklog',
+            seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.GetColumnBacklogRequest.SerializeToString,
+            seamflow_dot_trajectory_dot_v1_dot_column__service__pb2.GetColumnBacklogResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

@@ -29,15 +29,25 @@ class ColumnServiceStub:
         seamflow.trajectory.v1.column_service_pb2.LeaseColumnResponse,
     ]
     """Leases samples that lack a column to the consumer that computes it. Long-poll: answers empty when
-    time is up. Each sample is leased to one consumer at a time.
+    time is up. Each sample is leased to one consumer at a time, from the end of its rollout on, while
+    others of its group still run; samples of complete groups come first.
     """
 
     WriteColumn: grpc.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.column_service_pb2.WriteColumnRequest,
         seamflow.trajectory.v1.column_service_pb2.WriteColumnResponse,
     ]
-    """Writes the column for leased samples. Idempotent; the first value stays. A group whose samples
-    have all required columns becomes ready for the trainer.
+    """Writes the column for leased samples. Idempotent; the first value stays. A complete group whose
+    samples have all required columns becomes ready for the trainer. Samples of groups that were
+    discarded meanwhile are skipped.
+    """
+
+    GetColumnBacklog: grpc.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.column_service_pb2.GetColumnBacklogRequest,
+        seamflow.trajectory.v1.column_service_pb2.GetColumnBacklogResponse,
+    ]
+    """How many samples lack a column. Long poll: answers as soon as there are `min_samples`, or no more can
+    come because no rollout runs.
     """
 
     ListSampleStatus: grpc.UnaryUnaryMultiCallable[
@@ -57,15 +67,25 @@ class ColumnServiceAsyncStub:
         seamflow.trajectory.v1.column_service_pb2.LeaseColumnResponse,
     ]
     """Leases samples that lack a column to the consumer that computes it. Long-poll: answers empty when
-    time is up. Each sample is leased to one consumer at a time.
+    time is up. Each sample is leased to one consumer at a time, from the end of its rollout on, while
+    others of its group still run; samples of complete groups come first.
     """
 
     WriteColumn: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.column_service_pb2.WriteColumnRequest,
         seamflow.trajectory.v1.column_service_pb2.WriteColumnResponse,
     ]
-    """Writes the column for leased samples. Idempotent; the first value stays. A group whose samples
-    have all required columns becomes ready for the trainer.
+    """Writes the column for leased samples. Idempotent; the first value stays. A complete group whose
+    samples have all required columns becomes ready for the trainer. Samples of groups that were
+    discarded meanwhile are skipped.
+    """
+
+    GetColumnBacklog: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.column_service_pb2.GetColumnBacklogRequest,
+        seamflow.trajectory.v1.column_service_pb2.GetColumnBacklogResponse,
+    ]
+    """How many samples lack a column. Long poll: answers as soon as there are `min_samples`, or no more can
+    come because no rollout runs.
     """
 
     ListSampleStatus: grpc.aio.UnaryUnaryMultiCallable[
@@ -87,7 +107,8 @@ class ColumnServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.column_service_pb2.LeaseColumnResponse, collections.abc.Awaitable[seamflow.trajectory.v1.column_service_pb2.LeaseColumnResponse]]:
         """Leases samples that lack a column to the consumer that computes it. Long-poll: answers empty when
-        time is up. Each sample is leased to one consumer at a time.
+        time is up. Each sample is leased to one consumer at a time, from the end of its rollout on, while
+        others of its group still run; samples of complete groups come first.
         """
 
     @abc.abstractmethod
@@ -96,8 +117,19 @@ class ColumnServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.trajectory.v1.column_service_pb2.WriteColumnRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.column_service_pb2.WriteColumnResponse, collections.abc.Awaitable[seamflow.trajectory.v1.column_service_pb2.WriteColumnResponse]]:
-        """Writes the column for leased samples. Idempotent; the first value stays. A group whose samples
-        have all required columns becomes ready for the trainer.
+        """Writes the column for leased samples. Idempotent; the first value stays. A complete group whose
+        samples have all required columns becomes ready for the trainer. Samples of groups that were
+        discarded meanwhile are skipped.
+        """
+
+    @abc.abstractmethod
+    def GetColumnBacklog(
+        self,
+        request: seamflow.trajectory.v1.column_service_pb2.GetColumnBacklogRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trajectory.v1.column_service_pb2.GetColumnBacklogResponse, collections.abc.Awaitable[seamflow.trajectory.v1.column_service_pb2.GetColumnBacklogResponse]]:
+        """How many samples lack a column. Long poll: answers as soon as there are `min_samples`, or no more can
+        come because no rollout runs.
         """
 
     @abc.abstractmethod

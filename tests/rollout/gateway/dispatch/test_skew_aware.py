@@ -20,7 +20,7 @@ from rollout.gateway.dispatch.policies import (
     load_dispatch,
 )
 from rollout.gateway.dispatch.server_state import Server
-from rollout.gateway.dispatch.skew_aware import MeasuredLatency, SkewAware
+from rollout.gateway.dispatch.skew_aware import SkewAware
 from rollout.gateway.dispatch.waiting_turns import WaitingTurns
 from services.lib.decode_latency import DecodeLatency
 from tests.rollout.gateway.support import until_idle
@@ -176,18 +176,3 @@ def test_a_step_ends_sooner_than_in_order_of_arrival_and_than_longest_first() ->
 
     fifo, longest, skew = map(seconds, ("least_load", "longest_first", "skew_aware"))
     assert skew < longest < fifo
-
-
-def test_latency_is_learned_from_what_servers_report() -> None:
-    """By load; never faster for a larger batch; nothing known is constant."""
-    measured = MeasuredLatency()
-    assert measured.latency().seconds(1) == measured.latency().seconds(64)
-    reports = [(1, 100.0), (8, 800.0), (64, 4000.0), (128, 16_000.0), (5, 0.0)]
-    measured.update(
-        [
-            Candidate(server_id="a", num_turns=turns, max_running=256, tokens_per_second=tokens)
-            for turns, tokens in reports
-        ]
-    )
-    latency = measured.latency()
-    assert [latency.seconds(n) for n in (1, 8, 64, 128)] == [0.01, 0.01, 0.016, 0.016]

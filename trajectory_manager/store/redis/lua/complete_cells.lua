@@ -1,4 +1,4 @@
--- requires: _cells
+-- requires: _cells _cell_queue
 -- Marks leased cells as written, all or none; a group whose cells are all written becomes ready.
 -- ARGV: run_id, column, epoch, sample_id... Returns how many cells were new, and how many groups became ready.
 local config, counters, groups, ready = KEYS[1], KEYS[2], KEYS[8], KEYS[13]
@@ -11,12 +11,7 @@ local samples, lost = leased_cells(cells, leases, column, epoch, 4)
 if not samples then return {'error', 'LOST_COLUMN', column, lost} end
 
 local function make_ready(task_id)
-  redis.call('HDEL', cells, task_id)
-  for _, slot in ipairs(cjson.decode(redis.call('HGET', groups, task_id)).slots) do
-    for _, sample in ipairs(slot.samples or {}) do
-      for _, name in ipairs(rules.required_columns) do redis.call('HDEL', cells, name .. ' ' .. sample) end
-    end
-  end
+  drop_cells(task_id, cjson.decode(redis.call('HGET', groups, task_id)), rules.required_columns)
   redis.call('RPUSH', ready, task_id)
   redis.call('HINCRBY', counters, 'incomplete', -1)
   redis.call('HINCRBY', counters, 'version:ready', 1)

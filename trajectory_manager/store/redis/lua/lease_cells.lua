@@ -2,7 +2,8 @@
 -- ARGV: run_id, column, max_samples, nonce, required column... Returns the epoch, its seconds and the samples; for the
 -- nonce of a lease that is held, those of it that are not written.
 -- A cell is "number" when queued, "number epoch" when leased, "=epoch" when written.
-local config, counters, cells, queue, leases, requests = KEYS[1], KEYS[2], KEYS[19], KEYS[20], KEYS[21], KEYS[25]
+local config, counters, groups, cells, queue, leases, requests =
+  KEYS[1], KEYS[2], KEYS[8], KEYS[19], KEYS[20], KEYS[21], KEYS[25]
 local column, max_samples, nonce, page_size = ARGV[2], tonumber(ARGV[3]), ARGV[4], 512
 local rules = redis.call('GET', config)
 if not rules then return {'error', 'UNKNOWN_RUN', ARGV[1]} end
@@ -45,12 +46,26 @@ local function has_needed_columns(sample)
   return true
 end
 
+-- Whether a queued name is that of a cell. A manager of release 0.2 queues the cells of a group again when it completes
+-- it, and leaves those of a group that it discards.
+local function is_cell(number, sample)
+  local task_id = string.match(sample, '^(.+)/%d+/%d+#')
+  if redis.call('HEXISTS', groups, task_id) == 0 then
+    redis.call('HDEL', cells, column .. ' ' .. sample, task_id)
+    return false
+  end
+  return redis.call('HGET', cells, column .. ' ' .. sample) == number
+end
+
 local found, start, page = {}, '[' .. column .. ' ', nil
 repeat
   page = redis.call('ZRANGEBYLEX', queue, start, '(' .. column .. '!', 'LIMIT', 0, page_size)
   for _, name in ipairs(page) do
     local number, sample = string.match(name, ' (%d+) (.+)$')
-    if #found < max_samples and has_needed_columns(sample) then
+    if #found == max_samples then break end
+    if not is_cell(number, sample) then
+      redis.call('ZREM', queue, name)
+    elseif has_needed_columns(sample) then
       table.insert(found, {name = name, number = number, sample = sample})
     end
   end

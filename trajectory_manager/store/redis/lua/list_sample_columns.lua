@@ -1,4 +1,4 @@
--- Samples of complete, uncommitted groups, by name of the group.
+-- Samples of finished rollouts whose group is not committed, by name of the group.
 -- ARGV: run_id, name to start after, limit in groups. Returns sample_id, group, step, written columns,
 -- leased columns of each sample.
 local config, groups, ledger, cells, leases = KEYS[1], KEYS[8], KEYS[14], KEYS[19], KEYS[21]
@@ -18,12 +18,12 @@ for _, task_id in ipairs(redis.call('HKEYS', groups)) do
 end
 table.sort(names)
 
-local function columns_of(sample)
+local function columns_of(sample, is_complete)
   local written, leased = {}, {}
   for _, column in ipairs(required) do
     local field = column .. ' ' .. sample
     local cell = redis.call('HGET', cells, field)
-    if not cell or string.sub(cell, 1, 1) == '=' then
+    if cell and string.sub(cell, 1, 1) == '=' or not cell and is_complete then
       table.insert(written, column)
     elseif tonumber(redis.call('ZSCORE', leases, field) or 0) > now then
       table.insert(leased, column)
@@ -35,15 +35,13 @@ end
 local rows, num_groups, limit = {}, 0, tonumber(ARGV[3])
 for _, task_id in ipairs(names) do
   if num_groups == limit then break end
-  local group = cjson.decode(redis.call('HGET', groups, task_id))
-  -- min_version is set when a TRAIN group is complete.
-  if group.min_version then
-    num_groups = num_groups + 1
-    for _, slot in ipairs(group.slots) do
-      for _, sample in ipairs(slot.samples or {}) do
-        table.insert(rows, {sample, task_id, steps[task_id] or '0', columns_of(sample)})
-      end
+  local group, before = cjson.decode(redis.call('HGET', groups, task_id)), #rows
+  for _, slot in ipairs(group.purpose == '1' and group.slots or {}) do
+    for _, sample in ipairs(slot.samples or {}) do
+      -- min_version is set when a TRAIN group is complete.
+      table.insert(rows, {sample, task_id, steps[task_id] or '0', columns_of(sample, group.min_version)})
     end
   end
+  if #rows > before then num_groups = num_groups + 1 end
 end
 return {'ok', rows}

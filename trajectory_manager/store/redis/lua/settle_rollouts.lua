@@ -1,5 +1,6 @@
--- requires: _dead_letters
+-- requires: _dead_letters _cell_queue
 -- Applies the results of finished rollouts to their groups. Idempotent: only the leased attempt of a slot counts.
+-- Columns of a sample are queued with its rollout; complete_cells.lua makes a group ready that lacked some.
 -- ARGV: run_id, max_replacements, max_dead_letters, then rollout_id and result of each.
 -- Returns of each the effect and, for a discarded group, the reason.
 local config, counters, tasks, groups, leases, nonces, outbox, ready =
@@ -44,6 +45,7 @@ local function settle(rollout_id, result)
 
   local function discard(reason, message)
     end_leases()
+    drop_cells(task_id, group, rules.required_columns)
     local committed = redis.call('HGET', counters, 'committed_step') or 0
     dead_letter(task_id, group, reason, message, committed, max_dead_letters)
     if group.purpose == '1' then redis.call('HINCRBY', counters, 'discarded', 1) end
@@ -76,28 +78,6 @@ local function settle(rollout_id, result)
     return group.done > 1 and reward
   end
 
-  -- Queues a cell for each required column of each sample; complete_cells.lua makes the group ready.
-  -- Returns whether there are any.
-  local function queue_cells()
-    local missing, cells, queue = 0, KEYS[19], KEYS[20]
-    local required = rules.required_columns
-    for _, other in ipairs(#required > 0 and group.slots or {}) do
-      for _, sample in ipairs(other.samples or {}) do
-        local number = string.format('%012d', redis.call('HINCRBY', counters, 'column_samples', 1))
-        for _, column in ipairs(required) do
-          redis.call('HSET', cells, column .. ' ' .. sample, number)
-          redis.call('ZADD', queue, 0, column .. ' ' .. number .. ' ' .. sample)
-          missing = missing + 1
-        end
-      end
-    end
-    if missing == 0 then return false end
-    redis.call('HSET', cells, task_id, missing)
-    redis.call('HINCRBY', counters, 'incomplete', 1)
-    redis.call('HINCRBY', counters, 'version:columns', 1)
-    return true
-  end
-
   local function complete()
     if group.purpose ~= '1' then
       redis.call('HDEL', groups, task_id)
@@ -105,7 +85,11 @@ local function settle(rollout_id, result)
     end
     local reward = rules.zero_variance_reward ~= '' and common_reward()
     if reward then return discard(ZERO_VARIANCE, 'all rewards are ' .. reward) end
-    if queue_cells() then return {'complete'} end
+    if count_lacking_cells(task_id, group, rules.required_columns) > 0 then
+      redis.call('HINCRBY', counters, 'incomplete', 1)
+      return {'complete'}
+    end
+    drop_cells(task_id, group, rules.required_columns)
     redis.call('RPUSH', ready, task_id)
     redis.call('HINCRBY', counters, 'version:ready', 1)
     return {'complete'}
@@ -132,6 +116,7 @@ local function settle(rollout_id, result)
   group.done = group.done + 1
   if group.done == cjson.decode(redis.call('HGET', tasks, task_id)).num_samples then return close_group() end
   save()
+  if group.purpose == '1' then queue_cells(task_id, slot, rules.required_columns) end
   return {'done'}
 end
 

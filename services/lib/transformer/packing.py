@@ -17,8 +17,9 @@ H heads, D values of a head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from typing import Any, Self
 
@@ -28,13 +29,19 @@ from numpy.typing import NDArray
 from torch import nn
 
 from services.chassis.log import get_logger
+from services.lib.transformer.shared_prefix import shared_tokens
 
-__all__ = ["Packing", "can_pack", "shared_tokens"]
+__all__ = ["Packing", "can_pack"]
 
 _ATTENTION = "seamflow_rows"
 _LAYERS = {"full_attention", "sliding_attention"}
 _TOLERANCE = 1e-3
 """Of log-probs, in float32."""
+_ROUNDINGS = 16
+"""Of log-probs in a coarser type, in units of its precision."""
+
+
+Outputs = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,23 +76,42 @@ class Packing:
             found_U=torch.from_numpy(_found(buckets, positions_U)).to(device),
         )
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of the forward pass of a model that accepts `rows`."""
+        return {
+            "input_ids": self.token_ids_U[None],
+            "position_ids": self.positions_U[None],
+            "rows": self,
+            "use_cache": False,
+        }
 
-def can_pack(model: nn.Module) -> bool:
+
+def can_pack(model: nn.Module, outputs: Outputs | None = None) -> bool:
     """Whether the model gives the same results packed as padded; if so, it accepts `rows`.
 
     Models with recurrent layers or custom attention do not. What a model declares is verified on
     two short rows.
+
+    Args:
+        model: of any head, if `outputs` is given, else a causal language model.
+        outputs: from the arguments of a pass, with `logits_to_keep` if it is packed, to what the
+            model says of its tokens; default: the log-probs of a language model.
     """
+    if outputs is None and "logits_to_keep" not in signature(model.forward).parameters:
+        return False
     if not _claims_to(model):
         return False
-    expected, before = _try_padded(model), model.config._attn_implementation  # type: ignore[union-attr]
+    outputs = outputs or partial(_logprobs, model)
+    device = str(next(model.parameters()).device)
+    expected, before = _try_padded(outputs, device), model.config._attn_implementation  # type: ignore[union-attr]
     try:
         _use_rows(model)
-        error = (_try_packed(model) - expected).abs().max().item()
+        error = (_try_packed(outputs, device) - expected).abs().max().item()
     except Exception as problem:  # any error: fall back to padded rows
         get_logger().warning("packing_failed", reason=f"{type(problem).__name__}: {problem}")
         error = float("nan")
-    packs: bool = error <= _TOLERANCE
+    packs: bool = error <= max(_TOLERANCE, _ROUNDINGS * torch.finfo(_dtype(model)).eps)
     if not packs:
         get_logger().warning("packing_disabled", model=type(model).__name__, difference=error)
         model.set_attn_implementation(before)  # type: ignore[operator]
@@ -99,7 +125,6 @@ def _claims_to(model: nn.Module) -> bool:
         all(getattr(model, flag, False) for flag in flags)
         and not getattr(model, "_is_stateful", False)
         and set(layers) <= _LAYERS
-        and "logits_to_keep" in signature(model.forward).parameters
     )
 
 
@@ -107,25 +132,26 @@ _TRIED = np.array([[1, 2, 3, 4], [1, 2, 5, 0]], np.int32)
 _TRIED_LENGTHS = np.array([4, 3])
 
 
-@torch.no_grad()
-def _try_padded(model: nn.Module) -> torch.Tensor:
-    device = str(next(model.parameters()).device)
-    logits = model(input_ids=torch.from_numpy(_TRIED).long().to(device), use_cache=False).logits
-    return torch.cat([logits[0], logits[1, :3]]).float().log_softmax(-1)
+def _dtype(model: nn.Module) -> torch.dtype:
+    return next(model.parameters()).dtype
+
+
+def _logprobs(model: nn.Module, **arguments: Any) -> torch.Tensor:
+    logits: torch.Tensor = model(**arguments).logits
+    return logits.float().log_softmax(-1)
 
 
 @torch.no_grad()
-def _try_packed(model: nn.Module) -> torch.Tensor:
-    packing = Packing.of(_TRIED, _TRIED_LENGTHS, str(next(model.parameters()).device))
+def _try_padded(outputs: Outputs, device: str) -> torch.Tensor:
+    found = outputs(input_ids=torch.from_numpy(_TRIED).long().to(device), use_cache=False)
+    return torch.cat([found[0], found[1, :3]]).float()
+
+
+@torch.no_grad()
+def _try_packed(outputs: Outputs, device: str) -> torch.Tensor:
+    packing = Packing.of(_TRIED, _TRIED_LENGTHS, device)
     places = torch.cat([packing.places_BT[0], packing.places_BT[1, :3]])
-    logits: torch.Tensor = model(
-        input_ids=packing.token_ids_U[None],
-        position_ids=packing.positions_U[None],
-        rows=packing,
-        logits_to_keep=places,
-        use_cache=False,
-    ).logits
-    return logits[0].float().log_softmax(-1)
+    return outputs(**packing.arguments, logits_to_keep=places)[0].float()
 
 
 def _use_rows(model: nn.Module) -> None:
@@ -199,13 +225,6 @@ def _places(
         num_tokens += fresh
         before = ids_T, places_BT[row, : len(ids_T)]
     return places_BT, num_tokens
-
-
-def shared_tokens(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
-    """Length of the common prefix of two sequences."""
-    length = min(len(one), len(other))
-    differ = np.nonzero(one[:length] != other[:length])[0]
-    return int(differ[0]) if len(differ) else length
 
 
 def _similar(lengths_B: NDArray[np.int64]) -> Iterator[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from services.lib.decode_latency import DecodeLatency
 
@@ -19,18 +19,20 @@ class Instance:
     finish to the next instead of step by step.
 
     Args:
-        lengths: tokens of its samples, in the order of admission.
+        samples: number and tokens of each, in the order of admission.
         latency: seconds of a step by batch size.
         slots: samples in the batch at most; the others wait.
     """
 
-    def __init__(self, lengths: Sequence[int], latency: DecodeLatency, slots: int) -> None:
+    def __init__(
+        self, samples: Iterable[tuple[int, int]], latency: DecodeLatency, slots: int
+    ) -> None:
         self._latency = latency
         self._slots = slots
         self._steps = 0
-        # Heap of (step after which it ends, step at which it began).
-        self._running: list[tuple[int, int]] = []
-        self._waiting = deque(lengths)
+        # Heap of (step after which it ends, step at which it began, number).
+        self._running: list[tuple[int, int, int]] = []
+        self._waiting = deque(samples)
         self.clock = 0.0
         """When its last step ended."""
 
@@ -39,19 +41,22 @@ class Instance:
         """Samples that have not ended."""
         return len(self._running) + len(self._waiting)
 
-    def samples(self) -> list[tuple[int, int]]:
-        """Tokens decoded and tokens left of each sample that has not ended."""
-        running = [(self._steps - begun, end - self._steps) for end, begun in sorted(self._running)]
-        return running + [(0, length) for length in self._waiting]
+    def samples(self) -> list[tuple[int, int, int]]:
+        """Number, tokens decoded and tokens left of each sample that has not ended."""
+        running = [
+            (number, self._steps - begun, end - self._steps)
+            for end, begun, number in sorted(self._running)
+        ]
+        return running + [(number, 0, tokens) for number, tokens in self._waiting]
 
-    def receive(self, left: int, seconds: float) -> None:
+    def receive(self, number: int, left: int, seconds: float) -> None:
         """Take a sample with `left` tokens to go from elsewhere; its prefill takes `seconds`."""
-        self._waiting.append(left)
+        self._waiting.append((number, left))
         self.clock += seconds
 
-    def run(self, until: float = math.inf) -> list[float]:
-        """Decode as long as a step ends no later than `until`; gives the ends of samples."""
-        ends: list[float] = []
+    def run(self, until: float = math.inf) -> dict[int, float]:
+        """Decode as long as a step ends no later than `until`; ends of samples, by number."""
+        ends: dict[int, float] = {}
         while self._admitted():
             step_seconds = self._latency.seconds(len(self._running))
             steps = self._running[0][0] - self._steps
@@ -60,7 +65,7 @@ class Instance:
             self.clock += steps * step_seconds
             self._steps += steps
             ended = self._ended()
-            ends += [self.clock] * ended
+            ends |= dict.fromkeys(ended, self.clock)
             if not ended:
                 break
         return ends
@@ -68,12 +73,12 @@ class Instance:
     def _admitted(self) -> bool:
         """Fill the batch; whether there is one."""
         while self._waiting and len(self._running) < self._slots:
-            heapq.heappush(self._running, (self._steps + self._waiting.popleft(), self._steps))
+            number, tokens = self._waiting.popleft()
+            heapq.heappush(self._running, (self._steps + tokens, self._steps, number))
         return bool(self._running)
 
-    def _ended(self) -> int:
-        ended = 0
+    def _ended(self) -> list[int]:
+        ended = []
         while self._running and self._running[0][0] == self._steps:
-            heapq.heappop(self._running)
-            ended += 1
+            ended.append(heapq.heappop(self._running)[2])
         return ended

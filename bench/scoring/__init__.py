@@ -1,0 +1,1 @@
+"""`make bench-scoring`: columns of samples while others are generated."""

@@ -1,0 +1,1 @@
+"""Transformers of Hugging Face: their blocks, and rows packed without padding."""
