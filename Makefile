@@ -17,7 +17,7 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion \
-	chaos-store chaos-scheduler chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-environments test-models test-roundtrips \
+	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-environments test-models test-roundtrips \
 	test test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up health down clean help .venv-sglang $(ADAPTERS)
 
 help: ## List the targets.
@@ -117,6 +117,9 @@ chaos-scheduler: $(VENV)/.dev ## Kills, freezes, partitions and deaths of a pool
 
 chaos-gang: $(VENV)/.dev ## A trainer of two nodes and a spare: lent, returned, killed; no rank trains without its device.
 	$(RUN) tests.chaos.gang --seed $(SEED)
+
+chaos-ranks: $(VENV)/.dev ## Ranks killed in mid-step: the others go on, and the gradient is that of the whole batch.
+	$(RUN) tests.chaos.ranks
 
 chaos-trainer: $(VENV)/.dev ## Kills of real trainers, one rank and two: the weights of a run without any, bit for bit.
 	$(RUN) tests.chaos.trainer

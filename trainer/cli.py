@@ -23,6 +23,7 @@ from trainer.config import TrainerConfig
 from trainer.device_lease import DeviceLease
 from trainer.loop import Trainer
 from trainer.model.lora import adapter_settings
+from trainer.policy.load_model import import_model_code
 from trainer.publish.publisher import Publisher
 from trainer.rank_group import RankGroup
 from trainer.ranks.end_process import end_process
@@ -122,6 +123,7 @@ def _run_worker() -> int:
     config = load_or_exit(TrainerConfig, _TABLE)
     log.configure(config, _TABLE)
     if config.replicas > 1:
+        import_model_code(config.model)  # once for all lives
         return keep_rank(lambda life: _run_life(config, life))
     _run_life(config, 1)
     return 0

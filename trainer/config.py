@@ -336,7 +336,8 @@ class TrainerConfig(ServerConfig):
     activations between ranks instead of weights, which suits slow networks."""
     replicas: int = Field(1, gt=0)
     """Copies of the models in the fsdp backend, each sharded over an equal share of the ranks
-    (HSDP): a divisor of the number of ranks."""
+    (HSDP): a divisor of the number of ranks. With two or more, a rank that is killed costs no
+    restart."""
     pipeline: PipelineConfig = PipelineConfig()
     """The pipeline backend."""
     gang: GangConfig = GangConfig()

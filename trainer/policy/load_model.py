@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from trainer.model.lora import add_adapter
 from trainer.model.onednn_linear import use_onednn
 from trainer.policy.critic import CriticModel, add_value_head
 
-__all__ = ["DTYPES", "Models", "load_models", "load_sharded", "load_whole"]
+__all__ = ["DTYPES", "Models", "import_model_code", "load_models", "load_sharded", "load_whole"]
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -139,6 +140,18 @@ def load_whole(config: TrainerConfig, folder: Path) -> nn.Module:
         raise ValueError(f"model {folder}: {error}") from error
     # What is kept on the host may be more than the device holds: blocks go there one by one.
     return model if config.cpu_offload else model.to(config.device)
+
+
+def import_model_code(folder: Path) -> None:
+    """Import what `load_whole` needs for this folder, which takes seconds; nothing is loaded.
+
+    A folder that cannot be loaded is not reported here.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with suppress(OSError, ValueError, KeyError), torch.device("meta"):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
 
 
 def _precision(dtype: str) -> MixedPrecisionPolicy:

@@ -10,9 +10,11 @@ from safetensors.torch import load_file, save_file
 
 from tests.chaos.trainer.checker import Verdict
 
-__all__ = ["compare", "forget_momentum", "greatest_difference"]
+__all__ = ["compare", "forget_momentum", "gradient_difference", "greatest_difference"]
 
 _MOMENTUM = "exp_avg."
+_BETA1 = 0.9
+"""Of AdamW, as all jobs have it."""
 
 
 def compare(ours: Path, theirs: Path) -> Verdict:
@@ -37,6 +39,29 @@ def greatest_difference(ours: Path, theirs: Path) -> float:
         float((first[name].double() - second[name].double()).abs().max()) for name in first
     )
     return max(value if math.isfinite(value) else math.inf for value in differences)
+
+
+def gradient_difference(before: Path, after: Path, their_before: Path, their_after: Path) -> float:
+    """Of a step's gradient, from checkpoints before and after it, relative to the greatest element.
+
+    Any number of ranks may have written them; AdamW's means tell the gradient.
+    """
+    ours, theirs = _gradient(before, after), _gradient(their_before, their_after)
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def _gradient(before: Path, after: Path) -> torch.Tensor:
+    return (_means(after) - _BETA1 * _means(before)) / (1 - _BETA1)
+
+
+def _means(checkpoint: Path) -> torch.Tensor:
+    """AdamW's mean gradients of all parameters, as one vector."""
+    parts: dict[str, list[torch.Tensor]] = {}
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        for name, tensor in load_file(path).items():
+            if name.startswith(_MOMENTUM):
+                parts.setdefault(name, []).append(tensor.double())
+    return torch.cat([torch.cat(parts[name]).flatten() for name in sorted(parts)])
 
 
 def forget_momentum(checkpoint: Path) -> None:

@@ -23,6 +23,7 @@ from trainer.clients import SampleClient
 from trainer.policy.policy import Policy
 from trainer.publish.async_publisher import AsyncPublisher
 from trainer.publish.publisher import Publisher
+from trainer.rank_group import RankGroup, RankLostError
 
 STEPS = 4
 TIMEOUT_SECONDS = 20.0
@@ -191,6 +192,28 @@ async def test_the_error_of_a_background_task_is_raised_in_every_waiter() -> Non
         task.raise_if_failed()
     with pytest.raises(OSError, match="no space left"):
         await run_with_background(asyncio.sleep(TIMEOUT_SECONDS, None), task)
+
+
+async def test_a_checkpoint_that_lost_a_shard_is_dropped_and_the_last_one_repeated(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one covers its step: in the end all samples are committed, of which none twice."""
+    wait, dropped, disk = RankGroup.wait_written, set[str](), SlowDisk(monkeypatch)
+    disk.go_on()
+
+    async def losing(ranks: RankGroup, folder: Path) -> None:
+        await wait(ranks, folder)
+        step = int(folder.name.rpartition("_")[2])
+        if step in (2, STEPS) and folder.name not in dropped:
+            dropped.add(folder.name)
+            raise RankLostError("a rank was lost")
+
+    monkeypatch.setattr(RankGroup, "wait_written", losing)
+    records = await (await training.fill(STEPS)).train(STEPS)
+    assert [record["step"] for record in records] == [1, 2, 3, 4]
+    assert len(dropped) == 2
+    assert [step for event, step in disk.events if event == "durable"] == [1, 3, 4]
+    assert (await training.readiness()).committed_step == STEPS
 
 
 async def test_a_stop_waits_for_the_checkpoint_under_way(

@@ -18,7 +18,7 @@ from tests.trainer.support import make_samples, trainer_config
 from trainer.config import TrainerConfig
 from trainer.data.gradient_chunks import GradientChunk
 from trainer.data.token_sequence import sequence
-from trainer.policy.commands import Accumulate, Command, Exit
+from trainer.policy.commands import Accumulate, Command, Exit, Release, Restore
 from trainer.rank_group import RankGroup
 from trainer.ranks.command_channel import Rank0, RankFailedError, worker_loop
 from trainer.ranks.keeper import keep_rank
@@ -119,12 +119,18 @@ class NotingRanks(Ranks):
 
 
 async def _lead(rank0: Rank0, config: TrainerConfig, job: dict[str, Any], out: Path) -> None:
-    """Train; leave losses of steps and sizes of groups that were formed, or an error."""
+    """Train; leave losses of steps and sizes of groups that were formed, or an error.
+
+    Before the last step the devices are lent.
+    """
     group, losses = NotingRanks(rank0), list[float]()
     runner = (Forgetful if job.get("forgets_parts") else StepRunner)(config, group)
     told: dict[str, Any] = {"losses": losses, "sizes": group.sizes}
     try:
         for step in range(1, int(job["steps"]) + 1):
+            if step == job["steps"]:
+                await group.do(Release())
+                await group.do(Restore())
             losses.append(await _step(runner, step))
             await runner.on_those_left(partial(_save, group, out / f"state_{step}"))
     except RankFailedError as error:

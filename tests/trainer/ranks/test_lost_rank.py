@@ -83,11 +83,13 @@ def test_steps_in_which_ranks_are_killed_are_those_of_the_whole_batch(
         Death(rank=1, kind="Measure", number=3): [3, 4],
         # The others do without it, so that the step is done.
         Death(rank=2, kind="Optimize", number=4): [4],
+        # In its second life, when the devices are lent: it is missed in the step after that.
+        Death(rank=2, life=2, kind="Release", number=1): [3, 4],
         # In its second life, whose first state was that of step 3.
         Death(rank=1, life=2, kind="Save", number=3): [3],
     }
     found = train(model, tmp_path / "out", *deaths)
-    assert lives(found) == [1, 3, 2, 2]
+    assert lives(found) == [1, 3, 3, 2]
     assert told(found, "sizes") == list(chain(*deaths.values()))
     assert told(found, "losses") == pytest.approx(told(undisturbed, "losses"), rel=1e-6)
     for step in range(KILL_STEP, STEPS + 1):
