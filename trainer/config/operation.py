@@ -1,0 +1,133 @@
+"""Settings of a running trainer: nodes, batches, pipelines, checkpoints, weights, metrics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from services.chassis.config.settings import Settings
+
+__all__ = [
+    "BatchConfig",
+    "CheckpointConfig",
+    "GangConfig",
+    "PipelineConfig",
+    "PublishConfig",
+    "TrackingConfig",
+]
+
+
+class GangConfig(Settings):
+    """Nodes that the trainer requests from the scheduler."""
+
+    id: str = "trainer"
+    """Name of the gang."""
+    nodes: int = Field(1, gt=0)
+    """Nodes requested, all or none."""
+    node_id: str = ""
+    """Node that this rank runs on, as its node agent names it. With it the ranks' nodes and no
+    others are requested; several nodes need it, one in the environment of each."""
+    request_ahead_seconds: float = Field(30.0, ge=0)
+    """Request nodes before the batch is full, by the measured time of their return, at most this
+    much. 0: request them when it is full."""
+
+
+class BatchConfig(Settings):
+    """Which groups make a step, and how a step is cut into micro-batches."""
+
+    timeout_seconds: float = Field(0.0, ge=0)
+    """After this wait a step is trained on the groups that are ready; stragglers move to later
+    steps, within max_staleness. 0: batches are always whole."""
+    min_groups: int = Field(1, gt=0)
+    """Least groups of a step after the timeout."""
+    stream_groups: int = Field(0, ge=0)
+    """Start the step once this many groups are ready and train the others as they arrive. 0: when
+    all are ready, or at the tail."""
+    start_at_tail: bool = False
+    """Start the step when so few rollouts of the batch remain as the scheduler computes from
+    measured lengths (RLHFuse's R_t), and train them as they arrive; stream_groups overrides it. For
+    runs with max_staleness 0: where nodes go on with the next batch, no tail is left over."""
+    micro_batch_tokens: int = Field(8192, gt=0)
+    """Tokens of a forward pass on one rank, padding included. A longer sequence, or group for tba
+    and dpo, is a pass by itself."""
+    max_rejected_groups: int = Field(64, ge=0)
+    """A group that cannot be trained is replaced; after more than this many in a row the trainer
+    ends, since all agents err. 0: at the first."""
+    trial_deliveries: int = Field(3, ge=0)
+    """When the trainer starts with a step that this many trainers got and none committed, it tries
+    the step's groups one by one and replaces one that ends the process. 0: never."""
+    packing: bool = True
+    """Compute sequences without padding and shared prefixes once, where the model allows it."""
+
+
+class PipelineConfig(Settings):
+    """Models cut into stages, one of the policy's on each rank."""
+
+    schedule: Literal["fused", "serial"] = "fused"
+    """With a critic's own model: fill the idle times of one model with tasks of the other, or train
+    the critic, then the policy, with one forward and one backward task in turn (1F1B)."""
+    critic_stages: int = Field(0, ge=0)
+    """Stages of the critic's own model, a divisor of the ranks: what is left of the ranks holds
+    replicas, which share its micro-batches. 0: as many as ranks."""
+    micro_batches_held: int = Field(0, ge=0)
+    """Micro-batches, of all models together, whose activations a rank holds at most in a fused
+    schedule; 0: no limit."""
+    plan_seconds: float = Field(2.0, gt=0)
+    """CPU seconds of the search for a fused schedule, for each number of micro-batches."""
+
+
+class CheckpointConfig(Settings):
+    """Durable checkpoints, written while training continues."""
+
+    folder: Path
+    """Folder of the checkpoints, shared by all ranks."""
+    every: int = Field(1, gt=0)
+    """Steps between checkpoints; samples are committed with them."""
+    keep: int = Field(2, gt=0)
+    """Newest checkpoints that are kept."""
+    dump_every: int = Field(0, ge=0)
+    """Dump every Nth step to folder/dumps for `python -m trainer.replay_step`; 0: none. A dump is
+    as large as a checkpoint; none is deleted."""
+
+
+class PublishConfig(Settings):
+    """Published weight versions."""
+
+    content: Literal["weights", "adapter"] = "weights"
+    """Whole weights, or the LoRA adapter alone, which rollout servers add to the initial model."""
+    every: int = Field(1, gt=0)
+    """Steps between versions; the last step always publishes."""
+    phase_seconds: float = Field(600.0, gt=0)
+    """Deadline of each phase: begin, write, upload, commit. A missed begin defers the publish to
+    the next step, a missed write or upload is continued until newer weights are due, a missed
+    commit ends the process, which asks for the outcome at its next start."""
+    find_folder: bool = True
+    """Write into the weights service's folder if a probe shows that this machine sees it under the
+    same path; else weights are uploaded."""
+    upload_folder: Path | None = None
+    """Holds a version while it is uploaded, for this trainer alone; unset: `upload` in the
+    checkpoint folder."""
+    compress: bool = False
+    """Compress uploaded weights (Zstandard), for a slow network."""
+
+
+class TrackingConfig(Settings):
+    """Records of steps for people and programs."""
+
+    metrics_file: Path | None = None
+    """JSON lines, one per step."""
+    trackers: tuple[str, ...] = ()
+    """tensorboard, wandb, mlflow, or "package.module:Name"."""
+    folder: Path | None = None
+    """Folder that trackers write to; unset: `trackers` in the checkpoint folder."""
+    project: str = "seamflow"
+    """W&B's project, MLflow's experiment."""
+    samples_every_steps: int = Field(10, ge=0)
+    """Optimizer steps between tables of trained samples, with text and rewards, in samples_file
+    and trackers; 0: none."""
+    num_samples: int = Field(4, ge=1)
+    """Samples of such a table."""
+    samples_file: Path | None = None
+    """JSON lines, one per sample of those tables."""
