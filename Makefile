@@ -16,7 +16,7 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-store bench-growth \
-	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-fusion \
+	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion \
 	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-environments test-models test-roundtrips \
 	test test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up health down clean help .venv-sglang $(ADAPTERS)
 
@@ -90,6 +90,9 @@ bench-pipeline: $(VENV)/.dev ## Six ways to use the same nodes, simulated, then 
 
 bench-tail: $(VENV)/.dev ## R_t as the scheduler computes it next to fixed ones, on emulated nodes; lengths double within the run.
 	$(RUN) sim.tail_sweep --seed $(SEED)
+
+bench-rlhf: $(VENV)/.dev ## RLHF steps of four models on emulated nodes, without RLHFuse's two fusions and with them.
+	$(RUN) sim.rlhf_fusion --seed $(SEED)
 
 bench-fusion: $(VENV)/.dev ## Schedules of actor and critic in one fused pipeline: RLHFuse's twelve settings, and some executed.
 	$(RUN) bench.fusion

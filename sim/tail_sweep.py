@@ -27,7 +27,7 @@ from sim.modes import Mode, Split
 from sim.simulator.simulation import Setting
 from sim.workloads import LogNormal, RolloutPlan, Workload
 
-__all__ = ["COMPUTED", "MODE", "Repeated", "figures", "starts", "step_seconds"]
+__all__ = ["COMPUTED", "MODE", "WORKLOAD", "Repeated", "figures", "starts", "step_seconds"]
 
 COMPUTED = 0
 """A start that the scheduler computes; others are numbers of complete groups."""
@@ -38,7 +38,7 @@ _SPLIT = Split(rollout=1, train=0, both=2)
 MODE = Mode(name="inter-stage fusion", kind="multiplexed", admission="published", ahead=0)
 """Each batch waits for the weights of the step before, on nodes that are lent meanwhile."""
 _NEVER = LogNormal(median=0.0, sigma=0.0, most=0.0, prompt_share=0.0)
-_WORKLOAD = Workload(
+WORKLOAD = Workload(
     name="tail",
     least_turns=1,
     most_turns=1,
@@ -53,6 +53,7 @@ _WORKLOAD = Workload(
     rollouts_per_node=64,
     max_staleness=0,
 )
+"""RLHFuse's kind of lengths: one in a thousand is ten times the median."""
 _STARTS = (COMPUTED, 2, 8, 14, 20, 26, 30, 32)
 
 
@@ -134,7 +135,7 @@ def step_seconds(
 def figures(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Rollouts per second, and for each phase the computed start's relative to the fixed ones'."""
     rates = {
-        name: len(each) * _WORKLOAD.rollouts_per_step / sum(each) for name, each in seconds.items()
+        name: len(each) * WORKLOAD.rollouts_per_step / sum(each) for name, each in seconds.items()
     }
     found = {}
     for phase in ("before", "after"):
@@ -155,16 +156,16 @@ def starts(rounds: int) -> tuple[int, ...]:
     """Of every step: the fixed ones in another order in each round, always after the computed."""
     fixed = list(_STARTS[1:])
     turns = [fixed[number:] + fixed[:number] for number in range(2 * rounds)]
-    whole = _WORKLOAD.groups_per_step
+    whole = WORKLOAD.groups_per_step
     return (*[whole] * _WARM_UP, *(start for turn in turns for start in (COMPUTED, *turn)))
 
 
 def _setting(seed: int, rounds: int) -> Setting:
-    workload = {name: getattr(_WORKLOAD, name) for name in Workload.__dataclass_fields__}
+    workload = {name: getattr(WORKLOAD, name) for name in Workload.__dataclass_fields__}
     repeated = Repeated(
         **workload,
-        before=_WORKLOAD,
-        after=replace(scaled(_WORKLOAD, _DRIFT), name=_WORKLOAD.name),
+        before=WORKLOAD,
+        after=replace(scaled(WORKLOAD, _DRIFT), name=WORKLOAD.name),
         num_before=rounds,
         repeats=len(_STARTS),
         warm_up=_WARM_UP,

@@ -45,6 +45,7 @@ class BatchSource:
         """Groups after which a step starts; 0: a full batch, or as `start_at_tail` says."""
         self.start_at_tail = config.batch.start_at_tail
         """Whether a step starts when the scheduler says that the tail of its batch begins."""
+        self._measures = self.start_at_tail and not self.stream_groups  # for the scheduler
         self._start_groups = 0  # of the current step; 0: a full batch
         self._streams = False  # whether the current step may start with less
         self._chunk_tokens = num_ranks * config.batch.micro_batch_tokens
@@ -212,7 +213,7 @@ class BatchSource:
 
     def _measure(self, sequences: Sequence[TokenSequence], record: StepRecord) -> None:
         """Keep the lengths of a step that is about to end, for the scheduler."""
-        measured = measured_batch(sequences) if self.start_at_tail else None
+        measured = measured_batch(sequences) if self._measures else None
         self._newest = None if measured is None else (measured, record)
 
     def _newest_batch(self) -> MeasuredBatch | None:

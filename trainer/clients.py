@@ -31,7 +31,7 @@ from trainer.config import AlgorithmConfig, BatchConfig
 
 __all__ = ["NodeClient", "SampleClient", "retry_forever"]
 
-_TAG = "train"
+_TAG, _ROLLOUT = "train", "rollout"
 _POLL_SECONDS = 20.0
 """Longest duration of one long poll."""
 _PAGE_BYTES = 1 << 20
@@ -370,10 +370,35 @@ class NodeClient:
         return response.granted
 
     async def others_generate(self) -> bool:
-        """Whether rollout continues for this run while the gang holds its nodes."""
+        """Whether groups still complete for this run while the gang holds its nodes.
+
+        Others must roll out, and for each other tag, such as "score", there must be a node left.
+        """
         if self._stub is None:
             return True  # the trainer shares no devices with rollout
+        nodes = await self._list_nodes()
+        # Nodes shared between runs may generate for another run.
+        rolling_out = [
+            node
+            for node in nodes
+            if node.assignment.tag == _ROLLOUT
+            and (node.assignment.run_id or node.run_id) == self._run_id
+        ]
+        num_lent = sum(node.assignment.lent for node in rolling_out)
+        tags = {tag for node in nodes for tag in node.capability_tags} - {_TAG, _ROLLOUT}
+        return self._leaves(len(rolling_out), num_lent) and all(
+            self._leaves(len(able), sum(_TAG in node.capability_tags for node in able))
+            for tag in tags
+            if (able := [node for node in nodes if tag in node.capability_tags])
+        )
+
+    def _leaves(self, number: int, num_takeable: int) -> bool:
+        """Whether some of so many nodes are left when the gang takes what it can of them."""
+        return number - min(num_takeable, self._num_nodes) > 0
+
+    async def _list_nodes(self) -> list[scheduler_pb2.Node]:
         stub = self._stub
+        assert stub is not None
         request = scheduler_pb2.ListNodesRequest(run_id=self._run_id)
 
         async def nodes(page: scheduler_pb2.ListNodesRequest) -> scheduler_pb2.ListNodesResponse:
@@ -381,13 +406,4 @@ class NodeClient:
                 "ListNodes", lambda: stub.ListNodes(page, timeout=_MARGIN_SECONDS)
             )
 
-        # Nodes shared between runs may generate for another run.
-        rolling_out = [
-            node
-            async for page in pages(nodes, request)
-            for node in page.nodes
-            if node.assignment.tag == "rollout"
-            and (node.assignment.run_id or node.run_id) == self._run_id
-        ]
-        num_lent = sum(node.assignment.lent for node in rolling_out)
-        return len(rolling_out) - min(num_lent, self._num_nodes) > 0
+        return [node async for page in pages(nodes, request) for node in page.nodes]

@@ -84,7 +84,7 @@ class SchedulerServicer(SchedulerServiceServicer):
         """Request nodes for a gang; answer when all are active, or after the wait."""
         gang = conversion.gang_record(request)
         seconds = conversion.wait_seconds(request.wait, _REQUEST_WAIT_SECONDS)
-        await self._pool.change(lambda tx: tx.request(gang))
+        await self._pool.request(gang)
         state = await self._pool.until(gang_granted(gang.key), seconds)
         return pb.RequestNodesResponse(
             granted=gang.key in state.gangs and state.granted(gang),

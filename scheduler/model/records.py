@@ -266,6 +266,9 @@ class Gang:
     """Gets no node before this, seconds since 1970; None: immediately."""
     waits_for: str = ""
     """Why it has no nodes, for people; empty: it has them."""
+    tail_nodes: int = 0
+    """m: nodes that are enough for its run to generate while it holds its own; 0: all that are
+    left, as its run goes on with the next batch or nothing is known."""
     parked: bool = False
     """It released its nodes but keeps them until another gang requests them (not lent)."""
 

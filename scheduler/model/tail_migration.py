@@ -119,6 +119,8 @@ class Tail:
     """m: instances that are enough for them."""
     seconds: float
     """Predicted seconds from the begin of generation to the end of the gang's work."""
+    gang_seconds: float
+    """Predicted seconds of these from the begin of the gang on."""
 
 
 def num_kept(remaining: int, engines: Engines) -> int:
@@ -184,7 +186,8 @@ def tail_at(groups: Groups, engines: Engines, gang: GangCosts, start: int) -> Ta
     remaining = sum(len(groups[index]) for index in late)
     left = max(engines.num_instances - gang.num_instances, 0)
     kept = min(num_kept(remaining, engines), left) if remaining else engines.num_instances
-    return Tail(remaining=remaining, num_kept=kept, seconds=seconds)
+    begin = sorted(ready)[start - 1]
+    return Tail(remaining=remaining, num_kept=kept, seconds=seconds, gang_seconds=seconds - begin)
 
 
 def _undisturbed(groups: Groups, engines: Engines) -> Mapping[int, float]:

@@ -6,9 +6,9 @@ A gang preempts rollout and gets all of its nodes or none; every other capable n
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, get_args
 
 from scheduler.model import lending as gate
@@ -136,7 +136,7 @@ class PreemptivePolicy:
         while True:
             able = [node for node in nodes if not placement.is_taken(node)]
             able = [node for node in able if self._may_roll_out(node, now)]
-            shares = divide(able, placement.used, runs)
+            shares = _divide(able, placement, gangs, runs)
             served = set(shares.values())
             starved = [gang for gang in kept if gang.run_id not in served]
             if not starved:
@@ -173,6 +173,31 @@ def load_policy(name: str, *, lending: LendingMode, min_dwell_seconds: float) ->
         "policy", name, POLICIES, lending=lending, min_dwell_seconds=min_dwell_seconds
     )
     return policy
+
+
+def _divide(
+    nodes: Sequence[Node],
+    placement: Placement,
+    gangs: Iterable[Gang],
+    runs: Mapping[str, RunPolicy],
+) -> dict[str, str]:
+    """The run for which each node does rollout, by node_id.
+
+    Where a gang leaves a tail (RLHFuse), its run keeps the m nodes with the most turns, and the
+    others generate for other runs, if these can use them.
+    """
+    tails = {g.run_id: g.tail_nodes for g in gangs if g.tail_nodes and g.key in placement.members}
+    limited = {run: _at_most(runs.get(run), placement.used[run] + m) for run, m in tails.items()}
+    shares = divide(nodes, placement.used, {**runs, **limited})
+    if tails:
+        left = [node for node in nodes if node.node_id not in shares]
+        shares |= divide(left, placement.used + Counter(shares.values()), runs)
+    return shares
+
+
+def _at_most(policy: RunPolicy | None, num_nodes: int) -> RunPolicy:
+    known = policy or RunPolicy()
+    return replace(known, max_nodes=min(known.max_nodes or num_nodes, num_nodes))
 
 
 def _is_lendable(node: Node) -> bool:

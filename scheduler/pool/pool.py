@@ -6,11 +6,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from scheduler.model.lending import BatchForecast
 from scheduler.model.records import (
     AllocationEvent,
     EventKind,
+    Gang,
     GangKey,
     Node,
     NodeReport,
@@ -166,6 +168,11 @@ class Pool:
         """Commit a change."""
         await self._apply(change)
 
+    async def request(self, gang: Gang) -> None:
+        """Request nodes for a gang, which leaves its run's tail to as many others as are enough."""
+        known = replace(gang, tail_nodes=self._tails.num_nodes(gang.key, self._state))
+        await self._apply(lambda tx: tx.request(known))
+
     async def release(
         self,
         key: GangKey,
@@ -180,6 +187,8 @@ class Pool:
         before = self._state
         await self._apply(lambda tx: tx.release(key, forecast, batch))
         if measured is None:
+            if not batch:
+                self._tails.forget(key)
             return None
         standing = self._tails.newest(key)
         tail = await self._tails.after_release(before, self._state, key, batch, measured)

@@ -162,7 +162,11 @@ class StateTransaction:
             raise already_exists("gang", gang.gang_id)
         batch = gang.batch or standing.batch
         self._gangs[gang.key] = replace(
-            standing, batch=batch, needed_time=gang.needed_time, node_ids=gang.node_ids
+            standing,
+            batch=batch,
+            needed_time=gang.needed_time,
+            node_ids=gang.node_ids,
+            tail_nodes=gang.tail_nodes,
         )
         self.replan(f"gang {gang.gang_id} requested")
 

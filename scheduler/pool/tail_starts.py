@@ -18,6 +18,7 @@ from random import Random
 
 from scheduler.model.records import ROLLOUT, Gang, GangKey, Node, State
 from scheduler.model.tail_migration import Engines, GangCosts, MeasuredBatch, Tail, best_tail
+from scheduler.policy.switch_stats import toggle_seconds
 from services.chassis import metrics
 from services.lib.decode_latency import MeasuredLatency
 
@@ -68,6 +69,20 @@ class TailStarts:
     def newest(self, key: GangKey) -> Tail | None:
         """The last decision; None: none yet."""
         return self._gangs[key].tail if key in self._gangs else None
+
+    def forget(self, key: GangKey) -> None:
+        """The gang has released its nodes for good."""
+        if self._gangs.pop(key, _Measured()).tail is not None:
+            self._remaining.remove(*key)
+            self._num_kept.remove(*key)
+
+    def num_nodes(self, key: GangKey, state: State) -> int:
+        """m, if the tail lasts longer than nodes take to leave the run and return; else 0."""
+        tail = self.newest(key)
+        nodes = [node for node in state.nodes.values() if key[0] in node.runs_for(ROLLOUT)]
+        if tail is None or tail.gang_seconds <= toggle_seconds(nodes, ROLLOUT):
+            return 0
+        return tail.num_kept
 
     async def after_release(
         self, before: State, after: State, key: GangKey, number: int, batch: MeasuredBatch

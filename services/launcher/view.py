@@ -33,6 +33,7 @@ _COLOURS = {
     "rollout": "cyan",
     "rollout (lent)": "magenta",
     "train": "green",
+    "score": "blue",
     "switching": "yellow",
     "idle": "dim",
     "lost": "red",

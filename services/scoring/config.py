@@ -47,8 +47,8 @@ class ScoringConfig(ServerConfig):
     """Start OFF, without model and leases, until a node agent activates it by WorkerService; by
     default it is ON from the start."""
 
-    scheduler: str = ""
-    """Address of the scheduler: the node is requested there while samples lack the column. Empty:
+    scheduler: str | None = None
+    """Address of the scheduler: the node is requested there while samples lack the column. Unset:
     it is not requested. Needs node_agent."""
     node_id: str = ""
     """Node that the service computes on, as its node agent names it; requested by this name."""

@@ -1,7 +1,7 @@
 """Requests the node that the scorer computes on while samples lack the column.
 
 RELEASED -> REQUESTED    `request_samples` lack it, or the last ones do: no rollout runs
-REQUESTED -> RELEASED    none lacks it
+REQUESTED -> RELEASED    an eighth of that number or fewer do while others are generated, else none
 
 The scheduler takes the node from rollout for it, and from it for training: its node agent gives
 these orders to the scorer by WorkerService.
@@ -28,6 +28,7 @@ __all__ = ["NodeRequest"]
 
 _WAIT_SECONDS = 20.0
 _LOOK_SECONDS = 0.5
+_FEW = 8
 
 
 class NodeRequest:
@@ -47,7 +48,7 @@ class NodeRequest:
         while True:
             if await self._is_enough():
                 await self._request()
-                await self._until_none_lacks()
+                await self._until_few()
                 await self._release()
 
     async def _is_enough(self) -> bool:
@@ -58,8 +59,13 @@ class NodeRequest:
             is_last or backlog.num_samples >= self._config.request_samples
         )
 
-    async def _until_none_lacks(self) -> None:
-        while (await self._backlog(1, 0)).num_samples:
+    async def _until_few(self) -> None:
+        """Wait until the node is worth more elsewhere: samples trickle in while others run."""
+        while True:
+            backlog = await self._backlog(1, 0)
+            few = self._config.request_samples // _FEW if backlog.num_running_rollouts else 0
+            if backlog.num_samples <= few:
+                return
             await asyncio.sleep(_LOOK_SECONDS)
             await self._request()  # again: the scheduler may have lost its state
 

@@ -84,3 +84,6 @@ class Emulation:
     starts: tuple[int, ...] = ()
     """Groups at which the trainer's steps start, in turn; 0: as the scheduler computes. Empty: as
     the trainer is configured."""
+    work: tuple[float, ...] = ()
+    """What a token costs the gang in each step, in turn, in what it costs by the cost model. Empty:
+    always that."""

@@ -54,6 +54,8 @@ class EmulatedGang:
         self._costs, self._emulation = costs, emulation
         self._nodes, self._parts = nodes, parts
         self._file = file
+        self.work = 1.0
+        """What a token of this step costs, in what it costs by the cost model."""
 
     @property
     def world_size(self) -> int:
@@ -99,6 +101,10 @@ class EmulatedGang:
                 await self._spend("switching", switching.activate_seconds)
         return [{}]
 
+    async def form(self, *, join: bool = False) -> bool:
+        """No rank is lost, so that there is nothing to form."""
+        return False
+
     async def save(self, folder: Path) -> None:
         """An empty shard."""
         (folder / shard_name(0, 1)).touch()
@@ -117,7 +123,7 @@ class EmulatedGang:
         """Without those of the optimizer step, of which it may be a part."""
         tokens = sum(int(np.count_nonzero(batch.token_ids_BT)) for batch in command.micro_batches)
         model_tokens = tokens * self._emulation.thinning
-        return self._costs.training.seconds(model_tokens, self._nodes, share=0.0)
+        return self.work * self._costs.training.seconds(model_tokens, self._nodes, share=0.0)
 
     async def _spend(self, doing: str, seconds: float) -> None:
         begin = time.time()
@@ -128,13 +134,17 @@ class EmulatedGang:
 
 
 class _Trainer(Trainer):
-    """Starts each step when `starts` says; the real one always as it is configured."""
+    """Each step starts and costs what `emulation` says; with the real one all steps are alike."""
 
-    starts: Sequence[int] = ()
+    emulation: Emulation
+    gang: EmulatedGang
 
     async def _step(self, record: StepRecord) -> None:
-        if self.starts:
-            self._batches.stream_groups = self.starts[(record.step - 1) % len(self.starts)]
+        starts, work = self.emulation.starts, self.emulation.work
+        if starts:
+            self._batches.stream_groups = starts[(record.step - 1) % len(starts)]
+        if work:
+            self.gang.work = work[(record.step - 1) % len(work)]
         await super()._step(record)
 
 
@@ -157,7 +167,7 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
             Trackers(config),
             Alarms(),
         )
-        trainer.starts = emulation.starts
+        trainer.emulation, trainer.gang = emulation, gang
         servicer = TrainerServicer(config, trainer, device, gang)  # type: ignore[arg-type]
         yield Service(
             servicers=[(trainer_grpc.add_TrainerServiceServicer_to_server, servicer)],

@@ -130,7 +130,7 @@ def broken_release(folder: Path) -> SourceTree:
     shutil.copytree(
         ROOT,
         folder,
-        ignore=shutil.ignore_patterns(".*", "runs", "bench", "tests", "docs", "__pycache__"),
+        ignore=shutil.ignore_patterns(".*", "runs", "bench", "tests", "__pycache__"),
     )
     file = folder / "trainer" / "checkpoint" / "checkpoint_files.py"
     strict = rf"\1raise TypeError('{_BROKEN}')\n"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -11,13 +13,16 @@ import pytest
 from seamflow.durations import to_duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
+from scheduler.model.records import Assignment, NodeReport, NodeState, State
 from scheduler.model.tail_migration import Engines, GangCosts, MeasuredBatch, best_tail
-from scheduler.pool.tail_starts import drawn
+from scheduler.pool.tail_starts import TailStarts, drawn
 from services.lib.decode_latency import DecodeLatency
 from tests.scheduler.support import (
     BOTH,
     RUN,
+    gang,
     list_nodes,
+    node,
     register,
     request_nodes,
     running_scheduler,
@@ -157,6 +162,69 @@ async def test_nodes_that_are_kept_need_no_tail_to_begin() -> None:
         await begin(stub)
         answer = await stub.ReleaseNodes(released(2, groups()))
         assert answer.tail.remaining_rollouts == 30
+
+
+@pytest.mark.parametrize("at_tail", [True, False])
+async def test_nodes_that_the_tail_does_not_need_generate_for_another_run(at_tail: bool) -> None:
+    """Until the gang releases its nodes; all are kept for a trainer that measures nothing."""
+    async with running_scheduler(lending="always") as (_, stub):
+        await stub.SetRunPolicy(
+            pb.SetRunPolicyRequest(run_id="other", policy=pb.RunPolicy(rollout_share=0.01))
+        )
+        workers = [pb.Worker(tag="rollout", address=f"{r}:1", run_id=r) for r in (RUN, "other")]
+        for name in ("d", "e"):
+            await stub.RegisterNode(
+                pb.RegisterNodeRequest(
+                    node_id=name, run_id=RUN, capability_tags=["rollout"], workers=workers
+                )
+            )
+        await begin(stub)
+        for name in ("d", "e"):
+            await beat(stub, name)
+        request = released(2, groups(num_groups=4))
+        if not at_tail:
+            request.forecast.ClearField("newest_batch")
+        tail = (await stub.ReleaseNodes(request)).tail
+        assert tail.num_nodes == at_tail
+        assert await runs(stub, "ade") == {RUN: 3}
+        await train(stub, 2)
+        assert await runs(stub, "ade") == ({RUN: 1, "other": 2} if at_tail else {RUN: 3})
+        await stub.ReleaseNodes(released(3, groups(num_groups=4)))
+        back = (await runs(stub, "ade"))[RUN]
+        assert back >= 2, "shares are kept to within a node"
+
+
+async def test_nodes_do_not_leave_for_less_time_than_they_need_to_return() -> None:
+    """By the measured seconds of switches to rollout."""
+    report = NodeReport(num_turns=1, tokens_per_second=100.0, max_running=SLOTS)
+    generates = node(
+        "a",
+        "rollout",
+        assignment=Assignment(tag="rollout"),
+        state=NodeState.ACTIVE,
+        report=report,
+    )
+    trains = node("b", *BOTH, assignment=Assignment(tag="train", gang_id="g"))
+    before = State(nodes={"a": generates, "b": trains}, gangs={(RUN, "g"): gang("g", 1)})
+    after = State(nodes={"a": generates, "b": replace(trains, assignment=generates.assignment)})
+    tails = TailStarts()
+    tails.observe(generates)
+    batch = MeasuredBatch(groups=((100, 100), (100, 200)), training_seconds=4.0)
+    tail = await tails.after_release(before, after, (RUN, "g"), 2, batch)
+    assert tail is not None
+    for seconds, number in ((0.0, tail.num_kept), (tail.gang_seconds, 0)):
+        slow = replace(generates, switch_seconds={"rollout": seconds})
+        assert tails.num_nodes((RUN, "g"), State(nodes={"a": slow})) == number
+    assert tails.num_nodes((RUN, "another"), after) == 0
+    tails.forget((RUN, "g"))
+    assert tails.newest((RUN, "g")) is None
+    tails.forget((RUN, "g"))
+
+
+async def runs(stub: SchedulerServiceAsyncStub, names: str) -> Counter[str]:
+    """How many of these nodes generate for each run."""
+    nodes = await list_nodes(stub)
+    return Counter(nodes[name].assignment.run_id or RUN for name in names)
 
 
 @pytest.mark.parametrize("what", ["unmeasured", "old trainer"])

@@ -40,6 +40,17 @@ async def test_nodes_are_asked_for_ahead_only_while_others_generate() -> None:
         assert (await list_nodes(stub))["both"].assignment.tag == "train"
 
 
+async def test_nodes_that_alone_can_score_are_not_taken_before_the_batch_is_full() -> None:
+    """Its groups would never be complete; a node that is left to score is enough."""
+    async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
+        nodes = NodeClient(channel, RUN, GANG, 1)
+        await register(stub, "other", "rollout")
+        await register(stub, "all", *BOTH, "score")
+        assert not await nodes.others_generate()
+        await register(stub, "second", "score")
+        assert await nodes.others_generate()
+
+
 async def test_nodes_that_generate_for_other_runs_are_no_others() -> None:
     """A shared node fills no batch of this run until it works for it."""
     async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:

@@ -18,6 +18,7 @@ _COLOURS = {
     "rollout": "#4c9be8",
     "rollout (lent)": "#b07be0",
     "train": "#3fae6a",
+    "score": "#e8894c",
     "switching": "#f2c14e",
     "idle": "#d9d9d9",
     "lost": "#d64545",

@@ -11,9 +11,11 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + time[2] / 1000
 local expiry = string.format('%.3f', now)
 for _, cell in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', expiry)) do
-  local number = string.match(redis.call('HGET', cells, cell), '^%d+')
-  redis.call('HSET', cells, cell, number)
-  redis.call('ZADD', queue, 0, (string.gsub(cell, ' ', ' ' .. number .. ' ')))
+  local number = string.match(redis.call('HGET', cells, cell) or '', '^%d+')
+  if number then
+    redis.call('HSET', cells, cell, number)
+    redis.call('ZADD', queue, 0, (string.gsub(cell, ' ', ' ' .. number .. ' ')))
+  end
 end
 redis.call('ZREMRANGEBYSCORE', leases, '-inf', expiry)
 redis.call('ZREMRANGEBYSCORE', requests, '-inf', expiry)
