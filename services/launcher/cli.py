@@ -28,11 +28,12 @@ from services.chassis.errors import ConfigError, ExitCode, StartupError
 from services.launcher import redis_server
 from services.launcher.checks.process_settings import process_setting
 from services.launcher.checks.task_amount import amount_of_tasks
+from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig, flags_by_table
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
 from services.launcher.evaluation.heldout_tasks import read_tasks
 from services.launcher.layout import AGENT_PORTS, Layout, free_ports
-from services.launcher.process_plan import CHECK_TASKS, ProcessPlan, plan
+from services.launcher.process_plan import CHECK_TASKS, plan
 from services.launcher.report.run_end import recorded_end
 from services.launcher.run import Run
 from services.launcher.supervisor import child_environment

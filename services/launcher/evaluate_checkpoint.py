@@ -20,13 +20,14 @@ from typing import Any, NoReturn
 from services.chassis.config.load import load
 from services.chassis.errors import ConfigError, ExitCode, StartupError
 from services.launcher import redis_server
+from services.launcher.child_process import ProcessPlan
 from services.launcher.cli import check_program, make_layout
 from services.launcher.config import LauncherConfig, flags_by_table
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
 from services.launcher.evaluation.evaluation_log import EvaluationLine
 from services.launcher.evaluation.evaluator import shown
 from services.launcher.layout import Layout
-from services.launcher.process_plan import ProcessPlan, plan
+from services.launcher.process_plan import plan
 from services.launcher.run import Run
 from services.launcher.supervisor import child_environment
 from services.launcher.view import LiveView, PlainView

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from services.launcher.agent_access import agent_variables, base_url
+from services.launcher.child_process import ProcessPlan, process, service, settings_of
 from services.launcher.config import (
     REFERENCE_COLUMN,
     LauncherConfig,
@@ -23,50 +23,33 @@ from services.launcher.config import (
     flags_by_table,
 )
 from services.launcher.layout import Layout, environment_server_names, scorer_name, server_name
+from services.launcher.trainer_plan import trainers
 
-__all__ = ["CHECK_TASKS", "ProcessPlan", "ending_with_torchrun", "environment_addresses", "plan"]
+__all__ = ["CHECK_TASKS", "environment_addresses", "plan"]
 
 CHECK_TASKS = "services.dataloader.check_tasks"
 """Reads all tasks, and prints how many there are."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessPlan:
-    """One child process."""
-
-    name: str
-    """Unique in the run; names its log."""
-    command: tuple[str, ...]
-    """Arguments, the program first."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to the launcher's own environment."""
-    restarts: bool = True
-    """Restarted when it crashes; a clean exit means it has finished."""
-    optional: bool = False
-    """The run continues without it when it crashes too often."""
-    check: tuple[str, ...] | None = None
-    """Command that checks the configuration without starting anything."""
 
 
 def plan(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
     """All processes by name, in the order they are started."""
     tasks = config.tasks or environment_tasks(config, layout)
     processes = [
-        _service(
+        service(
             "trajectory_manager",
             "trajectory_manager",
             layout,
             redis_url=layout.redis_url,
             durability=config.durability,
         ),
-        _service(
+        service(
             "weights",
             "services.weights",
             layout,
             redis_url=layout.redis_url,
             folder=layout.folder / "weights",
         ),
-        _service("scheduler", "scheduler", layout, redis_url=layout.redis_url),
+        service("scheduler", "scheduler", layout, redis_url=layout.redis_url),
         *([_ranker(layout)] if config.ranker else []),
         *_scoring(config, layout),
         _gateway(config, layout),
@@ -76,7 +59,7 @@ def plan(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
             for node in config.node_plans()
             if "rollout" in node.tags
         ],
-        *_trainers(config, layout),
+        *trainers(config, layout),
         *[_node_agent(node, layout) for node in config.node_plans()],
         *_agent(config, layout),
         *environment_processes(config, layout),
@@ -100,19 +83,8 @@ def _with_flags(process: ProcessPlan, flags: tuple[str, ...]) -> ProcessPlan:
     return replace(process, command=(*process.command, *flags), check=check)
 
 
-def _service(name: str, module: str, layout: Layout, **settings: object) -> ProcessPlan:
-    environment = _environment(name, port=layout.ports[name], **settings)
-    return _process(name, module, layout, environment)
-
-
-def _process(name: str, module: str, layout: Layout, environment: Mapping[str, str]) -> ProcessPlan:
-    command = (sys.executable, "-m", module, "--config", str(layout.config_file))
-    check = (*command, "--check-config")
-    return ProcessPlan(name=name, command=command, environment=environment, check=check)
-
-
 def _ranker(layout: Layout) -> ProcessPlan:
-    ranker = _service(
+    ranker = service(
         "ranker",
         "services.ranker",
         layout,
@@ -133,13 +105,13 @@ def _scoring(config: LauncherConfig, layout: Layout) -> list[ProcessPlan]:
         "trajectory_manager": layout.address("trajectory_manager"),
     }
     if not config.scoring_nodes:
-        return [_service("scoring", "services.scoring", layout, **shared)]
+        return [service("scoring", "services.scoring", layout, **shared)]
     return [_node_scoring(node_id, layout, shared) for node_id in config.scoring_nodes]
 
 
 def _node_scoring(node_id: str, layout: Layout, shared: Mapping[str, object]) -> ProcessPlan:
     name = scorer_name(node_id)
-    environment = _environment(
+    environment = settings_of(
         "scoring",
         instance=node_id,
         port=layout.ports[name],
@@ -148,12 +120,12 @@ def _node_scoring(node_id: str, layout: Layout, shared: Mapping[str, object]) ->
         scheduler=layout.address("scheduler"),
         **shared,
     )
-    return _process(name.replace("/", "-"), "services.scoring", layout, environment)
+    return process(name.replace("/", "-"), "services.scoring", layout, environment)
 
 
 def _gateway(config: LauncherConfig, layout: Layout) -> ProcessPlan:
     lengths = {"lengths": "ranker", "ranker": layout.address("ranker")} if config.ranker else {}
-    return _service(
+    return service(
         "rollout_gateway",
         "rollout.gateway",
         layout,
@@ -174,7 +146,7 @@ def _http_gateways(config: LauncherConfig, layout: Layout) -> list[ProcessPlan]:
 
 
 def _http_gateway(name: str, layout: Layout) -> ProcessPlan:
-    environment = _environment(
+    environment = settings_of(
         "http_gateway",
         instance=name,
         port=0,
@@ -183,12 +155,12 @@ def _http_gateway(name: str, layout: Layout) -> ProcessPlan:
         run_id=layout.run_id,
         rollout_gateway=layout.address("rollout_gateway"),
     )
-    return _process(name, "rollout.http_gateway", layout, environment)
+    return process(name, "rollout.http_gateway", layout, environment)
 
 
 def _rollout_server(node: NodePlan, config: LauncherConfig, layout: Layout) -> ProcessPlan:
     name = server_name(node)
-    environment = _environment(
+    environment = settings_of(
         "rollout_server",
         instance=node.node_id,
         server_id=node.node_id,
@@ -198,89 +170,7 @@ def _rollout_server(node: NodePlan, config: LauncherConfig, layout: Layout) -> P
         weights=layout.address("weights"),
         cache_folder=layout.folder / "cache" / node.node_id,
     )
-    return _process(name.replace("/", "-"), "rollout.server", layout, environment)
-
-
-def _trainers(config: LauncherConfig, layout: Layout) -> list[ProcessPlan]:
-    """The trainer; of several nodes one of each, and their rendezvous."""
-    if len(config.training_nodes) == 1:
-        return [_trainer("trainer", config, layout)]
-    rendezvous = _rendezvous(layout)
-    return [rendezvous] + [
-        _trainer(
-            f"trainer-{node_id}",
-            config,
-            layout,
-            gang__node_id=node_id,
-            gang__nodes=config.trainer_nodes,
-        )
-        for node_id in config.training_nodes
-    ]
-
-
-def _rendezvous(layout: Layout) -> ProcessPlan:
-    port = str(layout.ports["rendezvous"])
-    command = (sys.executable, "-m", "trainer.rendezvous", "--port", port)
-    return ProcessPlan(name="rendezvous", command=command)
-
-
-def _trainer(name: str, config: LauncherConfig, layout: Layout, **gang: object) -> ProcessPlan:
-    reference = (
-        {} if config.reference is None else {"algorithm__reference_column": REFERENCE_COLUMN}
-    )
-    environment = _environment(
-        "trainer",
-        port=layout.ports["trainer"],
-        run_id=layout.run_id,
-        model=layout.path(config.model),
-        trajectory_manager=layout.address("trajectory_manager"),
-        weights=layout.address("weights"),
-        scheduler=layout.address("scheduler"),
-        checkpoint__folder=layout.folder / "checkpoints",
-        tracking__metrics_file=layout.folder / "metrics.jsonl",
-        tracking__samples_file=layout.folder / "samples.jsonl",
-        seed=config.seed,
-        # A restarted trainer continues; an older run's checkpoint is only here with --resume.
-        resume="true",
-        # The launcher ends the run, after the last evaluation.
-        end_run="false",
-        **reference,
-        **gang,
-    )
-    trainer = _process(name, "trainer", layout, environment)
-    if config.trainer_ranks == 1 and not gang:
-        return trainer
-    ranks = f"--nproc-per-node={config.trainer_ranks}"
-    nodes = _over_nodes(config, layout) if gang else ("--standalone",)
-    torchrun = (sys.executable, "-m", "torch.distributed.run", *nodes, ranks)
-    rank = ending_with_torchrun(trainer.command)
-    # Each round of the rendezvous gets a store of its own, without the keys of earlier rounds.
-    own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if gang else {}
-    return replace(
-        trainer,
-        command=(*torchrun, "--no-python", *rank),
-        environment={**trainer.environment, **own_store},
-    )
-
-
-def ending_with_torchrun(command: tuple[str, ...]) -> tuple[str, ...]:
-    """A rank is in a session of its own: without this it outlives a torchrun that is killed, and
-    keeps port and device."""
-    setpriv = shutil.which("setpriv")
-    return command if setpriv is None else (setpriv, "--pdeathsig", "KILL", "--", *command)
-
-
-def _over_nodes(config: LauncherConfig, layout: Layout) -> tuple[str, ...]:
-    """torchrun's flags; it lets spares wait, and takes one in when a node is silent for 6 s."""
-    return (
-        f"--nnodes={config.trainer_nodes}:{config.trainer_nodes}",
-        f"--rdzv-id={layout.run_id}",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={layout.address('rendezvous')}",
-        "--rdzv-conf=is_host=0,keep_alive_interval=2,join_timeout=86400",
-        "--local-addr=127.0.0.1",
-        "--max-restarts=3",
-    )
+    return process(name.replace("/", "-"), "rollout.server", layout, environment)
 
 
 def _node_agent(node: NodePlan, layout: Layout) -> ProcessPlan:
@@ -292,7 +182,7 @@ def _node_agent(node: NodePlan, layout: Layout) -> ProcessPlan:
     if "score" in node.tags:
         scorer = {"tag": "score", "address": layout.address(scorer_name(node.node_id))}
         workers["workers"] = json.dumps([scorer])
-    environment = _environment(
+    environment = settings_of(
         "node_agent",
         instance=node.node_id,
         port=0,
@@ -302,7 +192,7 @@ def _node_agent(node: NodePlan, layout: Layout) -> ProcessPlan:
         capability_tags=",".join(node.tags),
         **workers,
     )
-    return _process(f"node_agent-{node.node_id}", "services.node_agent", layout, environment)
+    return process(f"node_agent-{node.node_id}", "services.node_agent", layout, environment)
 
 
 def _agent(config: LauncherConfig, layout: Layout) -> list[ProcessPlan]:
@@ -318,7 +208,7 @@ def _agent(config: LauncherConfig, layout: Layout) -> list[ProcessPlan]:
 
 
 def _agent_runner(agent: str, config: LauncherConfig, layout: Layout) -> ProcessPlan:
-    environment = _environment(
+    environment = settings_of(
         "agent_runner",
         agent=agent,
         run_id=layout.run_id,
@@ -364,8 +254,8 @@ def _environment_server(name: str, config: LauncherConfig, layout: Layout) -> Pr
     name, port = name.replace("/", "-"), layout.ports[name]
     if config.environment == "tool_loop":
         index = name.rpartition("-")[2]
-        environment = _environment("tool_loop", instance=name, port=port)
-        return _process(f"tool_loop-{index}", "services.tool_loop", layout, environment)
+        environment = settings_of("tool_loop", instance=name, port=port)
+        return process(f"tool_loop-{index}", "services.tool_loop", layout, environment)
     python = config.environment_python or sys.executable
     given: tuple[str, ...] = ("--environment", str(config.environment), "--port", str(port))
     if config.environment_arguments:
@@ -381,7 +271,7 @@ def _environment_server(name: str, config: LauncherConfig, layout: Layout) -> Pr
 
 def _episodes(index: int, address: str, config: LauncherConfig, layout: Layout) -> ProcessPlan:
     http = {"http_gateway_url": base_url(config, layout)} if config.has_http_gateway else {}
-    environment = _environment(
+    environment = settings_of(
         "environments",
         instance=f"environments-{index}",
         port=0,
@@ -391,7 +281,7 @@ def _episodes(index: int, address: str, config: LauncherConfig, layout: Layout) 
         **_token(config),
         **http,
     )
-    return _process(f"environments-{index}", "services.environments", layout, environment)
+    return process(f"environments-{index}", "services.environments", layout, environment)
 
 
 def _token(config: LauncherConfig) -> dict[str, str]:
@@ -400,7 +290,7 @@ def _token(config: LauncherConfig) -> dict[str, str]:
 
 
 def _dataloader(tasks: str, config: LauncherConfig, layout: Layout) -> ProcessPlan:
-    environment = _environment(
+    environment = settings_of(
         "dataloader",
         port=0,
         run_id=layout.run_id,
@@ -412,7 +302,7 @@ def _dataloader(tasks: str, config: LauncherConfig, layout: Layout) -> ProcessPl
         **({"num_heldout": config.num_heldout} if config.num_heldout else {}),
         **_token(config),
     )
-    dataloader = _process("dataloader", "services.dataloader", layout, environment)
+    dataloader = process("dataloader", "services.dataloader", layout, environment)
     check = (sys.executable, "-m", CHECK_TASKS, "--config", str(layout.config_file))
     return dataloader if config.prepare else replace(dataloader, check=check)
 
@@ -425,7 +315,3 @@ def _loads(module: str, call: str) -> str:
         f"try:\n    {call}\nexcept ValueError as error:\n    sys.stderr.write(f'{{error}}\\n')\n"
         "    sys.exit(78)"
     )
-
-
-def _environment(table: str, **settings: object) -> dict[str, str]:
-    return {f"SEAMFLOW_{table.upper()}_{name.upper()}": str(v) for name, v in settings.items()}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from services.chassis.errors import DependencyUnavailable
 from services.chassis.redis.connect import connect, require
+from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
-from services.launcher.process_plan import ProcessPlan
 from services.lib.redis_binary import find_redis_server
 
 __all__ = ["given_url", "server_plan", "wait_for_store"]

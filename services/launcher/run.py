@@ -22,13 +22,13 @@ from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 from services.chassis.errors import DependencyUnavailable
 from services.launcher import redis_server
 from services.launcher.agent_access import LeaseHint, instructions
+from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
 from services.launcher.evaluation.evaluation_log import EvaluationLine, evaluation_figures
 from services.launcher.evaluation.evaluator import Evaluator
 from services.launcher.evaluation.heldout import trajectories
 from services.launcher.layout import Layout
-from services.launcher.process_plan import ProcessPlan
 from services.launcher.report import plots
 from services.launcher.report.occupancy import CoresBusy, Occupancy
 from services.launcher.report.summary import (

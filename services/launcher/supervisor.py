@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from services.chassis.errors import DependencyUnavailable, ExitCode
-from services.launcher.process_plan import ProcessPlan
+from services.launcher.child_process import ProcessPlan
 from services.lib.child_process import Child
 
 __all__ = ["ChildFailed", "Supervisor", "child_environment"]

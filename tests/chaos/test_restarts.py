@@ -12,7 +12,7 @@ import pytest
 from seamflow.errors import UnavailableError
 from seamflow.retry import Backoff
 
-from services.launcher.process_plan import ProcessPlan
+from services.launcher.child_process import ProcessPlan
 from tests.chaos.restarts.__main__ import (
     ENVIRONMENT,
     LIMITS,

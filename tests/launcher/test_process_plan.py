@@ -20,8 +20,9 @@ from services.chassis.errors import ConfigError
 from services.launcher.agent_access import agent_variables
 from services.launcher.cli import _check, check_program
 from services.launcher.config import LauncherConfig
-from services.launcher.process_plan import ending_with_torchrun, plan
+from services.launcher.process_plan import plan
 from services.launcher.supervisor import child_environment
+from services.launcher.trainer_plan import ending_with_torchrun
 from services.lib.run_rules import rules
 from services.ranker.config import RankerConfig
 from tests.launcher.support import make_config, make_layout

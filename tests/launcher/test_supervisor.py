@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from services.chassis.errors import ExitCode
-from services.launcher.process_plan import ProcessPlan
+from services.launcher.child_process import ProcessPlan
 from services.launcher.supervisor import ChildFailed, Supervisor
 
 SLEEPER = """

@@ -17,7 +17,7 @@ from seamflow.pages import pages
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 
-from services.launcher.process_plan import ProcessPlan
+from services.launcher.child_process import ProcessPlan
 from services.launcher.run import Run
 from services.launcher.service_clients import Services, Snapshot
 from services.launcher.supervisor import Supervisor

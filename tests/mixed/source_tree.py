@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from services.launcher.process_plan import ProcessPlan
+from services.launcher.child_process import ProcessPlan
 
 __all__ = ["ROOT", "SourceTree", "changed_requirements", "export"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.process_plan import ProcessPlan
+from services.launcher.child_process import ProcessPlan
 from tests.mixed.__main__ import broken_release, run_of
 from tests.mixed.changes import UPGRADE_ORDER, Change, changes
 from tests.mixed.mixed_run import ChangeError

@@ -16,9 +16,10 @@ from statistics import median
 from typing import Any
 
 from bench.report import RESULTS, Report
+from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout, free_ports
-from services.launcher.process_plan import ProcessPlan, plan
+from services.launcher.process_plan import plan
 from services.launcher.redis_server import server_plan
 from services.launcher.view import PlainView
 from tests.chaos.gang.gang_run import GangRun, NodeKiller

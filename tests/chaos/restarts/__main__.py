@@ -26,7 +26,7 @@ from typing import Any
 
 from bench.report import RESULTS, Report, percentile
 from services.chassis.errors import StartupError
-from services.launcher.process_plan import ProcessPlan
+from services.launcher.child_process import ProcessPlan
 from tests.chaos.restarts.restart_run import Outcome, RestartRun
 from tests.chaos.restarts.restarts import Restart, restarts
 from tests.chaos.restarts.signalled import SignalledSupervisor

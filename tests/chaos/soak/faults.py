@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 
-from services.launcher.process_plan import ProcessPlan
+from services.launcher.child_process import ProcessPlan
 from services.launcher.supervisor import Supervisor
 
 __all__ = ["Fault", "FaultySupervisor", "draw"]

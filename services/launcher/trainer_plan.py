@@ -1,0 +1,95 @@
+"""The trainer's processes: one, ranks under torchrun, or ranks on several nodes."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import replace
+
+from services.launcher.child_process import ProcessPlan, process, settings_of
+from services.launcher.config import REFERENCE_COLUMN, LauncherConfig
+from services.launcher.layout import Layout
+
+__all__ = ["ending_with_torchrun", "trainers"]
+
+
+def trainers(config: LauncherConfig, layout: Layout) -> list[ProcessPlan]:
+    """The trainer; of several nodes one of each, and their rendezvous."""
+    if len(config.training_nodes) == 1:
+        return [_trainer("trainer", config, layout)]
+    rendezvous = _rendezvous(layout)
+    return [rendezvous] + [
+        _trainer(
+            f"trainer-{node_id}",
+            config,
+            layout,
+            gang__node_id=node_id,
+            gang__nodes=config.trainer_nodes,
+        )
+        for node_id in config.training_nodes
+    ]
+
+
+def _rendezvous(layout: Layout) -> ProcessPlan:
+    port = str(layout.ports["rendezvous"])
+    command = (sys.executable, "-m", "trainer.rendezvous", "--port", port)
+    return ProcessPlan(name="rendezvous", command=command)
+
+
+def _trainer(name: str, config: LauncherConfig, layout: Layout, **gang: object) -> ProcessPlan:
+    reference = (
+        {} if config.reference is None else {"algorithm__reference_column": REFERENCE_COLUMN}
+    )
+    environment = settings_of(
+        "trainer",
+        port=layout.ports["trainer"],
+        run_id=layout.run_id,
+        model=layout.path(config.model),
+        trajectory_manager=layout.address("trajectory_manager"),
+        weights=layout.address("weights"),
+        scheduler=layout.address("scheduler"),
+        checkpoint__folder=layout.folder / "checkpoints",
+        tracking__metrics_file=layout.folder / "metrics.jsonl",
+        tracking__samples_file=layout.folder / "samples.jsonl",
+        seed=config.seed,
+        # A restarted trainer continues; an older run's checkpoint is only here with --resume.
+        resume="true",
+        # The launcher ends the run, after the last evaluation.
+        end_run="false",
+        **reference,
+        **gang,
+    )
+    trainer = process(name, "trainer", layout, environment)
+    if config.trainer_ranks == 1 and not gang:
+        return trainer
+    ranks = f"--nproc-per-node={config.trainer_ranks}"
+    nodes = _over_nodes(config, layout) if gang else ("--standalone",)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", *nodes, ranks)
+    rank = ending_with_torchrun(trainer.command)
+    # Each round of the rendezvous gets a store of its own, without the keys of earlier rounds.
+    own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if gang else {}
+    return replace(
+        trainer,
+        command=(*torchrun, "--no-python", *rank),
+        environment={**trainer.environment, **own_store},
+    )
+
+
+def ending_with_torchrun(command: tuple[str, ...]) -> tuple[str, ...]:
+    """A rank is in a session of its own: without this it outlives a torchrun that is killed, and
+    keeps port and device."""
+    setpriv = shutil.which("setpriv")
+    return command if setpriv is None else (setpriv, "--pdeathsig", "KILL", "--", *command)
+
+
+def _over_nodes(config: LauncherConfig, layout: Layout) -> tuple[str, ...]:
+    """torchrun's flags; it lets spares wait, and takes one in when a node is silent for 6 s."""
+    return (
+        f"--nnodes={config.trainer_nodes}:{config.trainer_nodes}",
+        f"--rdzv-id={layout.run_id}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={layout.address('rendezvous')}",
+        "--rdzv-conf=is_host=0,keep_alive_interval=2,join_timeout=86400",
+        "--local-addr=127.0.0.1",
+        "--max-restarts=3",
+    )
