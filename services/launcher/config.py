@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -21,15 +21,18 @@ from services.lib.run_rules import RunRules
 
 __all__ = [
     "REFERENCE_COLUMN",
+    "REWARD_COLUMN",
     "LauncherConfig",
     "NodePlan",
+    "ScorerPlan",
     "environment_kind",
     "flags_by_table",
 ]
 
 REFERENCE_COLUMN = "ref_logprobs"
+REWARD_COLUMN = "reward_model"
 _NODE = re.compile(r"(?P<node_id>[\w-]+):(?P<tags>[\w\s-]+)")
-_KNOWN_TAGS = {"rollout", "train", "score"}
+_KNOWN_TAGS = {"rollout", "train", "score", "reward"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +42,27 @@ class NodePlan:
     node_id: str
     """Unique name."""
     tags: tuple[str, ...]
-    """Capability tags: one or more of "rollout", "train" and "score"."""
+    """Capability tags: one or more of "rollout", "train", "score" and "reward"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScorerPlan:
+    """A frozen model that computes a column of the samples."""
+
+    tag: str
+    """Of the nodes that compute it; if there is none, it is computed beside the nodes."""
+    model: str
+    """Hugging Face folder."""
+    column: str
+    """What it writes."""
+    scorer: str
+    """How it computes it."""
+    service: str
+    """Name of its service, among the ports and in logs."""
+
+    def service_on(self, node_id: str) -> str:
+        """Name of its service on a node."""
+        return f"{self.service}/{node_id}"
 
 
 class LauncherConfig(RunRules):
@@ -91,7 +114,8 @@ class LauncherConfig(RunRules):
     """Module that makes model and tasks: `python -m <prepare> --out {run}/prepared --seed N`."""
     nodes: tuple[str, ...] = ("node-a: rollout", "node-b: rollout train")
     """Nodes and their capability tags, which decide who rolls out, who trains, and who computes the
-    reference's log-probs (score). Without a node of that tag they are computed beside the nodes."""
+    reference's log-probs (score) and the reward model's rewards (reward). Without a node of such a
+    tag they are computed beside the nodes."""
     trainer_ranks: int = Field(1, ge=1)
     """Processes of the trainer on each of its nodes, started by torchrun when more than one."""
     trainer_nodes: int = Field(1, ge=1)
@@ -103,6 +127,10 @@ class LauncherConfig(RunRules):
     reference: str | None = None
     """Hugging Face folder of a frozen reference or teacher model. A scoring service writes its
     log-probs as the column ref_logprobs for the trainer."""
+    reward_model: str | None = None
+    """Hugging Face folder of a frozen classifier with one output. A scoring service writes it as
+    the reward reward_model, which algorithm.reward or algorithm.reward_weights of the trainer may
+    name."""
     concurrency: int = Field(64, ge=1)
     """Rollouts the agent runner has in flight."""
     rollout_timeout: float = Field(600.0, gt=0)
@@ -147,11 +175,12 @@ class LauncherConfig(RunRules):
         return self
 
     def _check_scoring(self) -> None:
+        needed = {"score": "reference", "reward": "reward_model"}
         for node in self.node_plans():
-            if "score" in node.tags and self.reference is None:
+            for tag in needed.keys() & set(node.tags) - {plan.tag for plan in self.scorers}:
                 raise ValueError(
-                    f"nodes holds {node.node_id!r} with the tag 'score', and reference is not set: "
-                    "give the reference model that it computes with, or take the tag out"
+                    f"nodes holds {node.node_id!r} with the tag {tag!r}, and {needed[tag]} is not "
+                    "set: give the model that it computes with, or take the tag out"
                 )
 
     def _check_agent(self) -> None:
@@ -221,22 +250,45 @@ class LauncherConfig(RunRules):
     @property
     def columns(self) -> tuple[str, ...]:
         """All columns that samples must have before they are trained."""
-        reference = () if self.reference is None else (REFERENCE_COLUMN,)
-        return tuple(dict.fromkeys((*self.required_columns, *reference)))
+        scored = (plan.column for plan in self.scorers)
+        return tuple(dict.fromkeys((*self.required_columns, *scored)))
+
+    @property
+    def scorers(self) -> tuple[ScorerPlan, ...]:
+        """The frozen models that score."""
+        return tuple(_scorers(self.reference, self.reward_model))
 
     @property
     def training_nodes(self) -> tuple[str, ...]:
         """The nodes that can train, spares among them."""
-        return tuple(node.node_id for node in self.node_plans() if "train" in node.tags)
+        return self.nodes_with("train")
 
-    @property
-    def scoring_nodes(self) -> tuple[str, ...]:
-        """The nodes that can score."""
-        return tuple(node.node_id for node in self.node_plans() if "score" in node.tags)
+    def nodes_with(self, tag: str) -> tuple[str, ...]:
+        """The nodes with a capability tag."""
+        return tuple(node.node_id for node in self.node_plans() if tag in node.tags)
 
     def node_plans(self) -> list[NodePlan]:
         """The nodes; raises `ValueError` that shows the form."""
         return [_node_plan(text) for text in self.nodes]
+
+
+def _scorers(reference: str | None, reward_model: str | None) -> Iterator[ScorerPlan]:
+    if reference is not None:
+        yield ScorerPlan(
+            tag="score",
+            model=reference,
+            column=REFERENCE_COLUMN,
+            scorer="logprobs",
+            service="scoring",
+        )
+    if reward_model is not None:
+        yield ScorerPlan(
+            tag="reward",
+            model=reward_model,
+            column=REWARD_COLUMN,
+            scorer="reward_model",
+            service="scoring-reward",
+        )
 
 
 def environment_kind(environment: str) -> Literal["class", "address", "tool_loop"]:

@@ -110,6 +110,7 @@ def _settings(
         name=f"{config.name}-evaluation-{time.strftime('%Y%m%d-%H%M%S')}",
         nodes=(*(f"{name}: rollout" for name in nodes), f"{_TRAIN_NODE}: train"),
         reference=None,
+        reward_model=None,
         required_columns=(),
         resume=False,
         serve=False,

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.chassis.errors import ConfigError
-from services.launcher.config import LauncherConfig, NodePlan, environment_kind
+from services.launcher.config import LauncherConfig, NodePlan, ScorerPlan, environment_kind
 
 __all__ = [
     "AGENT_PORTS",
     "Layout",
     "environment_server_names",
     "free_ports",
-    "scorer_name",
+    "scorer_names",
     "server_name",
 ]
 
@@ -89,12 +89,11 @@ def _names(config: LauncherConfig) -> list[str]:
     optional = {
         "http_gateway": config.has_http_gateway,
         "ranker": config.ranker,
-        "scoring": config.reference is not None and not config.scoring_nodes,
         "rendezvous": len(config.training_nodes) > 1,
     }
     chosen = [name for name, is_chosen in optional.items() if is_chosen]
     servers = [server_name(node) for node in config.node_plans() if "rollout" in node.tags]
-    scorers = [scorer_name(node_id) for node_id in config.scoring_nodes]
+    scorers = [name for plan in config.scorers for name in scorer_names(plan, config)]
     return [*SERVICES, *chosen, *servers, *scorers, *environment_server_names(config)]
 
 
@@ -132,6 +131,6 @@ def server_name(node: NodePlan) -> str:
     return f"rollout_server/{node.node_id}"
 
 
-def scorer_name(node_id: str) -> str:
-    """Name of a node's scoring service among the ports."""
-    return f"scoring/{node_id}"
+def scorer_names(plan: ScorerPlan, config: LauncherConfig) -> list[str]:
+    """Names, among the ports, of the services of a scorer: on its nodes, or one beside them."""
+    return [plan.service_on(node) for node in config.nodes_with(plan.tag)] or [plan.service]

@@ -10,19 +10,20 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 from services.launcher.agent_access import agent_variables, base_url
 from services.launcher.child_process import ProcessPlan, process, service, settings_of
 from services.launcher.config import (
-    REFERENCE_COLUMN,
     LauncherConfig,
     NodePlan,
+    ScorerPlan,
     flags_by_table,
 )
-from services.launcher.layout import Layout, environment_server_names, scorer_name, server_name
+from services.launcher.layout import Layout, environment_server_names, scorer_names, server_name
 from services.launcher.trainer_plan import trainers
 
 __all__ = ["CHECK_TASKS", "environment_addresses", "plan"]
@@ -51,7 +52,7 @@ def plan(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
         ),
         service("scheduler", "scheduler", layout, redis_url=layout.redis_url),
         *([_ranker(layout)] if config.ranker else []),
-        *_scoring(config, layout),
+        *(each for scorer in config.scorers for each in _scoring(scorer, config, layout)),
         _gateway(config, layout),
         *_http_gateways(config, layout),
         *[
@@ -60,7 +61,7 @@ def plan(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
             if "rollout" in node.tags
         ],
         *trainers(config, layout),
-        *[_node_agent(node, layout) for node in config.node_plans()],
+        *[_node_agent(node, config, layout) for node in config.node_plans()],
         *_agent(config, layout),
         *environment_processes(config, layout),
         *([_dataloader(tasks, config, layout)] if tasks is not None else []),
@@ -94,33 +95,32 @@ def _ranker(layout: Layout) -> ProcessPlan:
     return replace(ranker, optional=True)
 
 
-def _scoring(config: LauncherConfig, layout: Layout) -> list[ProcessPlan]:
-    """The scoring services of the nodes, or one beside them; none without a reference model."""
-    if config.reference is None:
-        return []
-    shared = {
-        "run_id": layout.run_id,
-        "column": REFERENCE_COLUMN,
-        "model": layout.path(config.reference),
-        "trajectory_manager": layout.address("trajectory_manager"),
+def _scoring(scorer: ScorerPlan, config: LauncherConfig, layout: Layout) -> Iterator[ProcessPlan]:
+    """The services of a frozen model: one on each node of its tag, or one beside the nodes."""
+    nodes = config.nodes_with(scorer.tag)
+    for name, node_id in zip_longest(scorer_names(scorer, config), nodes):
+        settings = {} if node_id is None else _on_node(node_id, scorer.tag, layout)
+        environment = settings_of(
+            "scoring",
+            port=layout.ports[name],
+            run_id=layout.run_id,
+            column=scorer.column,
+            scorer=scorer.scorer,
+            model=layout.path(scorer.model),
+            trajectory_manager=layout.address("trajectory_manager"),
+            **settings,
+        )
+        yield process(name.replace("/", "-"), "services.scoring", layout, environment)
+
+
+def _on_node(node_id: str, tag: str, layout: Layout) -> dict[str, object]:
+    return {
+        "instance": node_id,
+        "node_agent": "true",
+        "node_id": node_id,
+        "node_tag": tag,
+        "scheduler": layout.address("scheduler"),
     }
-    if not config.scoring_nodes:
-        return [service("scoring", "services.scoring", layout, **shared)]
-    return [_node_scoring(node_id, layout, shared) for node_id in config.scoring_nodes]
-
-
-def _node_scoring(node_id: str, layout: Layout, shared: Mapping[str, object]) -> ProcessPlan:
-    name = scorer_name(node_id)
-    environment = settings_of(
-        "scoring",
-        instance=node_id,
-        port=layout.ports[name],
-        node_agent="true",
-        node_id=node_id,
-        scheduler=layout.address("scheduler"),
-        **shared,
-    )
-    return process(name.replace("/", "-"), "services.scoring", layout, environment)
 
 
 def _gateway(config: LauncherConfig, layout: Layout) -> ProcessPlan:
@@ -173,15 +173,18 @@ def _rollout_server(node: NodePlan, config: LauncherConfig, layout: Layout) -> P
     return process(name.replace("/", "-"), "rollout.server", layout, environment)
 
 
-def _node_agent(node: NodePlan, layout: Layout) -> ProcessPlan:
+def _node_agent(node: NodePlan, config: LauncherConfig, layout: Layout) -> ProcessPlan:
     workers = {}
     if "rollout" in node.tags:
         workers["rollout_server"] = layout.address(server_name(node))
     if "train" in node.tags:
         workers["trainer"] = layout.address("trainer")
-    if "score" in node.tags:
-        scorer = {"tag": "score", "address": layout.address(scorer_name(node.node_id))}
-        workers["workers"] = json.dumps([scorer])
+    scorers = [scorer for scorer in config.scorers if scorer.tag in node.tags]
+    if scorers:
+        addresses = {each.tag: layout.address(each.service_on(node.node_id)) for each in scorers}
+        workers["workers"] = json.dumps(
+            [{"tag": tag, "address": address} for tag, address in addresses.items()]
+        )
     environment = settings_of(
         "node_agent",
         instance=node.node_id,

@@ -34,6 +34,7 @@ _COLOURS = {
     "rollout (lent)": "magenta",
     "train": "green",
     "score": "blue",
+    "reward": "bright_blue",
     "switching": "yellow",
     "idle": "dim",
     "lost": "red",

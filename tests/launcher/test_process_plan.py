@@ -105,6 +105,32 @@ def test_nodes_that_score_have_a_scoring_service_each(tmp_path: Path) -> None:
     assert "SEAMFLOW_NODE_AGENT_WORKERS" not in processes["node_agent-a"].environment
 
 
+def test_a_node_computes_log_probs_and_rewards_in_turn(tmp_path: Path) -> None:
+    """A tag, a service and a column for each of the two models; rewards may be beside the nodes."""
+    nodes = ("a: rollout", "b: train score reward")
+    models = {"reference": "{run}/teacher", "reward_model": "{run}/judge"}
+    config = make_config(nodes=nodes, **models)
+    processes = plan(config, make_layout(config, tmp_path))
+    agent = json.loads(processes["node_agent-b"].environment["SEAMFLOW_NODE_AGENT_WORKERS"])
+    of_tag = {worker["tag"]: worker["address"] for worker in agent}
+    for tag, name in (("score", "scoring-b"), ("reward", "scoring-reward-b")):
+        scoring = processes[name].environment
+        assert of_tag[tag] == f"127.0.0.1:{scoring['SEAMFLOW_SCORING_PORT']}"
+        assert scoring["SEAMFLOW_SCORING_NODE_TAG"] == tag
+    assert config.columns == ("ref_logprobs", "reward_model")
+    beside = make_config(reward_model="{run}/judge")
+    scoring = plan(beside, make_layout(beside, tmp_path))["scoring-reward"].environment
+    assert scoring["SEAMFLOW_SCORING_SCORER"] == "reward_model"
+    assert "SEAMFLOW_SCORING_NODE_AGENT" not in scoring
+
+
+@pytest.mark.parametrize(("tag", "setting"), [("score", "reference"), ("reward", "reward_model")])
+def test_a_node_that_scores_needs_a_model(tag: str, setting: str) -> None:
+    """The error names node, tag and setting."""
+    with pytest.raises(ValueError, match=f"'b' with the tag '{tag}', and {setting} is not set"):
+        make_config(nodes=("a: rollout train", f"b: {tag}"))
+
+
 def test_several_ranks_are_started_by_torchrun(tmp_path: Path) -> None:
     """World size 2 is a flag of torchrun, not another trainer."""
     config = make_config(trainer_ranks=2)

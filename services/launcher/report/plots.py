@@ -19,6 +19,7 @@ _COLOURS = {
     "rollout (lent)": "#b07be0",
     "train": "#3fae6a",
     "score": "#e8894c",
+    "reward": "#a8623a",
     "switching": "#f2c14e",
     "idle": "#d9d9d9",
     "lost": "#d64545",
