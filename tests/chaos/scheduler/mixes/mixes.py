@@ -240,9 +240,11 @@ class _Mix:
         ]
 
     def _is_possible(self, ask: Ask, places: Mapping[str, Place]) -> bool:
-        priority, quota = self.policies[ask.run_id]
+        _, quota = self.policies[ask.run_id]
         held = {
-            name for name, place in places.items() if self.policies[place.gang[0]][0] >= priority
+            name
+            for name, place in places.items()
+            if place.gang not in self.asks or self._rank(self.asks[place.gang]) <= self._rank(ask)
         }
         used = sum(place.gang[0] == ask.run_id for place in places.values())
         free = sum(machine.can(ask) and machine.name not in held for machine in self.machines)
@@ -255,8 +257,12 @@ class _Mix:
         )
         return rivals and self._order(other) <= self._order(ask)
 
-    def _order(self, ask: Ask) -> tuple[int, int]:
-        return -self.policies[ask.run_id][0], ask.turn
+    def _order(self, ask: Ask) -> tuple[int, bool, int]:
+        return *self._rank(ask), ask.turn
+
+    def _rank(self, ask: Ask) -> tuple[int, bool]:
+        """Within a priority, those that train come first."""
+        return -self.policies[ask.run_id][0], ask.tag != "train"
 
     def _there(self) -> list[Machine]:
         return [machine for machine in self.machines if machine.name not in self.gone]
