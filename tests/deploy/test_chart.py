@@ -154,7 +154,7 @@ def test_a_wrong_setting_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "train.toml"
     path.write_text(file["data"]["seamflow.toml"].replace("/secrets/", f"{tmp_path}/"))
     with pytest.raises(ConfigError, match="nmu_steps"):
-        load(config_class("trainer.config"), "trainer", ["--config", str(path)])
+        load(config_class("trainer.config.trainer_config"), "trainer", ["--config", str(path)])
 
 
 def secret_files(objects: list[Object], folder: Path) -> None:

@@ -19,7 +19,7 @@ CLASSES = {
     "http-gateway": ("http_gateway", "rollout.http_gateway.config"),
     "rollout-server": ("rollout_server", "rollout.server.config"),
     "scheduler": ("scheduler", "scheduler.config"),
-    "trainer": ("trainer", "trainer.config"),
+    "trainer": ("trainer", "trainer.config.trainer_config"),
     "weights": ("weights", "services.weights.config"),
     "node-agent": ("node_agent", "services.node_agent.config"),
     "dataloader": ("dataloader", "services.dataloader.config"),
