@@ -393,7 +393,7 @@ class NodeClient:
         )
 
     def _leaves(self, number: int, num_takeable: int) -> bool:
-        """Whether some of so many nodes are left when the gang takes what it can of them."""
+        """Whether some of `number` nodes are left when the gang takes all it can of them."""
         return number - min(num_takeable, self._num_nodes) > 0
 
     async def _list_nodes(self) -> list[scheduler_pb2.Node]:

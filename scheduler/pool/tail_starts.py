@@ -1,4 +1,4 @@
-"""R_t and m of each gang while its run goes on, from what nodes and gangs measure.
+"""R_t and m of each gang at run time, from what nodes and gangs measure.
 
     lengths, seconds of a token     of the gang's newest batches, from its releases
     decode latency, slots           of the run's nodes, from their heartbeats

@@ -1,4 +1,4 @@
-"""What the scheduler is told of a batch, to compute when the tail of the next one begins."""
+"""What the trainer reports of a batch, for the scheduler to compute when the tail of the next one begins."""
 
 from __future__ import annotations
 
