@@ -1,4 +1,4 @@
-"""What the trainer reports of a batch, for the scheduler to compute when the tail of the next one begins."""
+"""What the trainer reports of a batch: the scheduler computes from it when the next tail begins."""
 
 from __future__ import annotations
 
