@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Any, ClassVar
 
 from seamflow.environment import EnvironmentFailed, Step, Task
@@ -36,9 +37,11 @@ class Plain:
 class Unseeded(Plain):
     """Breaks: a reset is repeatable by seed."""
 
+    _resets: ClassVar[Iterator[int]] = count()
+
     def reset(self, task: Task, seed: int) -> str:
-        """With a number of its own."""
-        return super().reset(task, random.SystemRandom().getrandbits(60))
+        """With the number of the next seed each time."""
+        return super().reset(task, seed + next(self._resets))
 
 
 class DeafToSeeds(Plain):
