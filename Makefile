@@ -17,7 +17,7 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion \
-	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-environments test-models test-roundtrips \
+	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-environments test-field test-models test-roundtrips \
 	test test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up health down clean help .venv-sglang $(ADAPTERS)
 
 help: ## List the targets.
@@ -149,6 +149,9 @@ test-roundtrips: $(VENV)/.dev ## 1,000 random conversations with tools by model 
 test-environments: $(VENV)/.dev $(ADAPTERS) ## The suite of each adapter, then 3 optimizer steps on its framework.
 	npm install --silent --no-fund --no-audit --prefix examples/clients/node
 	$(RUN) tests.environments --seed $(SEED)
+
+test-field: $(VENV)/.dev ## Inputs of every kind that people really send, each with its right value.
+	$(RUN) tests.field --seed $(SEED)
 
 test-models: $(VENV)/.dev ## Model folders of 18 architectures: two optimizer steps each; 15 others: refused in one line.
 	$(RUN) tests.models --seed $(SEED)

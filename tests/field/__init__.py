@@ -1,0 +1,1 @@
+"""Inputs that people really send, by kind, with their right values."""

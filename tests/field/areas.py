@@ -1,0 +1,18 @@
+"""Every kind of input, by the module that has it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from tests.field.kind import Kind
+
+__all__ = ["AREAS", "kinds_of"]
+
+AREAS: tuple[str, ...] = ()
+"""Modules of this folder with a tuple `KINDS`."""
+
+
+def kinds_of(area: str) -> tuple[Kind, ...]:
+    """The kinds of an area; raises `ImportError` for an unknown one."""
+    kinds: tuple[Kind, ...] = import_module(f"tests.field.{area}").KINDS
+    return kinds
