@@ -26,6 +26,7 @@ from rollout.http_gateway.dialects.dialect import (
     seamflow_fields,
     token_logprobs,
 )
+from rollout.http_gateway.dialects.echoed_calls import with_calls
 from rollout.http_gateway.dialects.request_model import RequestPart
 from rollout.http_gateway.dialects.sampling import Budget, SamplingRequest
 
@@ -140,6 +141,7 @@ class ChatCompletions(Dialect):
         request = _Request.read(body)
         messages = [message.as_json() for message in request.messages]
         check_text_only(messages)
+        messages = [with_calls(message) for message in messages]
         tools = request.tools or []
         choice = openai_choice(request.tool_choice, [tool.function.name for tool in tools])
         budget = request.max_completion_tokens or request.max_tokens
