@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.provenance import ROOT
 
-__all__ = ["AGENTS", "run_agent"]
+__all__ = ["AGENTS", "run_agent", "versions_of"]
 
 HERE = Path(__file__).parent
 AGENTS = ("smolagents", "pydantic_ai", "langchain", "openai_agents", "litellm", "ai_sdk")
@@ -42,6 +42,15 @@ def run_agent(name: str, base_url: str, api_key: str) -> dict[str, Any]:
         raise RuntimeError(f"{name} ended with {done.returncode}: {done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def versions_of(name: str) -> dict[str, str]:
+    """The pinned version of each package of a framework."""
+    if name == "ai_sdk":
+        package = json.loads((HERE / "node" / "package.json").read_text("utf-8"))
+        return dict(package["dependencies"])
+    lines = (HERE / "requirements" / f"{name}.txt").read_text("utf-8").splitlines()
+    return {package: version for package, _, version in (line.partition("==") for line in lines)}
 
 
 def _command(name: str) -> list[str]:

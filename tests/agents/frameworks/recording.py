@@ -9,62 +9,23 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from aiohttp import web
-from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 
-from bench.provenance import ROOT
-from rollout.gateway.prompt.chat_template import ChatTemplate
-from services.lib.token_bytes import unpack_ids
 from tests.agents.frameworks.installed import AGENTS, run_agent
-from tests.agents.frameworks.teacher import DIALECTS, answer_to, parsed
-from tests.rollout.gateway.support import ScriptedServer
-from tests.rollout.http_gateway.support import World, world
-from tests.roundtrips.families import FAMILIES
-
-__all__ = ["FOLDER", "HEADER", "TeacherServer", "taught_world"]
-
-FOLDER = ROOT / "tests" / "rollout" / "http_gateway" / "requests"
-FAMILY = FAMILIES["hermes"]
-HEADER = "<|im_start|>assistant\n"
-"""With which the chat template ends a prompt."""
-
-
-class TeacherServer(ScriptedServer):
-    """A rollout server that says what it is told, after what the prompt has begun."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.said = ""
-        """The next answer."""
-        self.template: ChatTemplate
-
-    async def GenerateTokens(
-        self, request: server_pb.GenerateTokensRequest, context: Any
-    ) -> AsyncIterator[server_pb.GenerateTokensResponse]:
-        """The rest of the answer."""
-        prompt = self.template.text(unpack_ids(request.token_ids))
-        begun = prompt.rpartition(HEADER)[2]
-        if not self.said.startswith(begun):
-            raise AssertionError(f"the prompt begins {begun!r}, not {self.said[:80]!r}")
-        ids = self.template.encode_text(self.said[len(begun) :] + "<|im_end|>")
-        self.answers.append([ids])
-        async for response in super().GenerateTokens(request, context):
-            yield response
-
-
-@asynccontextmanager
-async def taught_world(folder: Path) -> AsyncIterator[tuple[World, TeacherServer]]:
-    """A system whose rollout server is told what to say."""
-    server = TeacherServer()
-    server.template = ChatTemplate(FAMILY.make_model(folder / "model"))
-    async with world(folder, model=folder / "model", server=server) as found:
-        yield found, server
+from tests.agents.frameworks.replay import FOLDER
+from tests.agents.frameworks.teacher import (
+    DIALECTS,
+    TeacherServer,
+    answer_to,
+    parsed,
+    taught_world,
+)
+from tests.rollout.http_gateway.support import World
 
 
 class Recorder:

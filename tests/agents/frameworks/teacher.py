@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
+
+from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.http_gateway.dialects.anthropic_messages import AnthropicMessages
 from rollout.http_gateway.dialects.chat_completions import ChatCompletions
 from rollout.http_gateway.dialects.dialect import Dialect, TurnRequest
 from rollout.http_gateway.dialects.responses import Responses
+from services.lib.token_bytes import unpack_ids
+from tests.rollout.gateway.support import ScriptedServer
+from tests.rollout.http_gateway.support import World, world
+from tests.roundtrips.families import FAMILIES
 
-__all__ = ["answer_to", "parsed"]
+__all__ = ["DIALECTS", "FAMILY", "TeacherServer", "answer_to", "parsed", "taught_world"]
+
+FAMILY = FAMILIES["hermes"]
+"""Its chat template and special tokens are the policy's."""
+_HEADER = "<|im_start|>assistant\n"
+"""With which the chat template ends a prompt."""
 
 DIALECTS: Mapping[str, Dialect] = {
     "/v1/chat/completions": ChatCompletions(),
@@ -20,6 +34,41 @@ DIALECTS: Mapping[str, Dialect] = {
 }
 REPORT = {"total": 5, "weather": "sunny in Ulm"}
 _SAID = "The sum is 5, and it is sunny in Ulm."
+
+
+class TeacherServer(ScriptedServer):
+    """A rollout server that says what it is told, after what the prompt has begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said = ""
+        """The next answer."""
+        self.template: ChatTemplate
+
+    async def GenerateTokens(
+        self, request: server_pb.GenerateTokensRequest, context: Any
+    ) -> AsyncIterator[server_pb.GenerateTokensResponse]:
+        """The rest of the answer."""
+        prompt = self.template.text(unpack_ids(request.token_ids))
+        begun = prompt.rpartition(_HEADER)[2]
+        if not self.said.startswith(begun):
+            raise AssertionError(f"the prompt begins {begun!r}, not {self.said[:80]!r}")
+        ids = self.template.encode_text(self.said[len(begun) :] + "<|im_end|>")
+        self.answers.append([ids])
+        async for response in super().GenerateTokens(request, context):
+            yield response
+
+
+@asynccontextmanager
+async def taught_world(
+    folder: Path, model: Path | None = None
+) -> AsyncIterator[tuple[World, TeacherServer]]:
+    """A system whose rollout server is told what to say; `model` None: its tokens are bytes."""
+    server = TeacherServer()
+    model = FAMILY.make_model(folder / "model") if model is None else model
+    server.template = ChatTemplate(model)
+    async with world(folder, model=model, server=server) as found:
+        yield found, server
 
 
 def parsed(path: str, body: Mapping[str, Any]) -> TurnRequest:

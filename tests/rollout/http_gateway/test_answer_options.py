@@ -209,7 +209,7 @@ async def test_item_references_are_read_from_the_record(gateway: World) -> None:
     async with gateway.openai() as client:
         first = await client.responses.create(model=MODEL, input=ASK, tools=tools)
         call: Any = first.output[-1]
-        result = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
+        result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
         items: Any = [{"type": "item_reference", "id": item.id} for item in first.output]
         second = await client.responses.create(
             model=MODEL, input=[*ASK, *items, result], tools=tools

@@ -6,6 +6,7 @@ import sys
 from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
+
 from tools import QUESTION, REPORT, add, weather
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import litellm
 from pydantic import BaseModel
+
 from tools import QUESTION, REPORT, add, weather
 
 

@@ -14,6 +14,7 @@ from agents import (
 )
 from openai import AsyncOpenAI
 from pydantic import BaseModel
+
 from tools import QUESTION, REPORT, add, weather
 
 

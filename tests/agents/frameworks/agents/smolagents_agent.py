@@ -4,6 +4,7 @@ import json
 import sys
 
 from smolagents import ChatMessage, OpenAIServerModel, ToolCallingAgent, tool
+
 from tools import QUESTION, REPORT, add, weather
 
 SCHEMA = {
