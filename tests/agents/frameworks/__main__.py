@@ -79,7 +79,7 @@ def _figures(name: str, addresses: Mapping[str, str], problems: list[str]) -> di
         found = {}
     if found.get("report") != EXPECTED:
         problems.append(f"{name} reports {found.get('report')}")
-    turns = asyncio.run(_turns(addresses["gateway"], rollout))
+    turns = asyncio.run(_turns(addresses["rollout_gateway"], rollout))
     continued = sum(turn.prefix_length > 0 for turn in turns)
     expected = num_with_answers(recorded_requests(name))
     if continued != expected:

@@ -7,7 +7,7 @@ from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
-from tools import QUESTION, REPORT, add, weather
+from two_tools import QUESTION, REPORT, add, weather
 
 
 class Report(BaseModel):

@@ -7,7 +7,7 @@ from typing import Any
 import litellm
 from pydantic import BaseModel
 
-from tools import QUESTION, REPORT, add, weather
+from two_tools import QUESTION, REPORT, add, weather
 
 
 class Report(BaseModel):

@@ -15,7 +15,7 @@ from agents import (
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
-from tools import QUESTION, REPORT, add, weather
+from two_tools import QUESTION, REPORT, add, weather
 
 
 class Report(BaseModel):

@@ -8,7 +8,7 @@ from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from tools import QUESTION, add, weather
+from two_tools import QUESTION, add, weather
 
 
 class Report(BaseModel):

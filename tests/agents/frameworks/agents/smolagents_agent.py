@@ -5,7 +5,7 @@ import sys
 
 from smolagents import ChatMessage, OpenAIServerModel, ToolCallingAgent, tool
 
-from tools import QUESTION, REPORT, add, weather
+from two_tools import QUESTION, REPORT, add, weather
 
 SCHEMA = {
     "type": "object",
