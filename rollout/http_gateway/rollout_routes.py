@@ -69,6 +69,7 @@ class _Finish(RequestModel):
     turn_rewards: dict[str, _Reward] = Field(default_factory=dict)
     untrained_turn_ids: list[str] = Field(default_factory=list)
     policy_failure: str = ""
+    truncated: bool = False
     failure: _Failure | None = None
 
 
@@ -205,7 +206,10 @@ def _outcome(given: _Finish) -> dict[str, Any]:
     rewards = [] if given.rewards is None else _rewards(given.rewards, "")
     for turn_id, of_turn in given.turn_rewards.items():
         rewards += _rewards(of_turn, turn_id)
-    return {"rewards": tokens_pb2.Rewards(rewards=rewards, policy_failure=given.policy_failure)}
+    outcome = tokens_pb2.Rewards(
+        rewards=rewards, policy_failure=given.policy_failure, truncated=given.truncated
+    )
+    return {"rewards": outcome}
 
 
 def _rewards(rewards: _Reward, turn_id: str) -> list[tokens_pb2.Reward]:

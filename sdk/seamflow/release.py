@@ -6,7 +6,7 @@ import re
 
 __all__ = ["HEADER", "RELEASE", "__version__", "works_with"]
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 RELEASE = ".".join(__version__.split(".")[:2])
 """<major>.<minor>: within one, the contract is the same."""

@@ -29,6 +29,7 @@ def transcript(trajectory: trajectory_pb2.Trajectory, decode: Decode) -> dict[st
         "weight_versions": sorted({each for turn in turns for each in turn["weight_versions"]}),
         "rewards": _named(rewards, ""),
         "policy_failure": trajectory.rewards.policy_failure,
+        "truncated": trajectory.rewards.truncated,
         "failure": _failure(trajectory),
         "labels": dict(trajectory.labels),
         "turns": turns,

@@ -30,6 +30,8 @@ class Outcome:
     """Of its turns, by turn_id and name."""
     policy_failure: str = ""
     """What the policy did wrong, where that ended it."""
+    truncated: bool = False
+    """Whether a limit cut it off."""
     messages: list[Message] = field(default_factory=list)
     """The conversation, up to the last answer of the policy; empty: only the environment has it."""
 
@@ -42,6 +44,7 @@ class Outcome:
             before = self.rewards.get(name, 0.0)
             self.rewards[name] = before if per_turn else before + value
         self.policy_failure = step.policy_failure
+        self.truncated = step.truncated
 
     def add_of_server(self, rewards: Mapping[str, float], address: str) -> None:
         """Add the rewards of the reward server at `address`.
@@ -97,8 +100,8 @@ async def _turns(config: EnvironmentsConfig, episode: OpenEpisode, rollout: Roll
             turn = await _turn(config, episode, rollout, outcome.messages)
         except InvalidRequestError as error:
             if error.reason == "CONTEXT_LENGTH_EXCEEDED" and index > 0:
-                outcome.policy_failure = str(error)
-                break  # cut off: what it has reached counts
+                outcome.policy_failure, outcome.truncated = str(error), True
+                break  # what it has reached counts
             raise
         outcome.messages.append(turn.message)
         step = await episode.step(turn.message, timeout=config.step_timeout_seconds)
@@ -107,6 +110,8 @@ async def _turns(config: EnvironmentsConfig, episode: OpenEpisode, rollout: Roll
             break
         assert not isinstance(step.messages, str)  # the client gives messages
         outcome.messages += step.messages
+    else:
+        outcome.truncated = True  # max_turns
     return outcome
 
 

@@ -189,6 +189,7 @@ class EpisodeLoop:
             outcome.rewards,
             turn_rewards=outcome.turn_rewards,
             policy_failure=outcome.policy_failure[:_MAX_MESSAGE],
+            truncated=outcome.truncated,
         )
 
     async def _fail(self, rollout: Rollout, error: Exception) -> None:

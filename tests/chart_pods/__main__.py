@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
+from seamflow.release import __version__
 
 from bench.provenance import ROOT
 from bench.report import Report
@@ -94,7 +95,7 @@ def _build() -> None:
         word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")
     ]
     command = ["docker", "build", "--quiet", "--file", "deploy/docker/service.Dockerfile", *given]
-    subprocess.run([*command, "--tag", "seamflow/node:0.2.0", "."], check=True, cwd=ROOT)
+    subprocess.run([*command, "--tag", f"seamflow/node:{__version__}", "."], check=True, cwd=ROOT)
 
 
 def _installed(release: Cluster) -> dict[str, float]:
@@ -164,7 +165,7 @@ def _agent(release: Cluster, folder: Path) -> dict[str, float]:
             "/tmp",
         ),
         *("--mount", f"type=bind,source={folder / AGENT},target=/agent,readonly"),
-        *("seamflow/dataloader:0.2.0", "examples.minimal_agent"),
+        *(f"seamflow/dataloader:{__version__}", "examples.minimal_agent"),
         *("seamflow-rollout-gateway:50052", "run", "/agent"),
     )
     return {"agent_rollouts": 1.0}

@@ -9,6 +9,8 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 
+from seamflow.release import __version__
+
 from bench.provenance import ROOT
 
 __all__ = ["prepare_beside"]
@@ -26,7 +28,7 @@ finally:
     print(used.ru_utime + used.ru_stime)
 """
 _CONTAINER = ("--network", "none", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL")
-_IMAGE = "seamflow/prepare:0.2.0"
+_IMAGE = f"seamflow/prepare:{__version__}"
 
 
 def prepare_beside() -> dict[str, float]:

@@ -181,7 +181,11 @@ def trained_logprobs(model: Path, sample: trajectory_pb2.Sample) -> np.ndarray:
     item = sequence(sample)
     ones = np.ones(1)
     advantages = SequenceAdvantages(
-        advantages_N=ones, weights_N=ones, turn_rewards_N=[()], denominator=1.0
+        advantages_N=ones,
+        weights_N=ones,
+        turn_rewards_N=[()],
+        bootstrap_N=np.zeros(1, bool),
+        denominator=1.0,
     )
     ((batch,),) = plan_micro_batches([item], advantages, num_ranks=1, micro_batch_tokens=64)
     network = Qwen3ForCausalLM.from_pretrained(model, dtype=torch.float32)

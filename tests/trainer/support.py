@@ -6,6 +6,7 @@ import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -142,15 +143,14 @@ def _turn(turn_id: str, num_tokens: int, temperature: float) -> trajectory_pb2.S
 
 
 def make_samples(seed: int, groups: int = 3, group_size: int = 4) -> list[trajectory_pb2.Sample]:
-    """Complete groups of ragged samples, members adjacent."""
+    """Complete groups of ragged samples, members adjacent; the second of each was cut off."""
     rng = np.random.default_rng(seed)
-    return [
-        make_sample(
-            rng, f"s{seed}-{group}-{member}", f"g{seed}-{group}", temperature=0.8 + 0.1 * group
-        )
-        for group in range(groups)
-        for member in range(group_size)
-    ]
+    samples = []
+    for group, member in product(range(groups), range(group_size)):
+        name, of_group = f"s{seed}-{group}-{member}", f"g{seed}-{group}"
+        samples.append(make_sample(rng, name, of_group, temperature=0.8 + 0.1 * group))
+        samples[-1].truncated = member == 1
+    return samples
 
 
 def temperatures_of(sample: trajectory_pb2.Sample) -> NDArray[np.float32]:

@@ -183,8 +183,10 @@ class Run:
             raise answer
         return answer
 
-    async def end(self, rollout_id: str, turn_id: str, epoch: int, answer_key: str = "") -> None:
-        """Close a turn with STOP."""
+    async def end(
+        self, rollout_id: str, turn_id: str, epoch: int, answer_key: str = "", reason: int = 1
+    ) -> None:
+        """Close a turn, by default with STOP."""
         await self.do(
             Append(
                 run_id=self.run_id,
@@ -192,7 +194,7 @@ class Run:
                 turn_id=turn_id,
                 epoch=epoch,
                 offset=0,
-                end=TurnEnd(reason=1, answer_key=answer_key),
+                end=TurnEnd(reason=reason, answer_key=answer_key),
             )
         )
 

@@ -70,12 +70,16 @@ class PolicyTokens:
     as the step has one update."""
     proximal_values_BT: torch.Tensor | None = None
     """The critic's value under those weights."""
+    end_values_B: torch.Tensor | None = None
+    """The critic's value after the last token of rows that a limit cut off, else 0, [B]; without
+    gradient. None: the episode ends with each row."""
     advantages_BT: torch.Tensor
     """Advantage of its rollout."""
     weights_BT: torch.Tensor
     """Weight of its loss; see `TokenWeights`."""
     turn_rewards_BT: torch.Tensor
-    """Reward of a turn at its last trainable token, else 0; part of its rollout's reward."""
+    """Reward of a turn at the last trainable token up to its end, or at its end if there is none;
+    else 0. Part of its rollout's reward."""
     reference_logprobs_BT: torch.Tensor
     """Log-prob under a frozen model, from `algorithm.reference_column`; 0 without one."""
     staleness_BT: torch.Tensor
@@ -175,6 +179,11 @@ def make_algorithm(config: TrainerConfig) -> Algorithm:
         raise ConfigError(
             f"critic is 'model' but algorithm {config.algorithm.name} has no critic: remove "
             "critic, or use ppo, ma_ppo or turn_ppo"
+        )
+    if config.algorithm.bootstrap_truncated and not algorithm.critic:
+        raise ConfigError(
+            f"algorithm.bootstrap_truncated is true but {config.algorithm.name} has no critic: set "
+            "it to false, or use ppo, ma_ppo or turn_ppo"
         )
     if config.algorithm.several_updates and not getattr(algorithm, "several_updates", False):
         raise ConfigError(

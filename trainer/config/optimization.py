@@ -69,6 +69,12 @@ class AlgorithmConfig(Settings):
     """Rollouts with more trainable tokens lose 1 of their reward (DAPO's soft penalty); 0: off."""
     overlong_buffer_tokens: int = Field(0, ge=0)
     """Tokens before overlong_tokens over which that penalty grows linearly."""
+    mask_truncated: bool = False
+    """Do not train on rollouts that a limit of tokens or of the environment cut off (overlong
+    filtering of DAPO). Their rewards count for the baseline of their group."""
+    bootstrap_truncated: bool = False
+    """With a critic: add the value of the last state to the rewards of a rollout that a limit cut
+    off; without, such a state is worth 0."""
     beta: float = Field(0.1, gt=0)
     """beta of dpo and tba: reward per unit of distance from the reference."""
     discount: Share = 1.0
@@ -110,6 +116,11 @@ class AlgorithmConfig(Settings):
             raise ValueError(
                 f"overlong_buffer_tokens is {self.overlong_buffer_tokens}: give at most the "
                 f"{self.overlong_tokens} of overlong_tokens"
+            )
+        if self.mask_truncated and self.bootstrap_truncated:
+            raise ValueError(
+                "mask_truncated and bootstrap_truncated are both true: a rollout that is not "
+                "trained needs no value, set one of them to false"
             )
         return self
 

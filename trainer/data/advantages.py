@@ -32,6 +32,8 @@ class SequenceAdvantages:
     """Of each sequence: the tokens up to the end of a turn, and the turn's reward."""
     weights_N: NDArray[np.float64]
     """Weight of each of its trainable tokens."""
+    bootstrap_N: NDArray[np.bool_]
+    """True where the critic's value after the last token stands for rewards beyond a limit."""
     denominator: float
     """The chunk's term in the denominator of the step's loss; 0: it has no trainable token."""
 
@@ -44,7 +46,8 @@ def compute_advantages(
 ) -> SequenceAdvantages:
     """Compute advantages; a rollout of several sequences counts once in its group.
 
-    Branches of a rollout that have rewards of their own count once for each reward.
+    Branches of a rollout that have rewards of different turns, or of their own samples, count once
+    each.
 
     Args:
         sequences: of whole groups.
@@ -58,9 +61,9 @@ def compute_advantages(
     rollouts = _rollouts(sequences, config)
     if shuffle is not None:
         rollouts = replace(rollouts, rewards_R=shuffle.permutation(rollouts.rewards_R))
-    weights = _weights(rollouts.num_tokens_R, algorithm)
+    weights = _weights(_counted(sequences, rollouts, config), algorithm)
     advantages_R = algorithm.advantages(rollouts)
-    name = config.algorithm.trained_reward
+    name, bootstrap = config.algorithm.trained_reward, config.algorithm.bootstrap_truncated
     places = {key: place for place, key in enumerate(_members(sequences, name))}
     rows = [places[_member(item, name)] for item in sequences]
     return SequenceAdvantages(
@@ -68,6 +71,7 @@ def compute_advantages(
         # Shuffled rewards belong to no turn.
         turn_rewards_N=[() if shuffle else _of_turns(item, name) for item in sequences],
         weights_N=weights.weights_R[rows],
+        bootstrap_N=np.array([bootstrap and item.truncated for item in sequences], np.bool_),
         denominator=float(weights.denominators_R.sum()),
     )
 
@@ -86,16 +90,19 @@ def overlong_penalty(
     return penalty
 
 
-_Member = tuple[str, float]
-"""A rollout and the reward of one or more of its branches."""
+_Member = tuple[str, frozenset[str]]
+"""A rollout, and the turns whose rewards count for one or more of its branches; or the sample."""
 
 
 def _member(item: TokenSequence, name: str) -> _Member:
-    return item.rollout_id, item.rewards[name]
+    if name in item.own_rewards:
+        return item.rollout_id, frozenset([item.sample_id])
+    turns = frozenset(reward.turn_id for reward in item.turn_rewards if reward.name == name)
+    return item.rollout_id, turns
 
 
 def _members(sequences: Sequence[TokenSequence], name: str) -> dict[_Member, TokenSequence]:
-    """One sequence of each rollout and reward."""
+    """One sequence of each member."""
     return {_member(item, name): item for item in sequences}
 
 
@@ -110,7 +117,7 @@ def _rollouts(sequences: Sequence[TokenSequence], config: TrainerConfig) -> Roll
     for item in sequences:
         counts[_member(item, name)] += int(item.loss_mask_T.sum())
     num_tokens_R = np.array([counts[member] for member in members], np.int64)
-    rewards_R = np.array([reward for _, reward in members], np.float64)
+    rewards_R = np.array([item.rewards[name] for item in members.values()], np.float64)
     if config.algorithm.overlong_tokens:
         rewards_R += overlong_penalty(
             num_tokens_R,
@@ -139,6 +146,17 @@ def _divergences(
         member = _member(item, config.algorithm.trained_reward)
         sums[member] += estimated(kept, config.kl.reward_estimator).sum().item()
     return np.array(list(sums.values()), np.float64)
+
+
+def _counted(
+    sequences: Sequence[TokenSequence], rollouts: Rollouts, config: TrainerConfig
+) -> NDArray[np.int64]:
+    """Tokens of each rollout in the loss: none of one that was cut off and is masked."""
+    if not config.algorithm.mask_truncated:
+        return rollouts.num_tokens_R
+    members = _members(sequences, config.algorithm.trained_reward)
+    cut_off = {item.rollout_id for item in sequences if item.truncated}
+    return rollouts.num_tokens_R * [rollout_id not in cut_off for rollout_id, _ in members]
 
 
 def _weights(num_tokens_R: NDArray[np.int64], algorithm: Algorithm) -> TokenWeights:

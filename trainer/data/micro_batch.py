@@ -52,10 +52,12 @@ class MicroBatch:
     """Advantage of each row's rollout."""
     weights_B: NDArray[np.float64]
     """Weight of each trainable token of a row."""
+    bootstrap_B: NDArray[np.bool_]
+    """As in `SequenceAdvantages`."""
     temperatures_BT: NDArray[np.float32]
     """As in `TokenSequence`; 1 on padding."""
     turn_rewards_BT: NDArray[np.float32]
-    """Reward of a turn at its last trainable token; 0 elsewhere."""
+    """Reward of a turn at the last trainable token up to its end, or at its end if none is."""
 
 
 def plan_micro_batches(
@@ -235,6 +237,7 @@ def _stack(
         groups_B=numbering.groups_N[kept],
         advantages_B=advantages.advantages_N[kept],
         weights_B=advantages.weights_N[kept],
+        bootstrap_B=advantages.bootstrap_N[kept],
         temperatures_BT=_padded([member.temperatures_T for member in members], 1),
         turn_rewards_BT=_padded(
             [_turn_rewards(sequences[row], advantages.turn_rewards_N[row]) for row in rows]
@@ -243,12 +246,16 @@ def _stack(
 
 
 def _turn_rewards(item: TokenSequence, rewards: Sequence[tuple[int, float]]) -> NDArray[np.float32]:
-    """The rewards of turns at their last trainable tokens; one without such a token is left out."""
+    """The rewards of turns, where the sequence's tokens can be credited with them.
+
+    That of a turn which is not trained counts for the actions before it. Without any, it stays at
+    the turn's end, where no action has it: what is sampled later did not earn it.
+    """
     placed_T = np.zeros(len(item.token_ids_T), np.float32)
     for end, value in rewards:
         trainable = item.loss_mask_T[:end].nonzero()[0]
-        if len(trainable):
-            placed_T[trainable[-1]] += value
+        # Nothing predicts the first token: losses begin with the second one.
+        placed_T[trainable[-1] if len(trainable) else max(end - 1, 1)] += value
     return placed_T
 
 
@@ -273,6 +280,7 @@ def weightless() -> MicroBatch:
         groups_B=np.zeros(1, np.int64),
         advantages_B=np.zeros(1, np.float64),
         weights_B=np.zeros(1, np.float64),
+        bootstrap_B=np.zeros(1, np.bool_),
         temperatures_BT=np.ones((1, 2), np.float32),
         turn_rewards_BT=nothing_BT,
     )

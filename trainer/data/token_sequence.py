@@ -7,7 +7,7 @@ Shape suffix: T tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,14 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from services.chassis.errors import ConfigError
 from services.lib.trainable_bounds import MIN_TEMPERATURE
 
-__all__ = ["TokenSequence", "TurnReward", "sequence", "temperature", "trainable_tokens"]
+__all__ = [
+    "TokenSequence",
+    "TurnReward",
+    "sequence",
+    "temperature",
+    "trainable_tokens",
+    "without_truncated",
+]
 
 _VALUE_BYTES = 4
 
@@ -32,6 +39,8 @@ class TurnReward(NamedTuple):
     """Its value."""
     end: int
     """Tokens of the sequence up to the end of the turn."""
+    turn_id: str
+    """The turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +70,10 @@ class TokenSequence:
     one value."""
     turn_rewards: Sequence[TurnReward] = ()
     """Those of the turns alone, in order."""
+    own_rewards: frozenset[str] = frozenset()
+    """Names of rewards that are of this sequence alone: the sample's columns."""
+    truncated: bool = False
+    """True if it ends where a limit cut its rollout off."""
     replayed: bool = False
     """True if an earlier step trained on it (replay)."""
     traceparent: str = ""
@@ -72,7 +85,7 @@ def sequence(sample: trajectory_pb2.Sample, reference_column: str = "") -> Token
 
     Args:
         sample: as leased.
-        algorithm.reference_column: column with log-probs under a frozen model; empty: none.
+        reference_column: column with log-probs under a frozen model; empty: none.
 
     Raises:
         ValueError: parallel fields differ in length, or a temperature is too low.
@@ -95,9 +108,24 @@ def sequence(sample: trajectory_pb2.Sample, reference_column: str = "") -> Token
         temperatures_T=_temperatures(sample)[:length],
         rewards=_rewards(sample),
         turn_rewards=tuple(_turn_rewards(sample)),
+        own_rewards=frozenset(_number_columns(sample)),
+        truncated=sample.truncated and length == len(mask),
         replayed=sample.replayed,
         traceparent=sample.traceparent,
     )
+
+
+def without_truncated(sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
+    """The same sequences, without a token where a limit cut their rollouts off (DAPO 3.4)."""
+    cut_off = {item.rollout_id for item in sequences if item.truncated}
+    return [_emptied(item) if item.rollout_id in cut_off else item for item in sequences]
+
+
+def _emptied(item: TokenSequence) -> TokenSequence:
+    arrays = {
+        each.name: getattr(item, each.name)[:0] for each in fields(item) if each.name[-2:] == "_T"
+    }
+    return replace(item, **arrays)
 
 
 def trainable_tokens(sequences: Sequence[TokenSequence]) -> int:
@@ -203,15 +231,20 @@ def _turn_rewards(sample: trajectory_pb2.Sample) -> Iterator[TurnReward]:
     for turn in sample.turns:
         end += turn.num_tokens
         for reward in turn.rewards:
-            yield TurnReward(reward.name, reward.value, end)
+            yield TurnReward(reward.name, reward.value, end, turn.turn_id)
+
+
+def _number_columns(sample: trajectory_pb2.Sample) -> dict[str, float]:
+    return {
+        column.name: float(np.frombuffer(column.values, "<f4")[0])
+        for column in sample.columns
+        if len(column.values) == _VALUE_BYTES
+    }
 
 
 def _rewards(sample: trajectory_pb2.Sample) -> dict[str, float]:
     """Rewards of agents, summed by name, plus the columns of one value."""
-    rewards: dict[str, float] = {}
-    for column in sample.columns:
-        if len(column.values) == _VALUE_BYTES:
-            rewards[column.name] = float(np.frombuffer(column.values, "<f4")[0])
+    rewards = _number_columns(sample)
     of_turns = (reward for turn in sample.turns for reward in turn.rewards)
     for reward in (*sample.rewards, *of_turns):
         rewards[reward.name] = rewards.get(reward.name, 0.0) + reward.value

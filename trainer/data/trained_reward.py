@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from trainer.config import AlgorithmConfig
-from trainer.data.token_sequence import TokenSequence, TurnReward
+from trainer.data.token_sequence import TokenSequence
 
 __all__ = ["with_trained_reward"]
 
@@ -25,11 +25,13 @@ def with_trained_reward(item: TokenSequence, algorithm: AlgorithmConfig) -> Toke
         raise ValueError(_missing(item, weights))
     trained = algorithm.trained_reward
     value = sum(weight * item.rewards.get(name, 0.0) for name, weight in weights.items())
+    is_own = not weights.keys().isdisjoint(item.own_rewards)
     return replace(
         item,
+        own_rewards=item.own_rewards | {trained} if is_own else item.own_rewards - {trained},
         rewards={**item.rewards, trained: value},
         turn_rewards=tuple(
-            TurnReward(trained, weights[each.name] * each.value, each.end)
+            each._replace(name=trained, value=weights[each.name] * each.value)
             for each in item.turn_rewards
             if each.name in weights
         ),

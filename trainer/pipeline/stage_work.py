@@ -122,8 +122,8 @@ class PolicyLoss(HiddenStates[ModelInput]):
         """Hidden states, or values."""
         if kind == FORWARD:
             return super().incoming(kind, micro_batch)
-        rows, length = self._loss.batches[micro_batch].token_ids_BT.shape
-        return (rows, length - 1), torch.promote_types(self._stage.dtype, torch.float32)
+        shape = self._loss.batches[micro_batch].token_ids_BT.shape
+        return shape, torch.promote_types(self._stage.dtype, torch.float32)
 
     def forward(self, micro_batch: int, given: torch.Tensor | None) -> torch.Tensor | None:
         """Keep the log-probs of the tokens, and the values of a critic that is a layer."""
@@ -162,7 +162,7 @@ class CriticLoss(HiddenStates[ModelInput]):
         self._loss = loss
 
     def forward(self, micro_batch: int, given: torch.Tensor | None) -> torch.Tensor | None:
-        """The values before each token."""
+        """The values after each token."""
         leaf, values = self._computed(micro_batch, given)
         values_BT = self._inputs[micro_batch].values(values)
         self._kept[micro_batch] = leaf, values_BT
@@ -232,12 +232,12 @@ class CriticPrediction(CriticLoss):
 
     @torch.no_grad()
     def forward(self, micro_batch: int, given: torch.Tensor | None) -> torch.Tensor | None:
-        """The values before each token."""
+        """The values after each token."""
         values_BT = super().forward(micro_batch, given)
         self._kept.pop(micro_batch)
         assert values_BT is not None, "a critic gives values"
         # Its part of the loss does not depend on log-probs.
         self._predicted[micro_batch] = Predicted(
-            logprobs_BT=torch.zeros_like(values_BT), values_BT=values_BT, num_tokens=0
+            logprobs_BT=torch.zeros_like(values_BT[:, 1:]), values_BT=values_BT, num_tokens=0
         )
         return values_BT

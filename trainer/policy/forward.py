@@ -20,12 +20,12 @@ __all__ = ["Predicted", "forward"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """The models' output for the tokens 1..T-1 of each row."""
+    """The models' output for the tokens of each row."""
 
     logprobs_BT: torch.Tensor
-    """Log-prob of each token, after temperature; if packed, 0 for tokens not trainable."""
+    """Log-prob of the tokens 1..T-1, after temperature; if packed, 0 for tokens not trainable."""
     values_BT: torch.Tensor | None
-    """The critic's value before each token; None without a critic."""
+    """The critic's value after each of the T tokens; None without a critic."""
     num_tokens: int
     """Tokens computed, padding included."""
 

@@ -35,12 +35,15 @@ class PaddedInput:
         return token_logprobs(logits_BTV[:, :-1], self._token_ids_BT[:, 1:], self._temperatures_BT)
 
     def values(self, values_BT: torch.Tensor) -> torch.Tensor:
-        """Values before the tokens 1..T-1 of each row, [B, T - 1]."""
-        return _wide(values_BT)[:, :-1]
+        """Values after each token of a row, [B, T]."""
+        return _wide(values_BT)
 
 
 class PackedInput:
-    """Rows without padding, shared prefixes once; outputs of trainable tokens only."""
+    """Rows without padding, shared prefixes once; outputs of trainable tokens only.
+
+    And those of the last tokens of rows whose values after them count.
+    """
 
     def __init__(self, batch: MicroBatch, device: str) -> None:
         packing = Packing.of(batch.token_ids_BT, batch.lengths_B, device)
@@ -49,24 +52,28 @@ class PackedInput:
         temperatures_BT = torch.from_numpy(batch.temperatures_BT[:, 1:]).to(device)
         self._token_ids_N = token_ids_BT[self._mask_BT]
         self._temperatures_N = temperatures_BT[self._mask_BT]
+        predicts_BT = torch.nn.functional.pad(self._mask_BT, (0, 1))
+        self._kept_BT = predicts_BT | _ends(batch).to(device)
+        self._predicts_N = predicts_BT[self._kept_BT] if batch.bootstrap_B.any() else None
         self.shape: tuple[int, ...] = (1, len(packing.token_ids_U))
         """Of the tokens that a model computes."""
         self.arguments: dict[str, Any] = packing.arguments
         """Of the model's forward pass."""
         # The vocabulary is large: logits of trainable tokens only.
-        self.output_arguments: dict[str, Any] = {
-            "logits_to_keep": packing.places_BT[:, :-1][self._mask_BT]
-        }
+        self.output_arguments: dict[str, Any] = {"logits_to_keep": packing.places_BT[self._kept_BT]}
         """Of its output layer."""
 
     def logprobs(self, logits_1NV: torch.Tensor) -> torch.Tensor:
         """Log-probs of the tokens 1..T-1 of each row, [B, T - 1]; 0 for tokens not trainable."""
-        logprobs_N = token_logprobs(logits_1NV[0], self._token_ids_N, self._temperatures_N)
+        logits_NV = logits_1NV[0]
+        if self._predicts_N is not None:
+            logits_NV = logits_NV[self._predicts_N]
+        logprobs_N = token_logprobs(logits_NV, self._token_ids_N, self._temperatures_N)
         return _spread(logprobs_N, self._mask_BT)
 
     def values(self, values_1N: torch.Tensor) -> torch.Tensor:
-        """Values before the tokens 1..T-1 of each row, [B, T - 1]; 0 if not trainable."""
-        return _spread(_wide(values_1N)[0], self._mask_BT)
+        """Values after each token of a row, [B, T]; 0 where none is needed."""
+        return _spread(_wide(values_1N)[0], self._kept_BT)
 
 
 ModelInput = PaddedInput | PackedInput
@@ -91,6 +98,13 @@ def token_logprobs(
         _wide(logits) / temperatures.to(torch.promote_types(logits.dtype, torch.float32))[..., None]
     )
     return torch.log_softmax(scaled, -1).gather(-1, token_ids[..., None])[..., 0]
+
+
+def _ends(batch: MicroBatch) -> torch.Tensor:
+    """True at the last tokens of rows whose values after them count, [B, T]."""
+    places_T = torch.arange(batch.token_ids_BT.shape[1])
+    is_last_BT = places_T == torch.from_numpy(batch.lengths_B)[:, None] - 1
+    return is_last_BT & torch.from_numpy(batch.bootstrap_B)[:, None]
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

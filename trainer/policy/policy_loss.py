@@ -53,9 +53,10 @@ def _tokens(
     turn_rewards_BT = torch.from_numpy(batch.turn_rewards_BT[:, 1:])
     return PolicyTokens(
         logprobs_BT=logprobs_BT,
-        values_BT=predicted.values_BT,
+        values_BT=_before(predicted),
         proximal_logprobs_BT=None if proximal is None else proximal.logprobs_BT,
-        proximal_values_BT=None if proximal is None else proximal.values_BT,
+        proximal_values_BT=None if proximal is None else _before(proximal),
+        end_values_B=_after_last(batch, predicted if proximal is None else proximal),
         behaviour_logprobs_BT=behaviour_BT.to(device, dtype),
         reference_logprobs_BT=reference_BT.to(device, dtype),
         advantages_BT=advantages_B[:, None].expand_as(logprobs_BT),
@@ -66,3 +67,18 @@ def _tokens(
         rollouts_B=torch.from_numpy(batch.rollouts_B).to(device),
         groups_B=torch.from_numpy(batch.groups_B).to(device),
     )
+
+
+def _before(predicted: Predicted) -> torch.Tensor | None:
+    """Values before the tokens 1..T-1, [B, T - 1]."""
+    return None if predicted.values_BT is None else predicted.values_BT[:, :-1]
+
+
+def _after_last(batch: MicroBatch, predicted: Predicted) -> torch.Tensor | None:
+    """Values after the last tokens of rows that were cut off, else 0, [B]; None: none was."""
+    if predicted.values_BT is None or not batch.bootstrap_B.any():
+        return None
+    values_BT = predicted.values_BT.detach()
+    last_B = torch.from_numpy(batch.lengths_B - 1).to(values_BT.device)
+    values_B = values_BT.gather(1, last_B[:, None])[:, 0]
+    return values_B * torch.from_numpy(batch.bootstrap_B).to(values_B)

@@ -11,7 +11,7 @@ from trainer.algorithms.base import make_algorithm
 from trainer.config import TrainerConfig
 from trainer.data.advantages import SequenceAdvantages, compute_advantages
 from trainer.data.micro_batch import MicroBatch, plan_micro_batches, weightless
-from trainer.data.token_sequence import TokenSequence, trainable_tokens
+from trainer.data.token_sequence import TokenSequence, trainable_tokens, without_truncated
 from trainer.pipeline.layout import layout_of
 from trainer.pipeline.pipelined_policy import critic_stages
 from trainer.pipeline.schedule import Schedules
@@ -128,6 +128,8 @@ class ChunkCommands:
         weight_version: int,
         mini_batch: int | None,
     ) -> list[Accumulate]:
+        if self._config.algorithm.mask_truncated:
+            sequences = without_truncated(sequences)
         shares = self._shares(sequences, advantages)
         actions = (
             [()] * self.world_size

@@ -160,6 +160,7 @@ def rewards_from(field: str, message: tokens_pb2.Rewards) -> Outcome:
         rewards=rewards,
         failure_class=FailureClass.POLICY if failure else FailureClass.NONE,
         failure_message=failure,
+        truncated=message.truncated,
     )
 
 
@@ -232,7 +233,9 @@ def trajectory_to(rollout: Rollout, turns: Sequence[TurnRecord]) -> trajectory_p
 
 def _rewards_to(outcome: Outcome) -> tokens_pb2.Rewards:
     return tokens_pb2.Rewards(
-        rewards=map(_reward_to, outcome.rewards), policy_failure=outcome.failure_message
+        rewards=map(_reward_to, outcome.rewards),
+        policy_failure=outcome.failure_message,
+        truncated=outcome.truncated,
     )
 
 
@@ -300,7 +303,9 @@ def fill_sample(message: trajectory_pb2.Sample, sample: sample_builder.Sample) -
             num_tokens=turn.num_tokens,
             sampling=sampling_params.message(turn.sampling),
             rewards=map(_reward_to, turn.rewards),
+            finish_reason=turn.finish_reason,
         )
+    message.truncated = sample.truncated
     message.min_weight_version = sample.min_weight_version
     message.max_weight_version = sample.max_weight_version
 

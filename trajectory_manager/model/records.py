@@ -133,6 +133,8 @@ class Outcome:
     """For people."""
     untrained_turn_ids: tuple[str, ...] = ()
     """Turns whose tokens are not trained."""
+    truncated: bool = False
+    """Whether its agent says that a limit cut it off."""
 
     @property
     def state(self) -> RolloutState:

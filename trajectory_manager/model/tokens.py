@@ -200,6 +200,10 @@ class Appended(NamedTuple):
     """Tokens that were not stored before."""
 
 
+FINISHED_BY_LENGTH = 2
+"""`Turn.finish_reason` of a turn that a limit of tokens ended."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """A turn without its tokens."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
-from trajectory_manager.model.prefix_tree import PrefixTree, SamplePlan
+from trajectory_manager.model.prefix_tree import Piece, PrefixTree, SamplePlan
 from trajectory_manager.model.records import (
     FailureClass,
     Reward,
@@ -23,8 +23,10 @@ from trajectory_manager.model.records import (
 from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.steps import StepLease
 from trajectory_manager.model.tokens import (
+    FINISHED_BY_LENGTH,
     Span,
     Tokens,
+    Turn,
     TurnRecord,
     VersionSource,
     cut_spans,
@@ -48,6 +50,8 @@ class SampleTurn:
     """Parameters it was sampled with: see `sampling.py`."""
     rewards: tuple[Reward, ...]
     """Its rewards; none where the sample has only a part of the turn."""
+    finish_reason: int
+    """Why it ended; 0 where the sample has only a part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,8 @@ class Sample:
     """Newest such version."""
     turns: tuple[SampleTurn, ...]
     """From the root to the leaf; they cover the sample."""
+    truncated: bool
+    """Whether it ends with the last turn of a rollout that a limit cut off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +145,7 @@ def of_rollout(
     """
     stored = {record.turn.turn_id: record for record in turns}
     spans, tree = _loss_spans(rollout, turns), _tree(turns)
+    cut_off = _cut_off_turn(rollout, turns)
     samples = []
     for plan in tree.sample_plans(spans, rollout.outcome.untrained_turn_ids):
         parts = [_masked(part, oldest) for part in _parts(plan, spans)]
@@ -156,17 +163,32 @@ def of_rollout(
                 min_weight_version=min(versions, default=base),
                 max_weight_version=max(versions, default=base),
                 turns=tuple(
-                    SampleTurn(
-                        turn_id=piece.turn_id,
-                        num_tokens=piece.stop,
-                        sampling=stored[piece.turn_id].turn.begin.sampling,
-                        rewards=_rewards(rollout, piece.turn_id) if tree.is_whole(piece) else (),
-                    )
+                    _sample_turn(rollout, stored[piece.turn_id].turn, piece, tree.is_whole(piece))
                     for piece in plan.pieces
                 ),
+                truncated=plan.leaf_turn_id == cut_off,
             )
         )
     return samples
+
+
+def _cut_off_turn(rollout: Rollout, turns: Sequence[TurnRecord]) -> str | None:
+    """The turn at which a limit cut the rollout off: its last one; None: it ended by itself."""
+    if not turns:
+        return None
+    last = turns[-1].turn
+    is_cut_off = rollout.outcome.truncated or last.finish_reason == FINISHED_BY_LENGTH
+    return last.turn_id if is_cut_off else None
+
+
+def _sample_turn(rollout: Rollout, turn: Turn, piece: Piece, is_whole: bool) -> SampleTurn:
+    return SampleTurn(
+        turn_id=turn.turn_id,
+        num_tokens=piece.stop,
+        sampling=turn.begin.sampling,
+        rewards=_rewards(rollout, turn.turn_id) if is_whole else (),
+        finish_reason=turn.finish_reason if is_whole else 0,
+    )
 
 
 def _rewards(rollout: Rollout, turn_id: str) -> tuple[Reward, ...]:

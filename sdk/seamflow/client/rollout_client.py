@@ -179,18 +179,22 @@ class Rollout:
         turn_rewards: Mapping[str, Mapping[str, float] | float] | None = None,
         untrained_turn_ids: Sequence[str] = (),
         policy_failure: str = "",
+        truncated: bool = False,
     ) -> None:
         """Finish the rollout with its reward, or with several named ones.
 
         `turn_rewards` adds rewards of turns by turn_id; they count for the samples that contain the
         turn. `untrained_turn_ids` are left out of training. `policy_failure` says what the policy
-        did wrong, where that ended the rollout.
+        did wrong, where that ended the rollout. `truncated`: a limit cut it off, such as one of
+        steps; a trainer may mask it, or count the value of its last state.
         """
         given = _rewards(rewards, "")
         for turn_id, of_turn in (turn_rewards or {}).items():
             given += _rewards(of_turn, turn_id)
         await self._finish(
-            rewards=tokens_pb2.Rewards(rewards=given, policy_failure=policy_failure),
+            rewards=tokens_pb2.Rewards(
+                rewards=given, policy_failure=policy_failure, truncated=truncated
+            ),
             untrained_turn_ids=[*self._untrained, *untrained_turn_ids],
         )
 

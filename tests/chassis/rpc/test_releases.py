@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
+from packaging.version import Version
 from seamflow import channel as channel_module
 from seamflow.channel import connect
 from seamflow.errors import PreconditionError, decode
@@ -16,6 +19,7 @@ from services.chassis.rpc.server import started
 from tests.chassis.support import demo_service
 
 START = "/seamflow.rollout.v1.RolloutService/StartRollout"
+ROOT = Path(__file__).parents[3]
 MAJOR, MINOR = (int(part) for part in RELEASE.split("."))
 
 
@@ -42,6 +46,28 @@ def test_releases_one_minor_version_apart_work_together(other: str, works: bool)
 def test_the_release_is_that_of_the_version() -> None:
     """<major>.<minor>."""
     assert __version__.startswith(f"{RELEASE}.")
+
+
+def test_the_version_is_above_the_newest_release() -> None:
+    """What is not released yet has a number of its own, so that its contract is told apart."""
+    headings = re.findall(r"^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    newest = headings[0]
+    assert works_with(".".join(newest.split(".")[:2]))
+    assert Version(newest) < Version(__version__)
+    assert Version("0.2.0") < Version("0.3.0.dev0") < Version("0.3.0"), "as versions compare"
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern"),
+    [
+        ("docker-compose.yml", r"image: seamflow/[\w-]+:(\S+)"),
+        ("deploy/helm/seamflow/Chart.yaml", r"appVersion: (\S+)"),
+        ("pyproject.toml", r'^version = "(\S+)"'),
+    ],
+)
+def test_images_and_packages_have_the_same_version(file: str, pattern: str) -> None:
+    """All that names it."""
+    assert {*re.findall(pattern, (ROOT / file).read_text(), re.MULTILINE)} == {__version__}
 
 
 async def start(port: int, **options: Any) -> None:

@@ -140,6 +140,7 @@ async def test_an_export_holds_every_closed_rollout(
         "weight_versions": [-1, -1, 3, 3, -1, 3],
         "spans": found["a/0/1"]["spans"],
         "turns": found["a/0/1"]["turns"],
+        "truncated": False,
         "min_weight_version": 3,
         "max_weight_version": 3,
         "committed_step": 1,

@@ -38,6 +38,7 @@ FIRST = {
     "weight_versions": [3],
     "rewards": {"reward": 0.25},
     "policy_failure": "",
+    "truncated": False,
     "failure": None,
     "labels": {},
     "turns": [

@@ -41,6 +41,7 @@ def credited(advantages: ArrayLike) -> SequenceAdvantages:
         advantages_N=values,
         weights_N=2 * values,
         turn_rewards_N=[()] * len(values),
+        bootstrap_N=np.zeros(len(values), bool),
         denominator=1.0,
     )
 

@@ -81,7 +81,7 @@ def test_rewards_of_one_name_add_up_over_turns() -> None:
     found = sequence(sample)
     assert found.rewards == {"reward": 0.75, "success": 1.0, "other": 3.0}
     first, both = sample.turns[0].num_tokens, len(sample.loss_mask)
-    assert found.turn_rewards == (("reward", 0.25, first), ("other", 3.0, both))
+    assert found.turn_rewards == (("reward", 0.25, first, "t1"), ("other", 3.0, both, "t2"))
 
 
 def test_each_token_has_the_temperature_of_its_turn() -> None:

@@ -53,12 +53,15 @@ def test_rewards_of_turns_are_weighted_alike() -> None:
     """Each turn's part of the sum is its own rewards' part."""
     item = _sequence(
         {"a": 3.0, "b": 1.0},
-        TurnReward("a", 3.0, 1),
-        TurnReward("c", 5.0, 1),
-        TurnReward("b", 1.0, 2),
+        TurnReward("a", 3.0, 1, "t1"),
+        TurnReward("c", 5.0, 1, "t1"),
+        TurnReward("b", 1.0, 2, "t2"),
     )
     found = with_trained_reward(item, AlgorithmConfig(reward_weights={"a": 1.0, "b": 0.5}))
-    assert found.turn_rewards == (TurnReward("reward", 3.0, 1), TurnReward("reward", 0.5, 2))
+    assert found.turn_rewards == (
+        TurnReward("reward", 3.0, 1, "t1"),
+        TurnReward("reward", 0.5, 2, "t2"),
+    )
     assert sum(each.value for each in found.turn_rewards) == found.rewards["reward"]
 
 

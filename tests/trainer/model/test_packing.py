@@ -88,6 +88,7 @@ def batch_of(rows: list[list[int]], seed: int = 0) -> MicroBatch:
         groups_B=np.zeros(len(rows), np.int64),
         advantages_B=np.ones(len(rows)),
         weights_B=np.ones(len(rows)),
+        bootstrap_B=np.zeros(len(rows), bool),
         temperatures_BT=rng.uniform(0.5, 1.5, shape).astype(np.float32),
         turn_rewards_BT=np.zeros(shape, np.float32),
     )
@@ -110,7 +111,7 @@ def gradients(model: torch.nn.Module, batch: MicroBatch, packed: bool) -> dict[s
     weights_BT = torch.linspace(0.5, 1.5, mask_BT.numel(), dtype=torch.float64).view(mask_BT.shape)
     terms_BT = found.logprobs_BT * weights_BT
     if found.values_BT is not None:
-        terms_BT = terms_BT + (found.values_BT - 1).square() * weights_BT
+        terms_BT = terms_BT + (found.values_BT[:, :-1] - 1).square() * weights_BT
     (terms_BT * mask_BT).sum().backward()  # type: ignore[no-untyped-call]
     kept = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return {**kept, "logprobs": found.logprobs_BT.detach() * mask_BT}
@@ -145,6 +146,26 @@ def test_a_critic_sees_the_same_packed_or_padded() -> None:
     assert expected["value_head.weight"].abs().max() > 0
     assert can_pack(model)
     assert difference(expected, gradients(model, batch, packed=True)) < ROUNDING
+
+
+def test_values_after_the_last_tokens_are_the_same_packed_or_padded() -> None:
+    """Of the rows whose values count, beside log-probs that do not change."""
+    model, batch = make("qwen3"), batch_of(random_rows(0))
+    add_value_head(model)
+    torch.nn.init.normal_(model.get_parameter("value_head.weight"))
+    rows = np.arange(0, len(batch.lengths_B), 2)
+    batch.bootstrap_B[rows] = True
+    with torch.no_grad():
+        padded = forward(model, batch, "cpu", packed=False)
+        assert can_pack(model)
+        packed = forward(model, batch, "cpu", packed=True)
+    assert padded.values_BT is not None
+    assert packed.values_BT is not None
+    ends = rows, batch.lengths_B[rows] - 1
+    assert packed.values_BT[ends].abs().min() > 0
+    torch.testing.assert_close(padded.values_BT[ends], packed.values_BT[ends])
+    mask_BT = torch.from_numpy(batch.loss_mask_BT[:, 1:])
+    torch.testing.assert_close(padded.logprobs_BT * mask_BT, packed.logprobs_BT * mask_BT)
 
 
 @pytest.mark.parametrize("kind", PADDED)

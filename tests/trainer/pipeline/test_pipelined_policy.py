@@ -22,7 +22,8 @@ PIPELINE = {"backend": "pipeline", "pipeline__plan_seconds": 0.02}
 def job_config(critic_model: Path, **settings: Any) -> dict[str, Any]:
     """PPO with a critic of its own."""
     critic = {"critic": "model", "critic_model": str(critic_model)}
-    return {**JOB_CONFIG, "algorithm__name": "ppo", **critic, **settings}
+    ppo = {"algorithm__name": "ppo", "algorithm__bootstrap_truncated": True}
+    return {**JOB_CONFIG, **ppo, **critic, **settings}
 
 
 @pytest.fixture(scope="module")

@@ -168,7 +168,11 @@ def test_commands_survive_their_encoding() -> None:
     sequences = [sequence(sample) for sample in make_samples(0)]
     values = np.arange(12.0)
     given = SequenceAdvantages(
-        advantages_N=values, weights_N=values, turn_rewards_N=[[(9, 0.5)]] * 12, denominator=1.0
+        advantages_N=values,
+        weights_N=values,
+        turn_rewards_N=[[(9, 0.5)]] * 12,
+        bootstrap_N=np.zeros(12, bool),
+        denominator=1.0,
     )
     (batches,) = plan_micro_batches(sequences, given, num_ranks=1, micro_batch_tokens=64)
     sent = Accumulate(weight_version=2, num_tokens=99, denominator=0.5, micro_batches=batches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from tests.trajectory_manager.memory import task_leases
@@ -324,8 +325,7 @@ class MemoryRunStore:
             del run.groups[group.task.task_id]
             return SettleResult(effect=Effect.COMPLETE)
         rewards = [done.reward for done in group.results]
-        same = len(rewards) > 1 and len(set(rewards)) == 1 and rewards[0] is not None
-        if run.config.zero_variance_reward and same:
+        if run.config.zero_variance_reward and _are_equal(rewards):
             message = f"all rewards are {(rewards[0] or 0.0) + 0.0!r}"
             return self._discard(run, group, DeadLetterReason.ZERO_VARIANCE, message)
         if run.waits_for_columns(group):
@@ -401,3 +401,11 @@ class MemoryRunStore:
             num_kept_back_groups=len(run.ready) - len(run.leasable()),
             num_open_groups=run.num_streamed,
         )
+
+
+def _are_equal(rewards: Sequence[float | None]) -> bool:
+    """Whether several rewards differ by rounding alone."""
+    known = [reward for reward in rewards if reward is not None]
+    if len(known) < max(len(rewards), 2):
+        return False
+    return math.isclose(min(known), max(known), rel_tol=1e-6, abs_tol=1e-9)

@@ -47,6 +47,29 @@ async def test_other_policies_mask_nothing(run: Run) -> None:
     assert list(sample.loss_mask) == [False, True, True, True]
 
 
+async def test_the_end_of_a_rollout_that_was_cut_off_is_marked(run: Run) -> None:
+    """By the finish reason of its last turn, or by its agent; turns keep their finish reasons."""
+    for rollout_id, last, truncated in (
+        ("stop", 1, False),
+        ("length", 2, False),
+        ("told", 1, True),
+    ):
+        await run.start(rollout_id)
+        await run.turn(rollout_id, "t1", [1], [2])
+        epoch = (await run.begin(rollout_id, "t2", [1, 5])).turn.epoch
+        await run.append(rollout_id, "t2", epoch, 0, tokens([5]))
+        await run.append(rollout_id, "t2", epoch, 1, tokens([6], policy()))
+        await run.end(rollout_id, "t2", epoch, reason=last)
+        await run.finish(rollout_id, replace(rewarded(), truncated=truncated))
+        (found,) = await run.store.tokens.read(run.run_id, [rollout_id])
+        assert found is not None
+        branch, end = sample_builder.of_rollout(*found)
+        assert [turn.finish_reason for turn in branch.turns] == [1]
+        assert [turn.finish_reason for turn in end.turns] == [0, last], "a part of the first turn"
+        assert not branch.truncated
+        assert end.truncated == (rollout_id != "stop")
+
+
 async def test_a_fork_trains_the_shared_part_once(run: Run) -> None:
     """Two continuations of one turn are two samples; only the first trains what they share."""
     await run.start("r")

@@ -317,6 +317,32 @@ async def test_groups_without_variance_are_filtered(store: Store) -> None:
     assert counts.num_admissible_groups == 1
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "are_equal"),
+    [
+        (0.1 + 0.2, 0.3, True),
+        (0.99999994, 1.0, True),
+        (0.1 + 0.2 - 0.3, 0.0, True),
+        (-2.0, -2.0000001, True),
+        (1.0, 0.9999, False),
+        (1e-6, 0.0, False),
+        (1e-6, 2e-6, False),
+        (-1.0, 1.0, False),
+        (1e30, 1.00001e30, False),
+    ],
+)
+async def test_rounding_is_no_variance(
+    store: Store, one: float, other: float, are_equal: bool
+) -> None:
+    """Sums of the rewards of turns, and rewards in float32, differ in their last digits."""
+    run = await other_run(store, zero_variance_reward="reward")
+    await run.submit("a")
+    for value in (one, other):
+        await run.play(outcome=rewarded(value))
+    counts = await store.runs.run_counts(run.run_id)
+    assert (counts.num_discarded_groups, counts.num_ready_groups) == (are_equal, not are_equal)
+
+
 async def test_the_variance_is_that_of_the_sums_over_turns(store: Store) -> None:
     """A rollout's reward is its own and those of its turns together."""
     run = await other_run(store, zero_variance_reward="reward")

@@ -3,7 +3,7 @@
 The algorithms differ in what an action is: a token, a few tokens, or a whole turn. For the actions
 1..K of a sequence, with V_k the critic's value before action k,
 
-    delta_k = r_k + gamma * V_{k+1} - V_k            V_{K+1} = 0
+    delta_k = r_k + gamma * V_{k+1} - V_k            V_{K+1} = 0, or the value after action K
     A_k = sum_{j >= k} (gamma * lambda)^(j - k) * delta_j
     L = -J + c / N * sum_k n_k * (V_k - (A_k + V_k without gradient))^2
 
@@ -11,8 +11,10 @@ J is PPO's clipped surrogate, in which each of the n_k tokens of action k has th
 critic is a layer on the policy's last hidden states or a model of its own. In a step of one update
 the values are those of the same forward pass; with several, A_k is computed from the values at the
 begin of the step. Advantages are not whitened over the step. The reward of a turn is the r_k of its
-last action, that of the rollout the r_K: each sequence of a rollout with a rewritten history ends
-with it.
+last action, or of the last action before a turn that is not trained; if there is none, no action of
+the sequence has it. That of the rollout is the r_K: each sequence of a rollout with a rewritten
+history ends with it. V_{K+1} is the value after the last token where a limit cut a rollout off and
+`algorithm.bootstrap_truncated` is set.
 
 Shape suffixes: B rows of a micro-batch, T positions that are predicted, K actions of a row.
 """
@@ -99,8 +101,10 @@ class ActorCritic:
     ) -> torch.Tensor:
         """A of each action; 0 after the last action."""
         after_BK = torch.cat([values_BK[:, 1:], values_BK.new_zeros(len(values_BK), 1)], 1)
+        if tokens.end_values_B is not None:
+            after_BK = torch.where(actions.last_BK, tokens.end_values_B[:, None], after_BK)
         of_turns_BK = actions.sums(tokens.turn_rewards_BT)
-        rest_B = tokens.advantages_BT[:, 0] - of_turns_BK.sum(1)
+        rest_B = tokens.advantages_BT[:, 0] - tokens.turn_rewards_BT.sum(1)
         rewards_BK = of_turns_BK + torch.where(actions.last_BK, rest_B[:, None], 0.0)
         deltas_BK = torch.where(
             actions.real_BK, rewards_BK + self._discount * after_BK - values_BK, 0.0

@@ -54,6 +54,7 @@ def table_of(arrow: Any, rows: Sequence[sample_pb.ListedSample]) -> Any:
             "weight_versions": _lists(arrow, count, [_versions(tokens) for tokens in packed]),
             "spans": arrow.array([list(_spans(tokens)) for tokens in packed], _span_type(arrow)),
             "turns": arrow.array([list(_turns(s)) for s in samples], _turn_type(arrow)),
+            "truncated": arrow.array([s.truncated for s in samples], arrow.bool_()),
             "min_weight_version": arrow.array([s.min_weight_version for s in samples], count),
             "max_weight_version": arrow.array([s.max_weight_version for s in samples], count),
             "committed_step": arrow.array([row.committed_step for row in rows], count),
@@ -112,6 +113,7 @@ def _turns(sample: trajectory_pb2.Sample) -> Iterator[dict[str, object]]:
             "num_tokens": turn.num_tokens,
             "sampling": MessageToJson(turn.sampling, preserving_proto_field_name=True, indent=None),
             "rewards": [(reward.name, reward.value) for reward in turn.rewards],
+            "finish_reason": enum_name(tokens_pb2.FinishReason, turn.finish_reason),
         }
 
 
@@ -121,6 +123,7 @@ def _turn_type(arrow: Any) -> Any:
         "num_tokens": arrow.int32(),
         "sampling": arrow.string(),
         "rewards": arrow.map_(arrow.string(), arrow.float64()),
+        "finish_reason": arrow.string(),
     }
     return arrow.list_(arrow.struct(fields))
 

@@ -38,7 +38,12 @@ _COLUMNS = [
     "spans",
     "turns",
     "committed_step",
+    "truncated",  # not in exports of release 0.2
 ]
+
+_STOP = tokens_pb2.FINISH_REASON_STOP
+_FINISH_REASONS = {"LENGTH": tokens_pb2.FINISH_REASON_LENGTH}
+"""By name; a turn that was not ended by a limit of tokens, or whose end is unknown, stopped."""
 
 Row = Mapping[str, Any]
 """One sample, as `cli_export` wrote it."""
@@ -90,16 +95,18 @@ def recorded_groups(folder: Path) -> Iterator[pb.RecordedGroup]:
     progress = read_progress(folder)
     if progress is None or not progress.complete:
         raise UsageError(f"{folder} holds no complete export: run `seamflow export` to its end")
-    parts = [
-        arrow.parquet.read_table(part_file(folder, index), columns=_COLUMNS)
-        for index in range(progress.num_parts)
-    ]
+    parts = [_part(arrow, part_file(folder, index)) for index in range(progress.num_parts)]
     table = arrow.concat_tables(parts) if parts else arrow.table({name: [] for name in _COLUMNS})
     places = _places(table)
     if not places:
         raise UsageError(f"{folder} holds no sample that a step committed: nothing to replay")
     for group_id, indexes in places.items():
         yield _group(group_id, table.take(indexes).to_pylist(maps_as_pydicts="strict"))
+
+
+def _part(arrow: Any, file: Path) -> Any:
+    known = arrow.parquet.read_schema(file).names
+    return arrow.parquet.read_table(file, columns=[name for name in _COLUMNS if name in known])
 
 
 def _places(table: Any) -> dict[str, list[int]]:
@@ -133,6 +140,8 @@ def _slot(rollout_id: str) -> int:
 
 
 def _rollout(rows: Sequence[Row]) -> pb.RecordedRollout:
+    # What a limit cut off is the last turn.
+    rows = sorted(rows, key=lambda row: bool(row.get("truncated")))
     turns = _turns(rows)
     trained = {turn.turn_id for turn in turns if _is_trained(turn.turn_id, rows)}
     rewards = [_reward(name, value, "") for name, value in rows[0]["rewards"].items()]
@@ -141,7 +150,9 @@ def _rollout(rows: Sequence[Row]) -> pb.RecordedRollout:
         rewards += [_reward(name, value, turn_id) for name, value in named.items()]
     return pb.RecordedRollout(
         turns=turns,
-        rewards=tokens_pb2.Rewards(rewards=rewards),
+        rewards=tokens_pb2.Rewards(
+            rewards=rewards, truncated=any(row.get("truncated") for row in rows)
+        ),
         untrained_turn_ids=[turn.turn_id for turn in turns if turn.turn_id not in trained],
     )
 
@@ -175,7 +186,7 @@ def _turn(row: Row, part: Row, start: int, parent: str) -> trajectory_pb2.Turn:
         prefix_turn_id=parent,
         prefix_length=start,
         tokens=tokens,
-        finish_reason=tokens_pb2.FINISH_REASON_STOP,
+        finish_reason=_FINISH_REASONS.get(str(part.get("finish_reason")), _STOP),
         sampling=Parse(part["sampling"], tokens_pb2.SamplingParams()),
     )
 

@@ -85,6 +85,7 @@ def _schema(arrow: Any) -> Any:
         "weight_versions": versions,
         "rewards": rewards,
         "policy_failure": text,
+        "truncated": arrow.bool_(),
         "failure": arrow.struct({"class": text, "message": text}),
         "labels": arrow.map_(text, text),
         "turns": arrow.list_(arrow.struct(turn)),

@@ -378,8 +378,13 @@ class Rewards(google.protobuf.message.Message):
 
     REWARDS_FIELD_NUMBER: builtins.int
     POLICY_FAILURE_FIELD_NUMBER: builtins.int
+    TRUNCATED_FIELD_NUMBER: builtins.int
     policy_failure: builtins.str
     """What the policy did wrong, where that ended the episode: for people, at most 4,096 characters. The rewards count."""
+    truncated: builtins.bool
+    """A limit cut the rollout off, such as one of steps or of the context: it did not end by itself. One whose
+    last turn ended with LENGTH counts as cut off in any case.
+    """
     @property
     def rewards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Reward]:
         """At least one for a TRAIN rollout, of the run's reward_name; at most 1,024."""
@@ -389,8 +394,9 @@ class Rewards(google.protobuf.message.Message):
         *,
         rewards: collections.abc.Iterable[global___Reward] | None = ...,
         policy_failure: builtins.str = ...,
+        truncated: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["policy_failure", b"policy_failure", "rewards", b"rewards"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["policy_failure", b"policy_failure", "rewards", b"rewards", "truncated", b"truncated"]) -> None: ...
 
 global___Rewards = Rewards
 

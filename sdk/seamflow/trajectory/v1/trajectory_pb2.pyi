@@ -626,10 +626,13 @@ class SampleTurn(google.protobuf.message.Message):
     NUM_TOKENS_FIELD_NUMBER: builtins.int
     SAMPLING_FIELD_NUMBER: builtins.int
     REWARDS_FIELD_NUMBER: builtins.int
+    FINISH_REASON_FIELD_NUMBER: builtins.int
     turn_id: builtins.str
     """Name of the turn."""
     num_tokens: builtins.int
     """Tokens of the sample that it added, environment and policy; parts follow each other and cover the sample."""
+    finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType
+    """Why it ended; UNSPECIFIED where the sample has only a part of it, as at a fork."""
     @property
     def sampling(self) -> seamflow.common.v1.tokens_pb2.SamplingParams:
         """Parameters its log-probs were taken under, defaults left out."""
@@ -645,9 +648,10 @@ class SampleTurn(google.protobuf.message.Message):
         num_tokens: builtins.int = ...,
         sampling: seamflow.common.v1.tokens_pb2.SamplingParams | None = ...,
         rewards: collections.abc.Iterable[seamflow.common.v1.tokens_pb2.Reward] | None = ...,
+        finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["num_tokens", b"num_tokens", "rewards", b"rewards", "sampling", b"sampling", "turn_id", b"turn_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "num_tokens", b"num_tokens", "rewards", b"rewards", "sampling", b"sampling", "turn_id", b"turn_id"]) -> None: ...
 
 global___SampleTurn = SampleTurn
 
@@ -669,6 +673,7 @@ class Sample(google.protobuf.message.Message):
     REPLAYED_FIELD_NUMBER: builtins.int
     COLUMNS_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
+    TRUNCATED_FIELD_NUMBER: builtins.int
     sample_id: builtins.str
     """Rollout plus the leaf of its prefix tree it ends in."""
     rollout_id: builtins.str
@@ -685,6 +690,8 @@ class Sample(google.protobuf.message.Message):
     """True when it was trained before and is replayed."""
     traceparent: builtins.str
     """W3C trace context that its rollout began under; empty: none was recorded."""
+    truncated: builtins.bool
+    """Ends with the last turn of a rollout that a limit cut off."""
     @property
     def tokens(self) -> seamflow.common.v1.tokens_pb2.PackedTokens:
         """The whole sequence; each policy token of a prefix tree is trainable in exactly one sample."""
@@ -716,9 +723,10 @@ class Sample(google.protobuf.message.Message):
         replayed: builtins.bool = ...,
         columns: collections.abc.Iterable[global___Column] | None = ...,
         traceparent: builtins.str = ...,
+        truncated: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["columns", b"columns", "group_id", b"group_id", "loss_mask", b"loss_mask", "max_weight_version", b"max_weight_version", "min_weight_version", b"min_weight_version", "replayed", b"replayed", "rewards", b"rewards", "rollout_id", b"rollout_id", "sample_id", b"sample_id", "tokens", b"tokens", "traceparent", b"traceparent", "turns", b"turns"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "group_id", b"group_id", "loss_mask", b"loss_mask", "max_weight_version", b"max_weight_version", "min_weight_version", b"min_weight_version", "replayed", b"replayed", "rewards", b"rewards", "rollout_id", b"rollout_id", "sample_id", b"sample_id", "tokens", b"tokens", "traceparent", b"traceparent", "truncated", b"truncated", "turns", b"turns"]) -> None: ...
 
 global___Sample = Sample
 

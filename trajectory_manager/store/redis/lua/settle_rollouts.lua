@@ -66,16 +66,20 @@ local function settle(rollout_id, result)
     return {'replaced'}
   end
 
-  -- The reward of all samples of the group, if there are several and they have the same one.
+  -- The reward of all samples of the group, if there are several and they differ by rounding alone:
+  -- by a millionth, or by 1e-9 around 0.
   local function common_reward()
-    local reward
+    local first, lowest, highest = nil, math.huge, -math.huge
     for _, other in ipairs(group.slots) do
       if other.state == 'done' then
-        if other.reward == '' or other.reward ~= (reward or other.reward) then return nil end
-        reward = other.reward
+        if other.reward == '' then return nil end
+        first = first or other.reward
+        lowest = math.min(lowest, tonumber(other.reward))
+        highest = math.max(highest, tonumber(other.reward))
       end
     end
-    return group.done > 1 and reward
+    local rounding = math.max(1e-6 * math.max(math.abs(lowest), math.abs(highest)), 1e-9)
+    return group.done > 1 and highest - lowest <= rounding and first
   end
 
   local function complete()
