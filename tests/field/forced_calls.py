@@ -25,7 +25,7 @@ from rollout.gateway.prompt.conversation import answer_message, parse_conversati
 from tests.field.kind import Kind
 from tests.roundtrips.client import echoed, said_by
 from tests.roundtrips.families import FAMILIES
-from tests.roundtrips.model_family import json_text
+from tests.roundtrips.model_family import Said, json_text
 from tests.roundtrips.policy import TOOLS, Marks, sampled_ids
 from tests.roundtrips.recorded_gateway import RecordedGateway
 from tests.roundtrips.round_trip import TOOL_MESSAGES
@@ -43,6 +43,7 @@ _FORMS = {
     "mistral_args": ("[ARGS]", ""),
     "deepseek_r1": ("\n```json\n", "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
     "deepseek_v31": ("<｜tool▁sep｜>", "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+    "deepseek_v31_text": ("<｜tool▁sep｜>", "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
     "harmony": (" <|constrain|>json<|message|>", ""),
 }
 _ENDS = {"harmony": "<|call|>", "llama3": "<|eom_id|>"}
@@ -103,6 +104,30 @@ async def check_forced(forced: Forced) -> None:
     whole = [*record.prompt_ids, *ids]
     assert second.prefix_turn_id == "t0"
     assert list(second.prompt_ids[: len(whole)]) == whole
+
+
+async def check_one_call(asked: Forced) -> None:
+    """Of two calls the first one is kept with the text before it, and nothing after it."""
+    rng = random.Random(asked.seed)
+    template, family = _template(asked.family), FAMILIES[asked.family]
+    gateway = RecordedGateway(template, "as_sampled")
+    await gateway.start()
+    given = pb.Messages(messages=[said_by("user", "?")], tools=TOOL_MESSAGES)
+    sampling = tokens_pb2.SamplingParams(max_new_tokens=10_000)
+    choice = pb.ToolChoice(one_call=True)
+    record = await gateway.begin("t0", given, tool_choice=choice, sampling=sampling)
+    calls = [(asked.tool, asked.arguments), ("search", {"query": "more"})]
+    content = "Well." if family.calls_with_text else ""
+    said = Said(content=content, calls=calls if family.max_calls > 1 else calls[:1])
+    ids = sampled_ids(template, family, family.write(said, rng) + family.end_of(said), rng)
+    assert record.answer_end is not None
+    number = record.answer_end.num_until_end(ids)
+    answer = template.parse(ids[:number], None, parse_conversation(given))
+    assert not answer.error
+    names = [call["function"]["name"] for call in answer.message["tool_calls"]]
+    assert (names, answer.message["content"]) == ([asked.tool], content)
+    rest = template.text(ids[number:]) if number is not None else ""
+    assert ("more" in rest) == (family.max_calls > 1)
 
 
 def _check_record(
@@ -178,6 +203,8 @@ def _forced(draw: st.DrawFn) -> Forced:
     )
 
 
+_SINGLE = [name for name in FAMILIES if name != "mistral"]
+"""Families with markers around each call."""
 _CITY = {"query": "Ulm", "limit": 3}
 KINDS = (
     Kind(
@@ -191,5 +218,13 @@ KINDS = (
         generated=_forced(),
         short=30,
         long=1000,
+    ),
+    Kind(
+        name="no parallel calls",
+        check=check_one_call,
+        examples=[Forced(f, False, "search", _CITY, is_cut=False, seed=0) for f in _SINGLE],
+        generated=_forced().filter(lambda forced: forced.family in _SINGLE),
+        short=10,
+        long=500,
     ),
 )

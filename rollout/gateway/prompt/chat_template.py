@@ -11,7 +11,7 @@ import hashlib
 import json
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -250,7 +250,24 @@ class ChatTemplate:
         taken = dict(message)
         if self._says_thinking and "reasoning_content" in taken:
             taken["thinking"] = taken.pop("reasoning_content")
+        if "tool_calls" in taken and self._takes_arguments_as_text:
+            taken["tool_calls"] = [_with_arguments_as_text(call) for call in taken["tool_calls"]]
         return taken
+
+    @cached_property
+    def _takes_arguments_as_text(self) -> bool:
+        """Whether the template wants arguments as JSON, as DeepSeek's do; others take objects."""
+        function = {"name": "probe", "arguments": {"value": _MARK}}
+        call = {"id": "000000000", "type": "function", "function": function}
+        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+        messages = [{"role": "user", "content": "?"}, answer]
+        try:
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False)
+        except TypeError:  # it joins them to text
+            return True
+        except TemplateError:
+            return False
+        return f"'{_MARK}'" in text  # Python's form of an object
 
     def _render_until(self, conversation: Conversation, num_messages: int) -> str:
         return self.render(conversation.with_messages(conversation.messages[:num_messages]))
@@ -264,6 +281,12 @@ class ChatTemplate:
         with_prompt = self.render(conversation)
         without = self.render(conversation, add_prompt=False)
         return with_prompt[len(without) :] if with_prompt.startswith(without) else ""
+
+
+def _with_arguments_as_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    text = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}
 
 
 def _name(fingerprint: str, keys: Sequence[str]) -> str:
