@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["RecordedTurns", "needs_record"]
 
 _ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
-_PROMPT_TOKENS = 4096
-"""The last ones of a prompt, among which the start of its answer is looked for."""
 _STAND_IN = {"role": "user", "content": "?"}
 """For the messages of a conversation that are known as tokens only."""
 
@@ -65,14 +63,18 @@ class RecordedTurns:
     def answer(self, turn_id: str, conversation: Conversation) -> TemplateMessage:
         """The answer of a turn to a conversation. Raises `ServiceError`: NOT_FOUND."""
         turn, template = self._ended(turn_id), self._template
-        number = _num_environment(turn.tokens)
-        ids = self._sequence(turn)
-        start = len(ids) - len(turn.tokens.token_ids) + number
-        prompt = template.text(ids[max(start - _PROMPT_TOKENS, 0) : start])
-        header = template.prompt_end(conversation)
-        opening = prompt.rpartition(header)[2] if header and header in prompt else ""
-        stop = StopStrings(template, turn.sampling.stop).found(ids[start:])
-        return template.parse(ids[start:], stop, conversation, opening).message
+        number, own = _num_environment(turn.tokens), list(turn.tokens.token_ids)
+        opening = self._opening(turn, own[:number], template.prompt_end(conversation))
+        stop = StopStrings(template, turn.sampling.stop).found(own[number:])
+        return template.parse(own[number:], stop, conversation, opening).message
+
+    def _opening(self, turn: trajectory_pb2.Turn, added: Sequence[int], header: str) -> str:
+        """What the prompt of a turn has after `header`: the start of its answer."""
+        text = self._template.text(added)
+        if not header or header in text:
+            return text.rpartition(header)[2] if header else ""
+        before = self._sequence(turn)[: -len(turn.tokens.token_ids)]
+        return text if self._template.text(before).endswith(header) else ""
 
     def continued(self, given: pb.Messages) -> tuple[Conversation, list[int]]:
         """A conversation that ends with new messages after a recorded turn, and all of its ids.
@@ -118,14 +120,13 @@ class RecordedTurns:
 
     def _sequence(self, turn: trajectory_pb2.Turn) -> list[int]:
         """All ids of a turn: those that it shares with the turn before, then its own."""
-        path, length = [turn], len(turn.tokens.token_ids)
+        path = [turn]
         while path[-1].prefix_turn_id:
             path.append(self._turns[path[-1].prefix_turn_id])
         ids: list[int] = []
         for index, each in enumerate(reversed(path)):
             ids = ids[: each.prefix_length] if index else []
             ids.extend(each.tokens.token_ids)
-        assert len(ids) >= length
         return ids
 
 

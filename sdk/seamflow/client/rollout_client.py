@@ -95,6 +95,7 @@ class Rollout:
         timeout: float = 3600.0,
         chunk_seconds: float | None = None,
         on_tokens: Callable[[pb.TokenChunk], None] | None = None,
+        after_turn_id: str = "",
     ) -> Turn:
         """Generate one turn from `messages` or `token_ids`, and wait for its end.
 
@@ -102,9 +103,10 @@ class Rollout:
         recorded and sent at most every `chunk_seconds` (0 to 86,400); by default every second, with
         `on_tokens` as they are sampled. With a `tool_choice` or a `response_schema` the answer
         begins as it has to; `Turn.tool_check` and `Turn.schema_check` tell whether it is what was
-        requested. `train=False` leaves the turn out of training. Cancelling
-        the call stops the engine's work. Raises `TimeoutError` after `timeout` seconds and
-        `SeamflowError` for a failure that a retry does not cure.
+        requested. With `after_turn_id`, `messages` are those after that turn's answer.
+        `train=False` leaves the turn out of training. Cancelling the call stops the engine's work.
+        Raises `TimeoutError` after `timeout` seconds and `SeamflowError` for a failure that a retry
+        does not cure.
         """
         stream = self.stream(
             messages,
@@ -120,6 +122,7 @@ class Rollout:
             train=train,
             chunk_seconds=chunk_seconds if on_tokens else _whole_turns(chunk_seconds),
             stream_text=on_tokens is not None,
+            after_turn_id=after_turn_id,
         )
         async with asyncio.timeout(timeout):
             async for chunk in stream:

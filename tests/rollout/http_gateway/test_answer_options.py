@@ -11,7 +11,7 @@ import openai
 import pytest
 from seamflow.common.v1 import tokens_pb2
 
-from tests.rollout.gateway.test_tools import ARGUMENTS
+from tests.rollout.gateway.test_tools import ARGUMENTS, SAID
 from tests.rollout.http_gateway.support import ADD, World, world
 from tests.rollout.http_gateway.test_official_sdks import continued
 
@@ -201,13 +201,17 @@ async def test_what_cannot_be_met_is_refused(
     assert caught.value.param.startswith(param)
 
 
-async def test_item_references_are_read_from_the_record(gateway: World) -> None:
+@pytest.mark.parametrize(("choice", "said"), [("auto", SAID), ("required", REST)])
+async def test_item_references_are_read_from_the_record(
+    gateway: World, choice: Any, said: str
+) -> None:
     """Items by their ids alone, as clients of stored responses send them."""
-    gateway.say('<think>hm</think>Sure.<tool_call>{"name": "add", "arguments": {}}</tool_call>')
-    gateway.say("It is 3.")
+    gateway.say(said, "It is 3.")
     tools: Any = [{"type": "function", **ADD["function"], "strict": False}]
     async with gateway.openai() as client:
-        first = await client.responses.create(model=MODEL, input=ASK, tools=tools)
+        first = await client.responses.create(
+            model=MODEL, input=ASK, tools=tools, tool_choice=choice
+        )
         call: Any = first.output[-1]
         result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
         items: Any = [{"type": "item_reference", "id": item.id} for item in first.output]
@@ -218,6 +222,26 @@ async def test_item_references_are_read_from_the_record(gateway: World) -> None:
         unknown: Any = [*ASK, {"type": "item_reference", "id": "msg_unknown"}]
         with pytest.raises(openai.NotFoundError, match="unknown"):
             await client.responses.create(model=MODEL, input=unknown, tools=tools)
+    await continued(gateway)
+
+
+async def test_results_follow_a_previous_response(gateway: World) -> None:
+    """The usual loop of stored responses: only the tool's result is sent."""
+    gateway.say(REST, "It is 3.")
+    tools: Any = [{"type": "function", **ADD["function"], "strict": False}]
+    async with gateway.openai() as client:
+        first = await client.responses.create(
+            model=MODEL, input=ASK, tools=tools, tool_choice="required"
+        )
+        call: Any = first.output[-1]
+        result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
+        options: Any = {"previous_response_id": first.id, "tools": tools}
+        second = await client.responses.create(model=MODEL, input=[result], **options)
+        assert second.output_text == "It is 3."
+        with pytest.raises(openai.BadRequestError, match="tools"):
+            await client.responses.create(model=MODEL, input=[result], **{**options, "tools": []})
+    begun = '<tool_call>{"name": "add", "arguments":'
+    assert prompt_text(gateway).endswith(f"{begun}{REST}<|end|><tool>3<|end|><assistant>")
     await continued(gateway)
 
 

@@ -38,7 +38,8 @@ def call_opening(template: ChatTemplate, conversation: Conversation, name: str) 
             "name the model's format in the gateway's response_format"
         )
     calls = [(name, each) for each in _ARGUMENTS] if name else [(n, _ARGUMENTS[0]) for n in _NAMES]
-    texts = [_written(template, conversation, _call(*call)) for call in calls]
+    prompt = template.render(conversation)
+    texts = [_written(template, conversation, prompt, _call(*call)) for call in calls]
     for (called, _), text in zip(calls, texts, strict=True):
         _check_call(template, conversation, text, called)
     opening = _common_start(texts)
@@ -51,7 +52,7 @@ def content_opening(template: ChatTemplate, conversation: Conversation, bracket:
     Raises:
         ValueError: the template writes no answer that is parsed as content.
     """
-    text = _written(template, conversation, {"content": _MARK})
+    text = _written(template, conversation, template.render(conversation), {"content": _MARK})
     head = text.partition(_MARK)[0]
     answer = template.format.parse(text, template.prompt_end(conversation))
     if _MARK not in text or answer.message["content"] != _MARK:
@@ -80,13 +81,14 @@ def _check_call(template: ChatTemplate, conversation: Conversation, text: str, c
         raise ValueError(f"the chat template writes tool calls that are not parsed: {text[:80]!r}")
 
 
-def _written(template: ChatTemplate, conversation: Conversation, answer: Mapping[str, Any]) -> str:
-    """What the template writes of an answer after the prompt.
+def _written(
+    template: ChatTemplate, conversation: Conversation, prompt: str, answer: Mapping[str, Any]
+) -> str:
+    """What the template writes of an answer after `prompt`.
 
     Raises:
         ValueError: it writes the answer elsewhere, or cannot render it.
     """
-    prompt = template.render(conversation)
     messages = [*conversation.messages, {"role": "assistant", **answer}]
     whole = template.render(conversation.with_messages(messages), add_prompt=False)
     if whole.startswith(prompt):
