@@ -11,13 +11,14 @@ RELEASE ?= 4d4fe0304685301e9d997fabe4ca2ce84d377b23
 NAME ?= quickstart-$(shell date +%Y%m%d-%H%M%S)
 # Named after the content of its recipe: as long as that stays, nothing is installed again.
 SGLANG = .venv-sglang/.made-$(shell cat deploy/sglang_cpu/*.* | sha256sum | cut -c 1-12)
+FRAMEWORKS = $(patsubst tests/agents/frameworks/requirements/%.txt,.venv-frameworks/%,$(wildcard tests/agents/frameworks/requirements/*.txt))
 ADAPTERS = $(patsubst adapters/%/requirements.txt,.venv-adapters/%,$(wildcard adapters/*/requirements.txt))
 SGLANG_TESTS ?= tests/rollout/server tests/sglang
 
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion \
-	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-environments test-field test-models test-roundtrips \
+	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-models test-roundtrips \
 	test test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up health down clean help .venv-sglang $(ADAPTERS)
 
 help: ## List the targets.
@@ -143,6 +144,10 @@ test-agents: $(VENV)/.dev ## Official SDKs of OpenAI and Anthropic, Python and N
 	npm install --silent --no-fund --no-audit --prefix tests/agents/node
 	$(RUN) tests.agents --seed $(SEED)
 
+test-frameworks: $(VENV)/.dev $(FRAMEWORKS:=/.made) ## Unmodified agents of six frameworks, each with two tools and a structured answer, on the torch engine.
+	npm install --silent --no-fund --no-audit --prefix tests/agents/frameworks/node
+	$(RUN) tests.agents.frameworks --seed $(SEED)
+
 test-roundtrips: $(VENV)/.dev ## 1,000 random conversations with tools by model family: recorded ids continue, forks are found.
 	$(RUN) tests.roundtrips --seed $(SEED)
 
@@ -217,7 +222,7 @@ test-chart-pods: $(VENV)/.dev ## The pods of the Helm chart as containers: probe
 	$(RUN) tests.chart_pods
 
 clean:
-	rm -rf $(VENV) .venv-proto .venv-oldest .venv-peers .venv-sglang .venv-adapters runs
+	rm -rf $(VENV) .venv-proto .venv-oldest .venv-peers .venv-sglang .venv-adapters .venv-frameworks runs
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -255,6 +260,11 @@ $(ADAPTERS): .venv-adapters/%: .venv-adapters/%/.made
 	.venv-adapters/$*/bin/python -m pip install --quiet 'grpcio>=1.62' 'protobuf>=4.25,<8' \
 		$(addprefix -r ,$(wildcard adapters/$*/requirements*.txt))
 	.venv-adapters/$*/bin/python -m pip install --quiet --no-deps -e .
+	touch $@
+
+.venv-frameworks/%/.made: tests/agents/frameworks/requirements/%.txt
+	$(PYTHON) -m venv .venv-frameworks/$*
+	.venv-frameworks/$*/bin/python -m pip install --quiet -r $<
 	touch $@
 
 .venv-proto/.made:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,8 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceServicer
 from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
+from seamflow.trajectory.v1.trajectory_pb2 import Trajectory
+from seamflow.trajectory.v1.trajectory_pb2 import Turn as RecordedTurn
 from seamflow.trajectory.v1.trajectory_service_pb2 import NewTurn
 
 from rollout.gateway import credentials
@@ -21,6 +23,7 @@ from rollout.gateway.leases import Leases
 from rollout.gateway.model_info import ModelInfo
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.prompt.prompt import Prompt
+from rollout.gateway.prompt.recorded_answer import needs_record
 from rollout.gateway.prompt.validation import (
     check_context,
     check_generate,
@@ -53,14 +56,17 @@ class Prompting:
     budget: RequestBudget
     """Bounds the requests in progress."""
 
-    def begin(self, request: pb.GenerateRequest, credential: str) -> tuple[Prompt, NewTurn]:
+    def begin(
+        self, request: pb.GenerateRequest, credential: str, recorded: Sequence[RecordedTurn]
+    ) -> tuple[Prompt, NewTurn]:
         """The prompt of a checked request and what opens its turn; takes long for a long one.
 
         Raises:
-            ServiceError: INVALID_ARGUMENT.
+            ServiceError: INVALID_ARGUMENT; NOT_FOUND, it names a turn that is none of `recorded`.
         """
         config = self.config
-        prompt = Prompt.parse(request, self.template, config.history, config.max_prompt_tokens)
+        limit = config.max_prompt_tokens
+        prompt = Prompt.parse(request, self.template, config.history, limit, recorded)
         return prompt, begin_request(request, credential, prompt, uuid.uuid4().hex)
 
 
@@ -121,8 +127,10 @@ class GatewayServicer(RolloutServiceServicer):
         prompting, num_bytes = self._prompting, request.ByteSize()
         owner = credentials.digest(credential)
         with prompting.budget.reserve(owner, num_bytes):
+            needed = needs_record(request.messages)
+            recorded = (await self._trajectory(request, owner)).turns if needed else ()
             prompt, begin = await self._services.lanes.run(
-                owner, num_bytes, lambda: prompting.begin(request, credential)
+                owner, num_bytes, lambda: prompting.begin(request, credential, recorded)
             )
             check_context(len(prompt.ids or ()), self._services.servers.longest_context)
             await Turn(request, prompt, begin, self._services, deadline).run(send)
@@ -149,13 +157,18 @@ class GatewayServicer(RolloutServiceServicer):
         self, request: pb.GetRolloutRequest, context: Context
     ) -> pb.GetRolloutResponse:
         """Return the record of a rollout, given its credential."""
+        owner = credentials.digest(credentials.shown(context))
+        return pb.GetRolloutResponse(trajectory=await self._trajectory(request, owner))
+
+    async def _trajectory(
+        self, request: pb.GetRolloutRequest | pb.GenerateRequest, owner: str
+    ) -> Trajectory:
+        """The record of a request's rollout, given the digest of its credential."""
         get = store_pb.GetTrajectoryRequest(
-            run_id=request.run_id,
-            rollout_id=request.rollout_id,
-            credential_digest=credentials.digest(credentials.shown(context)),
+            run_id=request.run_id, rollout_id=request.rollout_id, credential_digest=owner
         )
         answer = await call_until_answered(lambda: self._services.store.GetTrajectory(get))
-        return pb.GetRolloutResponse(trajectory=answer.trajectory)
+        return answer.trajectory
 
     async def GetRun(  # noqa: N802
         self, request: pb.GetRunRequest, context: Context

@@ -135,7 +135,7 @@ class Turn:
                         self._observe_end()
                         break
         await self._record.close()
-        send(self._end_event())
+        send(await self._end_event())
 
     def _observe_end(self) -> None:
         """Tell of the sampled turn: its length, and that its server has ended it."""
@@ -143,7 +143,8 @@ class Turn:
         servers.lengths.observe(self._length_query(), self._num_sampled)
         is_stop = record.finish_reason == tokens_pb2.FINISH_REASON_STOP
         if self._server is not None:
-            is_empty = is_stop and self._num_sampled <= _EMPTY_TOKENS
+            is_short = self._num_sampled <= _EMPTY_TOKENS
+            is_empty = is_stop and is_short and not self._prompt.constraint.opening
             servers.outliers.answered(self._server, is_empty=is_empty)
 
     async def _begin(self) -> tokens_pb2.PackedTokens:
@@ -168,7 +169,8 @@ class Turn:
         sampled = token_messages.after(begun.tokens, start)
         if self._request.stream_text:
             self._texts = TurnTexts(self._prompt, self._request.sampling.stop)
-            self._texts.push(self._record.sampled_ids[: self._request.resume_from_offset])
+            if received := self._request.resume_from_offset:
+                self._texts.push(self._record.sampled_ids[:received])
         return token_messages.after(sampled, self._request.resume_from_offset)
 
     def _until_stop(
@@ -176,11 +178,12 @@ class Turn:
     ) -> tuple[tokens_pb2.PackedTokens, tokens_pb2.FinishReason.ValueType]:
         """The new tokens up to the one that completes a stop string, and why they end."""
         record = self._record
-        if not self._begin_request.sampling.stop:
-            return response.tokens, response.finish_reason
-        before = record.sampled_ids
-        whole = [*before, *unpack_ids(response.tokens.token_ids)]
-        number = record.stop_strings.num_until_stop(whole, len(before))
+        ids = unpack_ids(response.tokens.token_ids)
+        number = None if record.answer_end is None else record.answer_end.num_until_end(ids)
+        if self._begin_request.sampling.stop:
+            before = record.sampled_ids
+            found = record.stop_strings.num_until_stop([*before, *ids], len(before))
+            number = min((n for n in (number, found) if n is not None), default=None)
         if number is None:
             return response.tokens, response.finish_reason
         return token_messages.before(response.tokens, number), tokens_pb2.FINISH_REASON_STOP
@@ -351,8 +354,15 @@ class Turn:
         names = {name: getattr(self._request, name) for name in ("run_id", "rollout_id", "turn_id")}
         _log.warning("retokenization_drift", **names, position=drift.position)
 
-    def _end_event(self) -> pb.TurnEnd:
-        record = self._record
+    async def _end_event(self) -> pb.TurnEnd:
+        record, constraint = self._record, self._prompt.constraint
+        schema_check = None
+        if constraint.schema is not None:
+            schema_check = await self._services.lanes.run(
+                self._begin_request.credential_digest,
+                self._request.ByteSize(),
+                lambda: constraint.schema_check(record.answer),
+            )
         return pb.TurnEnd(
             finish_reason=record.finish_reason,
             message=answer_message(record.answer.message),
@@ -365,6 +375,9 @@ class Turn:
             stop=record.stop or "",
             drift=record.drift,
             prompt_token_ids=record.prompt_ids if self._request.return_prompt_token_ids else (),
+            opening=constraint.opening,
+            tool_check=constraint.tool_check(record.answer),
+            schema_check=schema_check,
         )
 
 

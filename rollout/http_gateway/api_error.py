@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 from seamflow.errors import (
@@ -68,6 +69,14 @@ class ApiError(Exception):
     def should_retry(self) -> bool:
         """Whether the same request may succeed later."""
         return self.status in _RETRIED
+
+    def renamed(self, names: Mapping[str, str]) -> ApiError:
+        """The error with each field called as `names` say."""
+        message, param = self.message, self.param
+        for ours, theirs in names.items():
+            message = message.replace(ours, theirs)
+            param = param and param.replace(ours, theirs)
+        return replace(self, message=message, param=param)
 
     def headers(self) -> dict[str, str]:
         """What SDKs obey: they retry 409 and 429 unless told otherwise."""

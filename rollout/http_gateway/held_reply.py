@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from aiohttp import web
+from aiohttp.web import StreamResponse
 
 from rollout.http_gateway.config import HttpGatewayConfig
 
@@ -51,11 +52,12 @@ class HeldReply:
         if self.has_begun or self._clock() >= self._held_until:
             await self._send()
 
-    async def end(self, data: bytes) -> web.StreamResponse:
-        """Send the rest."""
+    async def end(self, data: bytes, headers: Mapping[str, str] | None = None) -> StreamResponse:
+        """Send the rest; `headers` too, unless the reply has begun."""
         if not self.has_begun:
             body = self._start + bytes(self._unsent) + data
-            return web.Response(body=body, headers=self._response.headers)
+            whole = {**self._response.headers, **(headers or {})}
+            return web.Response(body=body, headers=whole)
         self._unsent += data
         await self._send()
         await self._response.write_eof()

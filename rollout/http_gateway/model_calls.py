@@ -14,7 +14,13 @@ from seamflow.errors import SeamflowError
 from rollout.http_gateway.api_error import ApiError, from_seamflow
 from rollout.http_gateway.config import HttpGatewayConfig
 from rollout.http_gateway.credentials import credential
-from rollout.http_gateway.dialects.dialect import Dialect, EventStream, Json, TurnRequest
+from rollout.http_gateway.dialects.dialect import (
+    Dialect,
+    EventStream,
+    Json,
+    TurnRequest,
+    checks,
+)
 from rollout.http_gateway.held_reply import HeldReply
 from rollout.http_gateway.lease_holds import LeaseHolds
 from rollout.http_gateway.request_body import read_body
@@ -22,7 +28,7 @@ from rollout.http_gateway.turn_ids import TurnIds
 from services.lib.request_budget import RequestBudget
 
 if TYPE_CHECKING:
-    from seamflow.client import Client
+    from seamflow.client import Client, Turn
     from seamflow.client.turn_stream import TurnStream
 
 __all__ = ["ModelCalls"]
@@ -68,6 +74,10 @@ class ModelCalls:
                 turn_request.messages,
                 turn_request.sampling,
                 tools=turn_request.tools,
+                tool_choice=turn_request.tool_choice,
+                parallel_tool_calls=turn_request.parallel_tool_calls,
+                response_schema=turn_request.response_schema,
+                after_turn_id=turn_request.after_turn_id,
                 template_arguments=turn_request.template_arguments,
                 token_ids=turn_request.token_ids,
                 turn_id=turn_id,
@@ -91,10 +101,11 @@ async def _whole(
         request, config, _headers(stream, _JSON), start=b"", keep_alive=lambda: b" "
     ) as reply:
         try:
-            async with _limit(config):
+            async with _limit(config, dialect):
                 async for _ in stream:
                     pass
-            return await reply.end(_json(dialect.reply(turn_request, stream.turn)))
+            body = _json(dialect.reply(turn_request, stream.turn))
+            return await reply.end(body, _check_headers(stream.turn))
         except ApiError:
             if reply.has_begun:  # with status 200: the client's next attempt gets the error
                 reply.cut()
@@ -114,10 +125,10 @@ async def _stream(
         request, config, _headers(stream, _SSE), start=events.start(), keep_alive=events.keep_alive
     ) as reply:
         try:
-            async with _limit(config):
+            async with _limit(config, dialect):
                 async for chunk in stream:
                     await reply.write(events.chunk(chunk))
-            return await reply.end(events.end(stream.turn))
+            return await reply.end(events.end(stream.turn), _check_headers(stream.turn))
         except ApiError as error:
             if not reply.has_begun:
                 raise
@@ -125,7 +136,7 @@ async def _stream(
 
 
 @asynccontextmanager
-async def _limit(config: HttpGatewayConfig) -> AsyncIterator[None]:
+async def _limit(config: HttpGatewayConfig, dialect: Dialect) -> AsyncIterator[None]:
     """The turn's timeout, and errors of the rollout gateway as `ApiError`."""
     seconds = config.turn_timeout_seconds
     try:
@@ -135,7 +146,19 @@ async def _limit(config: HttpGatewayConfig) -> AsyncIterator[None]:
         message = f"the turn did not end within {seconds:g} s (turn_timeout_seconds)"
         raise ApiError(504, f"{message}; the same call continues it", code="timeout") from None
     except SeamflowError as error:
-        raise from_seamflow(error) from error
+        raise from_seamflow(error).renamed(dialect.NAMES) from error
+
+
+def _check_headers(turn: Turn) -> dict[str, str]:
+    """Whether the answer is what was demanded, for a reply that is sent at once."""
+    headers = {}
+    for name, check in checks(turn).items():
+        reason = check.reason.encode("ascii", "replace").decode()
+        reason = "".join(c if c.isprintable() else " " for c in reason)
+        headers[f"seamflow-{name.replace('_', '-')}"] = "; ".join(
+            filter(None, (check.result, reason))
+        )
+    return headers
 
 
 def _headers(stream: TurnStream, content_type: str) -> dict[str, str]:

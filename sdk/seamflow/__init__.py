@@ -7,6 +7,7 @@ from seamflow.agent import Agent, Task
 from seamflow.client import (
     BlockingClient,
     BlockingRollout,
+    Check,
     Client,
     Drift,
     Rollout,
@@ -22,6 +23,7 @@ __all__ = [
     "Agent",
     "BlockingClient",
     "BlockingRollout",
+    "Check",
     "Client",
     "Credentials",
     "Drift",

@@ -12,20 +12,17 @@ import argparse
 import asyncio
 import json
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.provenance import ROOT
 from bench.report import Report
 from tests.agents.agent_run import CONFIG_FILE, AgentRun, Outcome, make_run
+from tests.agents.served import served
 
 PARTS = ("sdks", "training", "kills")
 VICTIMS = (
@@ -76,7 +73,8 @@ def main() -> None:
 
 def _sdks(folder: Path, prepared: Path, seed: int) -> Outcome:
     """The checks of both languages against a served run."""
-    with _served(folder, prepared, seed) as url:
+    with served(CONFIG_FILE, folder, "served", prepared, seed) as addresses:
+        url = f"http://{addresses['http_gateway']}"
         said = {
             "python": _last_line([sys.executable, "-m", "tests.agents.sdk_checks", url]),
             "node": _last_line(["node", str(NODE), url]),
@@ -146,34 +144,6 @@ def _trained(run: AgentRun) -> Outcome:
     asyncio.run(run.train())
     assert run.outcome is not None
     return run.outcome
-
-
-@contextmanager
-def _served(folder: Path, prepared: Path, seed: int) -> Iterator[str]:
-    """`seamflow serve`; the address of its HTTP gateway."""
-    arguments = ["--serve", "--resume", "--config", str(CONFIG_FILE), "--runs-folder", str(folder)]
-    arguments += ["--name", "served", "--seed", str(seed), "--no-live"]
-    shutil.copytree(prepared, folder / "served" / "prepared")
-    command = [sys.executable, "-m", "services.launcher", *arguments]
-    addresses = folder / "served" / "addresses.json"
-    with subprocess.Popen(command, cwd=ROOT, stdout=sys.stderr) as process:
-        try:
-            while not addresses.exists() and process.poll() is None:
-                time.sleep(0.1)
-            address = json.loads(addresses.read_text())["http_gateway"]
-            while not _is_open(address) and process.poll() is None:
-                time.sleep(0.1)
-            yield f"http://{address}"
-        finally:
-            process.send_signal(signal.SIGINT)
-    if process.returncode:
-        raise RuntimeError(f"seamflow serve ended with code {process.returncode}")
-
-
-def _is_open(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    with socket.socket() as connection:
-        return connection.connect_ex((host, int(port))) == 0
 
 
 def _last_line(command: Sequence[str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
+from seamflow.trajectory.v1.trajectory_pb2 import Turn
 
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.prompt.conversation import TemplateMessage, parse_conversation
@@ -31,9 +32,10 @@ class RolesOnlyPrompt(Prompt):
         template: ChatTemplate,
         history: History,
         max_tokens: int = 1 << 20,
+        recorded: Sequence[Turn] = (),
     ) -> Self:
         """See `Prompt.parse`."""
-        prompt = super().parse(request, template, history, max_tokens)
+        prompt = super().parse(request, template, history, max_tokens, recorded)
         messages: Sequence[Any] = prompt.conversation.messages if prompt.conversation else ()
         keys = [_key(message) for message in messages] if prompt.message_keys else ()
         return cls(

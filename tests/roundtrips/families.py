@@ -218,6 +218,10 @@ _DEEPSEEK_V31_TEMPLATE = (
     "{{ c.function.arguments | tojson }}<｜tool▁call▁end｜>{% endfor %}<｜tool▁calls▁end｜>"
     "{% endif %}" + _DEEPSEEK_TAIL + "</think>{% elif add_generation_prompt %}</think>{% endif %}"
 )
+_DEEPSEEK_V31_TEXT_TEMPLATE = _DEEPSEEK_V31_TEMPLATE.replace(
+    "{{ c.function.arguments | tojson }}", "{{ '' + c.function.arguments }}"
+)
+"""As DeepSeek released it: it takes arguments as text only."""
 _HARMONY_TEMPLATE = (
     "{% set ns = namespace(name='') %}<|start|>system<|message|>Channels: analysis, commentary, "
     "final.<|end|>{% if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}"
@@ -315,6 +319,15 @@ _ALL = (
         name="deepseek_v31",
         response_format="deepseek",
         chat_template=_DEEPSEEK_V31_TEMPLATE,
+        special=_DEEPSEEK,
+        others=(*_DEEPSEEK_CALLS, "<think>", "</think>"),
+        write=_deepseek_v31,
+        reasons=False,
+    ),
+    ModelFamily(
+        name="deepseek_v31_text",
+        response_format="deepseek",
+        chat_template=_DEEPSEEK_V31_TEXT_TEMPLATE,
         special=_DEEPSEEK,
         others=(*_DEEPSEEK_CALLS, "<think>", "</think>"),
         write=_deepseek_v31,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import from_status
@@ -47,6 +47,8 @@ class RecordedGateway:
         self._template = template
         self._history = history
         self._prompt_of = prompt_of
+        self.appended: list[store_pb.TokenAppend] = []
+        """All that was recorded, in order."""
         self._begins = BeginTurnsHandler(rollouts)
         self._appends = AppendTokensHandler(rollouts, InflightBytes(1 << 30), 1 << 20)
 
@@ -63,9 +65,11 @@ class RecordedGateway:
         if answer.rollouts[0].HasField("error"):
             raise from_status(answer.rollouts[0].error)
 
-    async def begin(self, turn_id: str, messages: pb.Messages) -> TurnRecord:
-        """Begin a turn: match its prompt and encode the rest."""
-        request = pb.GenerateRequest(run_id=RUN, rollout_id="r", turn_id=turn_id, messages=messages)
+    async def begin(self, turn_id: str, messages: pb.Messages, **fields: Any) -> TurnRecord:
+        """Begin a turn: match its prompt and encode the rest; `fields` are those of the request."""
+        request = pb.GenerateRequest(
+            run_id=RUN, rollout_id="r", turn_id=turn_id, messages=messages, **fields
+        )
         prompt = self._prompt_of(request, self._template, self._history)
         begin = begin_request(request, _CREDENTIAL, prompt, "attempt")
         answer = await self._begins.begin(store_pb.BeginTurnsRequest(turns=[begin]))
@@ -83,6 +87,7 @@ class RecordedGateway:
 
     async def record(self, append: store_pb.TokenAppend) -> int:
         """Append to the record, as `Recorder` does."""
+        self.appended.append(append)
         answer = await self._appends.append(store_pb.AppendTokensRequest(appends=[append]))
         if answer.results[0].HasField("error"):
             raise from_status(answer.results[0].error)

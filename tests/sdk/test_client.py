@@ -8,11 +8,13 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from seamflow import (
     BlockingClient,
+    Check,
     Client,
     Drift,
     Rollout,
@@ -208,6 +210,52 @@ async def test_messages_and_tools_reach_the_gateway_and_come_back() -> None:
     assert second.messages[1] == gateway.answer
     assert second.messages[2].tool_call_id == "c1"
     assert (turn.prefix_turn_id, turn.prefix_length, turn.stop) == ("before", 2, "<end>")
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({"tool_choice": "required"}, pb.ToolChoice(required=True)),
+        ({"tool_choice": {"name": "add"}}, pb.ToolChoice(name="add")),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "add"}}},
+            pb.ToolChoice(name="add"),
+        ),
+        ({"parallel_tool_calls": False}, pb.ToolChoice(one_call=True)),
+        ({}, pb.ToolChoice()),
+    ],
+)
+async def test_tool_choices_reach_the_gateway(given: dict[str, Any], sent: pb.ToolChoice) -> None:
+    """In the forms of OpenAI's chat API."""
+    gateway = Gateway()
+    async with rollout_on(gateway) as rollout:
+        await rollout.generate([{"role": "user", "content": "hi"}], **given)
+    (request,) = gateway.generated
+    assert request.tool_choice == sent
+    assert request.HasField("tool_choice") == bool(given)
+
+
+async def test_schemas_and_recorded_answers_reach_the_gateway() -> None:
+    gateway, schema = Gateway(), {"type": "object"}
+    recorded: dict[str, Any] = {"turn_id": "a", "content": True, "tool_calls": [1]}
+    async with rollout_on(gateway) as rollout:
+        answer = {"role": "assistant", "recorded": recorded}
+        await rollout.generate([answer], response_schema=schema, after_turn_id="before")
+        with pytest.raises(ValueError, match="tool_choice"):
+            await rollout.generate([answer], tool_choice="some")
+    (request,) = gateway.generated
+    assert json.loads(request.response_schema_json) == schema
+    assert request.messages.messages[0].recorded == pb.RecordedAnswer(**recorded)
+    assert request.messages.after_turn_id == "before"
+
+
+def test_checks_of_an_answer() -> None:
+    """None where nothing was to be checked."""
+    check = pb.AnswerCheck(result=pb.CHECK_RESULT_INVALID, reason="why")
+    turn = Turn(turn_id="t")
+    turn.end(pb.TurnEnd(opening="{", schema_check=check))
+    assert turn.schema_check == Check(result="invalid", reason="why")
+    assert (turn.opening, turn.tool_check) == ("{", None)
 
 
 async def test_a_member_of_a_group_is_trained_without_a_leased_task() -> None:

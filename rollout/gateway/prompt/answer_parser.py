@@ -82,6 +82,11 @@ class AnswerParser:
         """The calls; their ids differ by `seed`. Raises as `feed`."""
         return [_checked_call(call, i, seed) for i, call in enumerate(self._calls)]
 
+    @property
+    def num_calls(self) -> int:
+        """Tool calls that are complete."""
+        return len(self._calls)
+
     def _take(self, events: Sequence[Mapping[str, Any]]) -> Delta:
         delta = Delta()
         for event in events:

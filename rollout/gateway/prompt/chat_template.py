@@ -11,7 +11,8 @@ import hashlib
 import json
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,13 @@ from jinja2.exceptions import TemplateError
 
 from rollout.gateway.prompt.answer_tail import AnswerTail
 from rollout.gateway.prompt.conversation import Conversation, TemplateMessage, message_keys
-from rollout.gateway.prompt.response_format import Answer, AnswerStream, load_response_format
+from rollout.gateway.prompt.response_format import (
+    Answer,
+    AnswerStream,
+    CallCounter,
+    load_response_format,
+)
+from rollout.gateway.prompt.system_messages import joins_system_messages, with_joined_system
 from services.chassis.errors import ConfigError
 
 __all__ = ["ChatTemplate"]
@@ -95,6 +102,14 @@ class ChatTemplate:
         self._remember(_name(fingerprint, keys))
         return True
 
+    def conversation_of(self, given: Conversation) -> Conversation:
+        """The conversation with the system messages that the template takes."""
+        return with_joined_system(given) if self._joins_system else given
+
+    @cached_property
+    def _joins_system(self) -> bool:
+        return joins_system_messages(self.render)
+
     def encode(self, conversation: Conversation) -> list[int]:
         """Ids of the whole prompt, including the start of the answer."""
         return self.encode_text(self.render(conversation))
@@ -117,21 +132,33 @@ class ChatTemplate:
         return ids[1:] if is_sampled else ids
 
     def parse(
-        self, token_ids: Sequence[int], stop: str | None, conversation: Conversation | None
+        self,
+        token_ids: Sequence[int],
+        stop: str | None,
+        conversation: Conversation | None,
+        opening: str = "",
     ) -> Answer:
-        """Parse the sampled tokens of an answer; its content ends before the stop string `stop`."""
+        """Parse the sampled tokens of an answer; its content ends before the stop string `stop`.
+
+        `opening` is the start of the answer that the prompt ends with.
+        """
         text = self.text(token_ids)
         if stop is not None:
             text = text[: text.index(stop)]
+        text = opening + text
         if conversation is None:
             return self.format.parse(text, "")
-        position = len(conversation.messages)
+        position = conversation.num_before + len(conversation.messages)
         return self.format.parse(text, self.prompt_end(conversation), conversation.tools, position)
 
     def stream(self, conversation: Conversation | None, stops: Sequence[str]) -> AnswerStream:
         """Increments of the answer to a conversation, which ends before the first of `stops`."""
         end = self.prompt_end(conversation) if conversation is not None else ""
         return self.format.stream(end, stops)
+
+    def call_counter(self, conversation: Conversation) -> CallCounter:
+        """Counts the tool calls of the answer to a conversation as it grows."""
+        return self.format.call_counter(self.prompt_end(conversation))
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Text of any ids, special tokens included."""
@@ -223,7 +250,24 @@ class ChatTemplate:
         taken = dict(message)
         if self._says_thinking and "reasoning_content" in taken:
             taken["thinking"] = taken.pop("reasoning_content")
+        if "tool_calls" in taken and self._takes_arguments_as_text:
+            taken["tool_calls"] = [_with_arguments_as_text(call) for call in taken["tool_calls"]]
         return taken
+
+    @cached_property
+    def _takes_arguments_as_text(self) -> bool:
+        """Whether the template wants arguments as JSON, as DeepSeek's do; others take objects."""
+        function = {"name": "probe", "arguments": {"value": _MARK}}
+        call = {"id": "000000000", "type": "function", "function": function}
+        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+        messages = [{"role": "user", "content": "?"}, answer]
+        try:
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False)
+        except TypeError:  # it joins them to text
+            return True
+        except TemplateError:
+            return False
+        return f"'{_MARK}'" in text  # Python's form of an object
 
     def _render_until(self, conversation: Conversation, num_messages: int) -> str:
         return self.render(conversation.with_messages(conversation.messages[:num_messages]))
@@ -237,6 +281,12 @@ class ChatTemplate:
         with_prompt = self.render(conversation)
         without = self.render(conversation, add_prompt=False)
         return with_prompt[len(without) :] if with_prompt.startswith(without) else ""
+
+
+def _with_arguments_as_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    text = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}
 
 
 def _name(fingerprint: str, keys: Sequence[str]) -> str:

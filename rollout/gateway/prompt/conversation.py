@@ -39,6 +39,8 @@ class Conversation:
     """Further arguments of the template."""
     prompt_end: str | None = None
     """What the template writes after the last message; None: not rendered yet."""
+    num_before: int = 0
+    """Tells conversations apart whose first messages are not among `messages`."""
 
     def with_messages(self, messages: Sequence[TemplateMessage]) -> Conversation:
         """The same tools and arguments with other messages."""

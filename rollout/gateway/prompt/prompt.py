@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
+from seamflow.trajectory.v1.trajectory_pb2 import Turn
 
 from rollout.gateway.prompt.chat_template import ChatTemplate
+from rollout.gateway.prompt.constraint.constraint import Constraint
 from rollout.gateway.prompt.conversation import (
     Conversation,
     TemplateMessage,
@@ -18,7 +20,10 @@ from rollout.gateway.prompt.conversation import (
     message_keys,
     parse_conversation,
 )
+from rollout.gateway.prompt.recorded_answer import RecordedTurns
+from rollout.gateway.prompt.response_format import Answer
 from rollout.gateway.prompt.retokenization import find_drift
+from rollout.gateway.prompt.system_messages import check_system_messages
 from rollout.gateway.prompt.validation import check_ids
 from services.chassis.errors import ServiceError, invalid_argument
 from services.lib.token_bytes import pack_ids, unpack_ids
@@ -43,6 +48,8 @@ class Prompt:
     """Digest of each message; empty where the prompt is matched by its ids."""
     ids: Sequence[int] | None = None
     """All token ids; None where they depend on the prefix that the store has recorded."""
+    constraint: Constraint = field(default_factory=Constraint)
+    """What the answer has to be; its opening follows `ids`."""
 
     @classmethod
     def parse(
@@ -51,26 +58,44 @@ class Prompt:
         template: ChatTemplate,
         history: History,
         max_tokens: int = _MAX_TOKENS,
+        recorded: Sequence[Turn] = (),
     ) -> Prompt:
         """Read the prompt of a checked request; takes long for a long one.
 
+        `recorded` are the rollout's turns, of which the messages may name some.
+
         Raises:
             ServiceError: INVALID_ARGUMENT, an id is none of the model's, the template cannot render
-                the messages, or they have too many tokens.
+                the messages, or they have too many tokens; NOT_FOUND, a named turn is unknown.
         """
         if not request.HasField("messages"):
             ids = tuple(request.token_ids.token_ids)
             check_ids("token_ids.token_ids", ids, template.vocabulary_size)
-            return cls(template=template, ids=ids)
-        conversation = parse_conversation(request.messages)
+            constraint = Constraint.of_request(request, template, None)
+            return cls(template=template, ids=ids, constraint=constraint)
+        turns = RecordedTurns(template, recorded)
         try:
-            prompt = cls._of_conversation(conversation, template, history)
+            prompt = cls._of_messages(turns.resolved(request.messages), turns, template, history)
         except (ValueError, RecursionError) as error:
-            raise _refused(conversation, error) from error
+            raise _refused(len(request.messages.messages), error) from error
+        constraint = Constraint.of_request(request, template, prompt.conversation)
+        prompt = replace(prompt, constraint=constraint)
         if len(prompt.ids or ()) > max_tokens:
             cure = f"send at most {max_tokens} (max_prompt_tokens)"
             raise invalid_argument("messages", f"{len(prompt.ids or ())} tokens", cure)
         return prompt
+
+    @classmethod
+    def _of_messages(
+        cls, given: pb.Messages, turns: RecordedTurns, template: ChatTemplate, history: History
+    ) -> Prompt:
+        if given.after_turn_id:
+            conversation, ids = turns.continued(given)
+            conversation = replace(conversation, prompt_end=template.prompt_end(conversation))
+            return cls(template=template, conversation=conversation, ids=ids)
+        conversation = template.conversation_of(parse_conversation(given))
+        check_system_messages(template.render, conversation)
+        return cls._of_conversation(conversation, template, history)
 
     @classmethod
     def _of_conversation(
@@ -106,6 +131,16 @@ class Prompt:
         """Answers of the policy among the messages; 0 for a prompt of ids."""
         return len(self.conversation.answer_ends) if self.conversation is not None else 0
 
+    @property
+    def opening_ids(self) -> list[int]:
+        """Ids of the text with which the answer has to begin."""
+        return self.template.encode_text(self.constraint.opening)
+
+    def parse_answer(self, sampled_ids: Sequence[int], stop: str | None) -> Answer:
+        """The answer as a message; its content ends before the stop string `stop`."""
+        opening = self.constraint.opening
+        return self.template.parse(sampled_ids, stop, self.conversation, opening)
+
     def remaining_ids(self, begun: store_pb.BegunTurn) -> Sequence[int]:
         """Ids after the prefix that the store matched: this turn's environment tokens.
 
@@ -113,6 +148,9 @@ class Prompt:
             ServiceError: INVALID_ARGUMENT, the template cannot render the messages, or cannot
                 continue the recorded answer.
         """
+        return [*self._ids_after(begun), *self.opening_ids]
+
+    def _ids_after(self, begun: store_pb.BegunTurn) -> Sequence[int]:
         prefix = begun.prefix_token_ids
         if not self.message_keys:
             return (self.ids or ())[len(prefix) // 4 :]
@@ -123,7 +161,7 @@ class Prompt:
         try:
             ids = self.template.encode_after(self.conversation, begun.num_matched_messages, last)
         except (ValueError, RecursionError) as error:
-            raise _refused(self.conversation, error) from error
+            raise _refused(len(self.conversation.messages), error) from error
         if ids is None:
             index = begun.num_matched_messages - 1
             cure = 'the chat template changes it with later messages: set history = "as_template"'
@@ -136,7 +174,7 @@ class Prompt:
         try:
             return self.template.encode(conversation)
         except (ValueError, RecursionError) as error:
-            raise _refused(conversation, error) from error
+            raise _refused(len(conversation.messages), error) from error
 
     def drift(self, begun: store_pb.BegunTurn) -> tokens_pb2.Drift | None:
         """Retokenization drift; None for messages matched by keys, whose recorded ids are used."""
@@ -149,5 +187,5 @@ class Prompt:
         return message_key(answer) if self.message_keys else ""
 
 
-def _refused(conversation: Conversation, error: Exception) -> ServiceError:
-    return invalid_argument("messages", f"{len(conversation.messages)} messages", str(error))
+def _refused(number: int, error: Exception) -> ServiceError:
+    return invalid_argument("messages", f"{number} messages", str(error))

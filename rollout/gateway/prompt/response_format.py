@@ -19,7 +19,7 @@ from rollout.gateway.prompt.model_families import BUILT_IN, MARKERS
 from services.chassis import plugins
 from services.chassis.errors import ConfigError
 
-__all__ = ["Answer", "AnswerStream", "ResponseFormat", "load_response_format"]
+__all__ = ["Answer", "AnswerStream", "CallCounter", "ResponseFormat", "load_response_format"]
 
 _ANY_START = r"\A"
 _REASONING = ("reasoning_content", "thinking")
@@ -72,6 +72,8 @@ class ResponseFormat:
         """Whether it knows tool calls."""
         self.parses_reasoning = any(name in fields for name in _REASONING)
         """Whether it knows reasoning."""
+        self.has_single_calls = bool(calls) and not calls.get("transform_each")
+        """Whether each tool call has markers of its own."""
         self._takes_header = template.get("start_anchor_pattern") != _ANY_START
         self._tag = calls.get("content_args", {}).get("tag_pattern")
 
@@ -100,6 +102,10 @@ class ResponseFormat:
         parser = self._parser(self._unread, prompt_end, until_structure=True)
         return AnswerStream(parser, stops)
 
+    def call_counter(self, prompt_end: str) -> CallCounter:
+        """Counts the tool calls of a growing answer."""
+        return CallCounter(self._parser(self._unread, prompt_end))
+
     def _parser(
         self,
         template: Any,
@@ -120,13 +126,36 @@ class ResponseFormat:
 
     def opened_reasoning(self, prompt: str) -> str:
         """The tag with which a prompt ends that opens the reasoning of the answer; or empty."""
-        given = [self._fields[n].get("open", []) for n in _REASONING if n in self._fields]
-        tags = [tag for each in given for tag in ([each] if isinstance(each, str) else each)]
-        return next((tag for tag in tags if prompt.rstrip().endswith(tag)), "")
+        return self.reasoning_tags(prompt)[0]
+
+    def reasoning_tags(self, prompt: str) -> tuple[str, str]:
+        """The tag with which a prompt ends that opens the reasoning, and the closing one."""
+        fields = [self._fields[name] for name in _REASONING if name in self._fields]
+        for field in fields:
+            opens, closes = _tags(field.get("open")), _tags(field.get("close"))
+            for index, tag in enumerate(opens):
+                if closes and prompt.rstrip().endswith(tag):
+                    return tag, closes[min(index, len(closes) - 1)]
+        return "", ""
 
     def _prefix(self, prompt_end: str) -> str:
         """What the parser reads before the answer."""
         return prompt_end if self._takes_header else self.opened_reasoning(prompt_end)
+
+
+class CallCounter:
+    """Whether a growing answer has a complete tool call."""
+
+    def __init__(self, parser: AnswerParser) -> None:
+        self._parser = parser
+
+    def feed(self, text: str) -> bool:
+        """Whether one is complete with more text; one that is malformed is, too."""
+        try:
+            self._parser.feed(text)
+        except _MALFORMED:
+            return True
+        return self._parser.num_calls > 0
 
 
 class AnswerStream:
@@ -141,6 +170,10 @@ class AnswerStream:
         self._stops = Markers(stops)
         self._waiting = ""  # may be the start of a stop string
         self._has_stopped = False
+
+    def open(self, text: str) -> Delta:
+        """What is certain with the text that the prompt ends with; it has no stop string."""
+        return self._parser.feed(text)
 
     def push(self, text: str) -> Delta:
         """What is certain with more text."""
@@ -240,6 +273,10 @@ def _unread(field: Mapping[str, Any]) -> dict[str, Any]:
     """The same region, whatever is in it."""
     anchors = {key: field[key] for key in field if key.startswith(("open", "close"))}
     return {**anchors, "transform": "", "repeats": True, "join": ""}
+
+
+def _tags(given: object) -> list[str]:
+    return [given] if isinstance(given, str) else list(given or ())  # type: ignore[call-overload]
 
 
 def _is_in_markers(token: str, field: Mapping[str, Any]) -> bool:

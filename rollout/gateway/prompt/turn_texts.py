@@ -17,8 +17,11 @@ class TurnTexts:
     def __init__(self, prompt: Prompt, stops: Sequence[str]) -> None:
         self._text = TextStream(prompt.template)
         self._answer = prompt.template.stream(prompt.conversation, stops)
+        self._opening = self._answer.open(prompt.constraint.opening)
 
     def push(self, token_ids: Sequence[int], *, last: bool = False) -> tuple[str, Delta]:
         """Text that is complete with the next tokens, all of it with `last`; what it parses to."""
         text = self._text.push(token_ids, last=last)
-        return text, self._answer.push(text)
+        delta, self._opening = self._opening, Delta()
+        delta.add(self._answer.push(text))
+        return text, delta

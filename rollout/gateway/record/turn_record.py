@@ -14,7 +14,8 @@ from rollout.gateway.credentials import digest
 from rollout.gateway.prompt.stop_strings import StopStrings
 from rollout.gateway.record import token_messages
 from rollout.gateway.record.recorder import finish_rollout
-from services.lib.token_bytes import BYTES_PER_TOKEN, unpack_ids
+from services.chassis.errors import already_exists
+from services.lib.token_bytes import BYTES_PER_TOKEN, pack_ids, unpack_ids
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
@@ -74,6 +75,8 @@ class TurnRecord:
         if not self._num_stored:
             stored = self._unrecorded = token_messages.environment(prompt.remaining_ids(begun))
         end = token_messages.num_environment(stored) * BYTES_PER_TOKEN
+        if not stored.token_ids[:end].endswith(pack_ids(prompt.opening_ids)):
+            raise already_exists("turn", begin.turn_id)  # with another opening of its answer
         self._packed_prompt = begun.prefix_token_ids + stored.token_ids[:end]
         self.prompt_ids: Sequence[int] = unpack_ids(self._packed_prompt)
         """The shared prefix and this turn's environment tokens."""
@@ -86,6 +89,9 @@ class TurnRecord:
         """Tokens shared with it."""
         self.stop_strings = StopStrings(prompt.template, begin.sampling.stop)
         """Stop strings of the turn."""
+        self.answer_end = prompt.constraint.end(prompt.template, prompt.conversation)
+        """Finds where its answer has to end; None: only where the policy ends it."""
+        self._is_complete = self._has_complete_answer()
         self.is_closed = begun.finish_reason in _ENDED
         """Whether the store has the turn's end."""
         self.finish_reason = begun.finish_reason or self._finish_reason_of_tokens()
@@ -119,7 +125,7 @@ class TurnRecord:
     @cached_property
     def answer(self) -> Answer:
         """The sampled tokens as a message. Only for a turn that has ended."""
-        return self._prompt.template.parse(self.sampled_ids, self.stop, self._prompt.conversation)
+        return self._prompt.parse_answer(self.sampled_ids, self.stop)
 
     async def append(
         self, new: tokens_pb2.PackedTokens, finish_reason: tokens_pb2.FinishReason.ValueType
@@ -172,6 +178,11 @@ class TurnRecord:
         self._unrecorded.Clear()
         self.is_closed = self.has_ended
 
+    def _has_complete_answer(self) -> bool:
+        """Whether the recorded tokens are an answer that has to end; more are then looked at."""
+        end = self.answer_end
+        return end is not None and end.num_until_end(self.sampled_ids) is not None
+
     def _finish_reason_of_tokens(self) -> tokens_pb2.FinishReason.ValueType:
         """The end of a turn whose last attempt died between its last token and its end."""
         sampling = self._begin.sampling
@@ -181,7 +192,7 @@ class TurnRecord:
         sampled_ids = self.sampled_ids
         if sampled_ids and sampled_ids[-1] in stop_token_ids:
             return tokens_pb2.FINISH_REASON_STOP
-        if self.stop_strings.ends_with_stop(sampled_ids):
+        if self._is_complete or self.stop_strings.ends_with_stop(sampled_ids):
             return tokens_pb2.FINISH_REASON_STOP
         if len(sampled_ids) >= sampling.max_new_tokens:
             return tokens_pb2.FINISH_REASON_LENGTH

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from rollout.http_gateway.api_error import CONTEXT_LENGTH_EXCEEDED, ApiError, invalid
+from rollout.http_gateway.dialects.answer_options import AnswerFormat, schema_of
 from rollout.http_gateway.dialects.dialect import (
     Dialect,
     EventStream,
@@ -62,7 +63,18 @@ class _Tool(RequestPart):
 
 
 class _ToolChoice(RequestPart):
-    type: Literal["auto", "none"]
+    type: Literal["auto", "none", "any", "tool"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    def as_sdk(self) -> str | Json:
+        if self.type == "tool":
+            return {"name": _required("tool_choice.name", self.name)}
+        return "required" if self.type == "any" else "auto"
+
+
+class _OutputConfig(RequestPart):
+    format: AnswerFormat | None = None
 
 
 class _Request(SamplingRequest):
@@ -73,7 +85,6 @@ class _Request(SamplingRequest):
             "context_management",
             "inference_geo",
             "metadata",
-            "output_config",
             "service_tier",
             "speed",
             "thinking",
@@ -86,6 +97,8 @@ class _Request(SamplingRequest):
     system: str | list[_Block] | None = None
     tools: list[_Tool] | None = None
     tool_choice: _ToolChoice | None = None
+    output_config: _OutputConfig | None = None
+    output_format: AnswerFormat | None = None
     max_tokens: Budget | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
@@ -94,6 +107,11 @@ class _Request(SamplingRequest):
 
 class AnthropicMessages(Dialect):
     """Messages."""
+
+    NAMES: ClassVar[Mapping[str, str]] = {
+        "response_schema_json": "output_config.format",
+        "tool_choice.one_call": "tool_choice.disable_parallel_tool_use",
+    }
 
     def parse(self, body: bytes) -> TurnRequest:
         request = _Request.read(body)
@@ -195,8 +213,9 @@ def anthropic_error(error: ApiError) -> Json:
 
 
 def _turn_request(request: _Request) -> TurnRequest:
-    is_off = request.tool_choice is not None and request.tool_choice.type == "none"
-    tools = () if is_off else request.tools or ()
+    choice = request.tool_choice or _ToolChoice(type="auto")
+    tools = () if choice.type == "none" else request.tools or ()
+    config = request.output_config or _OutputConfig()
     params = request.sampling(request.max_tokens)
     params.stop.extend(request.stop_sequences or ())
     return TurnRequest(
@@ -206,6 +225,9 @@ def _turn_request(request: _Request) -> TurnRequest:
             {"name": t.name, "description": t.description, "parameters": t.input_schema}
             for t in tools
         ],
+        tool_choice=choice.as_sdk(),
+        parallel_tool_calls=not choice.disable_parallel_tool_use,
+        response_schema=schema_of("output_config.format", config.format or request.output_format),
         template_arguments=request.chat_template_kwargs or {},
         sampling=params,
         stream=bool(request.stream),

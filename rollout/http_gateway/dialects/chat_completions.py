@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from rollout.http_gateway.api_error import ApiError, invalid
+from rollout.http_gateway.dialects.answer_options import (
+    AnswerFormat,
+    OpenAIChoice,
+    openai_choice,
+    schema_of,
+)
 from rollout.http_gateway.dialects.dialect import (
     Dialect,
     EventStream,
@@ -20,6 +26,7 @@ from rollout.http_gateway.dialects.dialect import (
     seamflow_fields,
     token_logprobs,
 )
+from rollout.http_gateway.dialects.echoed_calls import with_calls
 from rollout.http_gateway.dialects.request_model import RequestPart
 from rollout.http_gateway.dialects.sampling import Budget, SamplingRequest
 
@@ -80,7 +87,6 @@ class _Request(SamplingRequest):
     IGNORED: ClassVar = frozenset(
         {
             "metadata",
-            "parallel_tool_calls",
             "prediction",
             "prompt_cache_key",
             "prompt_cache_retention",
@@ -99,7 +105,6 @@ class _Request(SamplingRequest):
         "frequency_penalty": (0,),
         "repetition_penalty": (1,),
         "logit_bias": ({},),
-        "response_format": ({"type": "text"},),
         "modalities": (["text"],),
         "functions": ([],),
         "skip_special_tokens": (True,),
@@ -110,7 +115,9 @@ class _Request(SamplingRequest):
     model: str = ""
     messages: list[_Message] = Field(min_length=1, max_length=4096)
     tools: list[_Tool] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
+    tool_choice: OpenAIChoice = None
+    parallel_tool_calls: bool | None = None
+    response_format: AnswerFormat | None = None
     max_tokens: Budget | None = None
     max_completion_tokens: Budget | None = None
     stream: bool | None = None
@@ -125,16 +132,26 @@ class _Request(SamplingRequest):
 class ChatCompletions(Dialect):
     """Chat completions."""
 
+    NAMES: ClassVar[Mapping[str, str]] = {
+        "response_schema_json": "response_format",
+        "tool_choice.one_call": "parallel_tool_calls",
+    }
+
     def parse(self, body: bytes) -> TurnRequest:
         request = _Request.read(body)
         messages = [message.as_json() for message in request.messages]
         check_text_only(messages)
-        tools = request.tools if request.tool_choice != "none" else None
+        messages = [with_calls(message) for message in messages]
+        tools = request.tools or []
+        choice = openai_choice(request.tool_choice, [tool.function.name for tool in tools])
         budget = request.max_completion_tokens or request.max_tokens
         return TurnRequest(
             body=request,
             messages=messages,
-            tools=[tool.model_dump(exclude_none=True) for tool in tools or ()],
+            tools=[tool.model_dump(exclude_none=True) for tool in tools if choice != "none"],
+            tool_choice="auto" if choice == "none" else choice,
+            parallel_tool_calls=request.parallel_tool_calls is not False,
+            response_schema=schema_of("response_format.json_schema", request.response_format),
             template_arguments=request.chat_template_kwargs or {},
             sampling=request.sampling(budget),
             stream=bool(request.stream),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from seamflow.common.v1.tokens_pb2 import SamplingParams
 
@@ -14,6 +14,7 @@ from rollout.http_gateway.api_error import ApiError
 
 if TYPE_CHECKING:
     from seamflow.client import Turn
+    from seamflow.client.turn import Check
     from seamflow.rollout.v1.rollout_service_pb2 import TokenChunk
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "EventStream",
     "Json",
     "TurnRequest",
+    "checks",
     "event",
     "openai_error",
     "rest",
@@ -42,6 +44,14 @@ class TurnRequest:
     """Conversation in the form of chat completions."""
     tools: Sequence[Json] = ()
     """Functions, likewise."""
+    tool_choice: str | Json = "auto"
+    """How the answer calls tools, as the SDK takes it."""
+    parallel_tool_calls: bool = True
+    """Whether it may have several calls."""
+    response_schema: Json | None = None
+    """JSON Schema of its content."""
+    after_turn_id: str = ""
+    """Recorded turn that the messages follow; empty: they are the whole conversation."""
     template_arguments: Json = field(default_factory=dict)
     """Further arguments of the chat template."""
     token_ids: Sequence[int] = ()
@@ -80,6 +90,9 @@ class EventStream(ABC):
 
 class Dialect(ABC):
     """One wire."""
+
+    NAMES: ClassVar[Mapping[str, str]] = {}
+    """Fields of the contract in errors, and what this wire calls them."""
 
     @abstractmethod
     def parse(self, body: bytes) -> TurnRequest:
@@ -126,6 +139,12 @@ def _weight_spans(turn: Turn) -> list[Json]:
     return spans
 
 
+def checks(turn: Turn) -> dict[str, Check]:
+    """What was demanded of the answer, and whether it is so."""
+    found = {"tool_choice": turn.tool_check, "schema": turn.schema_check}
+    return {name: check for name, check in found.items() if check is not None}
+
+
 def seamflow_fields(turn: Turn) -> Json:
     """What only seamflow adds to a reply, under the key "seamflow"."""
     fields: dict[str, Any] = {
@@ -136,6 +155,8 @@ def seamflow_fields(turn: Turn) -> Json:
     }
     if turn.parse_error:
         fields["parse_error"] = turn.parse_error
+    for name, check in checks(turn).items():
+        fields[name] = {"result": check.result, "reason": check.reason}
     return fields
 
 

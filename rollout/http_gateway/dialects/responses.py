@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rollout.http_gateway.api_error import invalid
+from rollout.http_gateway.api_error import ApiError, invalid
+from rollout.http_gateway.dialects.answer_options import (
+    AnswerFormat,
+    OpenAIChoice,
+    openai_choice,
+    schema_of,
+)
 from rollout.http_gateway.dialects.dialect import (
     Dialect,
     EventStream,
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Responses"]
 
+_RECORDED = {"msg": "content", "rs": "reasoning"}
 _TEXT = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
@@ -35,6 +42,7 @@ class _Part(RequestPart):
 
 class _Item(RequestPart):
     type: str = "message"
+    id: str | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: str | list[_Part] | None = None
     call_id: str | None = None
@@ -50,6 +58,10 @@ class _Tool(RequestPart):
     parameters: dict[str, Any] | None = None
 
 
+class _Text(RequestPart):
+    format: AnswerFormat | None = None
+
+
 class _Request(SamplingRequest):
     IGNORED: ClassVar = frozenset(
         {
@@ -57,13 +69,11 @@ class _Request(SamplingRequest):
             "include",
             "max_tool_calls",
             "metadata",
-            "parallel_tool_calls",
             "prompt_cache_key",
             "prompt_cache_retention",
             "reasoning",
             "safety_identifier",
             "service_tier",
-            "store",
             "stream_options",
             "top_logprobs",
             "truncation",
@@ -72,14 +82,16 @@ class _Request(SamplingRequest):
     )
     NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "background": (False,),
-        "text": ({}, {"format": {"type": "text"}}, {"verbosity": "medium"}),
     }
 
     model: str = ""
     input: str | list[_Item] = Field(min_length=1)
     instructions: str | None = None
     tools: list[_Tool] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
+    tool_choice: OpenAIChoice = None
+    parallel_tool_calls: bool | None = None
+    text: _Text | None = None
+    store: bool | None = None
     max_output_tokens: Budget | None = None
     previous_response_id: str | None = None
     stream: bool | None = None
@@ -89,19 +101,25 @@ class _Request(SamplingRequest):
 class Responses(Dialect):
     """Responses."""
 
+    NAMES: ClassVar[Mapping[str, str]] = {
+        "response_schema_json": "text.format",
+        "tool_choice.one_call": "parallel_tool_calls",
+        "messages.after_turn_id": "previous_response_id",
+    }
+
     def parse(self, body: bytes) -> TurnRequest:
         request = _Request.read(body)
-        if request.previous_response_id is not None:
-            raise invalid(
-                "previous_response_id",
-                "previous_response_id is not supported: send the whole conversation as input",
-                "unsupported_parameter",
-            )
-        tools = request.tools if request.tool_choice != "none" else None
+        tools = request.tools or []
+        choice = openai_choice(request.tool_choice, [tool.name for tool in tools])
+        text = request.text or _Text()
         return TurnRequest(
             body=request,
             messages=_messages(request),
-            tools=[tool.model_dump(exclude_none=True) for tool in tools or ()],
+            tools=[tool.model_dump(exclude_none=True) for tool in tools if choice != "none"],
+            tool_choice="auto" if choice == "none" else choice,
+            parallel_tool_calls=request.parallel_tool_calls is not False,
+            response_schema=schema_of("text.format", text.format),
+            after_turn_id=(request.previous_response_id or "").removeprefix("resp_"),
             template_arguments=request.chat_template_kwargs or {},
             sampling=request.sampling(request.max_output_tokens),
             stream=bool(request.stream),
@@ -125,8 +143,7 @@ def _messages(request: _Request) -> list[Json]:
         messages.append({"role": "system", "content": request.instructions})
     for index, item in enumerate(items):
         message = _message(f"input[{index}]", item)
-        is_answer = message["role"] == "assistant"
-        if is_answer and messages and messages[-1]["role"] == "assistant":
+        if messages and _belongs(messages[-1], message):
             _join(messages[-1], message)
         else:
             messages.append(message)
@@ -150,18 +167,45 @@ def _message(path: str, item: _Item) -> dict[str, Any]:
         text = _text(f"{path}.output", item.output)
         call_id = _required(f"{path}.call_id", item.call_id)
         return {"role": "tool", "tool_call_id": call_id, "content": text}
+    if item.type == "item_reference":
+        return _referenced(f"{path}.id", _required(f"{path}.id", item.id))
     raise invalid(
         f"{path}.type",
-        f"{path}.type is {item.type[:80]!r}: only message, reasoning, function_call and "
-        "function_call_output are supported",
+        f"{path}.type is {item.type[:80]!r}: only message, reasoning, function_call, "
+        "function_call_output and item_reference are supported",
         "unsupported_value",
     )
+
+
+def _referenced(path: str, item_id: str) -> dict[str, Any]:
+    """The part of a recorded answer that an item of a reply has been."""
+    kind, _, turn_id = item_id.partition("_")
+    recorded: dict[str, Any] = {}
+    if kind == "fc":
+        turn_id, _, index = turn_id.rpartition("_")
+        recorded = {"tool_calls": [int(index)]} if index.isdecimal() and len(index) < 5 else {}
+    elif kind in _RECORDED:
+        recorded = {_RECORDED[kind]: True}
+    if not (recorded and turn_id):
+        message = f"{path} is {item_id[:80]!r}: there is no such item; take the id of an output"
+        raise ApiError(404, message, path, "not_found")
+    return {"role": "assistant", "recorded": {"turn_id": turn_id, **recorded}}
+
+
+def _belongs(answer: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two assistant messages are parts of one answer."""
+    named = [m["recorded"]["turn_id"] for m in (answer, other) if "recorded" in m]
+    return answer["role"] == other["role"] == "assistant" and len({*named}) < 2
 
 
 def _join(answer: dict[str, Any], other: Mapping[str, Any]) -> None:
     for key in ("content", "reasoning_content"):
         if key in other:
             answer[key] = answer.get(key, "") + other[key]
+    if "recorded" in other:
+        before, more = answer.get("recorded", {}), other["recorded"]
+        calls = [*before.get("tool_calls", ()), *more.get("tool_calls", ())]
+        answer["recorded"] = {**before, **more, "tool_calls": calls}
     if "tool_calls" in other:
         answer["tool_calls"] = [*answer.get("tool_calls", ()), *other["tool_calls"]]
 
@@ -200,18 +244,31 @@ def _head(body: _Request, turn_id: str) -> dict[str, Any]:
         "metadata": {},
         "model": body.model,
         "output": [],
-        "parallel_tool_calls": True,
-        "previous_response_id": None,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": None, "summary": None},
-        "store": False,
+        "store": body.store is not False,
         "temperature": body.temperature,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": body.tool_choice or "auto",
+        "text": {"format": _shown_format(body)},
+        "tool_choice": _shown_choice(body),
         "tools": [tool.model_dump() for tool in body.tools or ()],
         "top_p": body.top_p,
         "truncation": "disabled",
         "usage": None,
     }
+
+
+def _shown_format(body: _Request) -> Json:
+    given = body.text.format if body.text is not None else None
+    if given is None:
+        return {"type": "text"}
+    schema = {"name": "answer", "schema": given.schema_} if given.schema_ is not None else {}
+    return {"type": given.type, **schema}
+
+
+def _shown_choice(body: _Request) -> str | Json:
+    choice = openai_choice(body.tool_choice, [tool.name for tool in body.tools or ()])
+    return choice if isinstance(choice, str) else {"type": "function", **choice}
 
 
 def _outcome(turn: Turn) -> dict[str, Any]:

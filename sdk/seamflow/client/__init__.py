@@ -2,19 +2,21 @@
 
 from seamflow.client.blocking import BlockingClient, BlockingRollout
 from seamflow.client.client import Client, Observer
-from seamflow.client.messages import Message, Tool
+from seamflow.client.messages import Message, Tool, ToolChoice
 from seamflow.client.rollout_client import Rollout
-from seamflow.client.turn import Drift, Turn, WeightSpan
+from seamflow.client.turn import Check, Drift, Turn, WeightSpan
 
 __all__ = [
     "BlockingClient",
     "BlockingRollout",
+    "Check",
     "Client",
     "Drift",
     "Message",
     "Observer",
     "Rollout",
     "Tool",
+    "ToolChoice",
     "Turn",
     "WeightSpan",
 ]

@@ -8,15 +8,40 @@ from typing import Any
 
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
-__all__ = ["Message", "Tool", "from_message", "to_messages"]
+__all__ = ["Message", "Tool", "ToolChoice", "from_message", "to_messages", "to_tool_choice"]
 
 Message = Mapping[str, Any]
 """{"role": "user", "content": "…"}; content may be a list of {"type": "text", "text": "…"};
-assistant messages may have "reasoning_content" and "tool_calls", tool messages "tool_call_id"."""
+assistant messages may have "reasoning_content" and "tool_calls", tool messages "tool_call_id".
+"recorded": {"turn_id", "content": True, "reasoning": True, "tool_calls": [0]} stands for parts of
+the answer of a recorded turn of the rollout."""
 
 Tool = Mapping[str, Any]
 """{"type": "function", "function": {"name", "description", "parameters": <JSON Schema>}}, or only
 the inner object."""
+
+ToolChoice = str | Mapping[str, Any]
+"""How the answer calls tools: "auto"; "required"; or {"type": "function", "function": {"name"}},
+or only the inner object, for a call of one tool."""
+
+
+def to_tool_choice(choice: ToolChoice, *, parallel: bool) -> pb.ToolChoice | None:
+    """The contract's form; None: as the policy likes. Not `parallel`: one call ends the answer.
+
+    Raises:
+        ValueError: it is none of the known forms.
+    """
+    one_call = not parallel
+    if isinstance(choice, Mapping):
+        name = choice.get("function", choice).get("name")
+        if not (isinstance(name, str) and name):
+            raise ValueError(f'tool_choice is {choice!r}: name a tool with {{"name": …}}')
+        return pb.ToolChoice(name=name, one_call=one_call)
+    if choice not in ("auto", "required"):
+        raise ValueError(f'tool_choice is {choice!r}: must be "auto", "required" or {{"name": …}}')
+    if choice == "required":
+        return pb.ToolChoice(required=True, one_call=one_call)
+    return pb.ToolChoice(one_call=True) if one_call else None
 
 
 def to_messages(
@@ -64,6 +89,8 @@ def _to_message(index: int, message: Message) -> pb.Message:
         tool_call_id=message.get("tool_call_id") or "",
         name=message.get("name") or "",
     )
+    if recorded := message.get("recorded"):
+        given.recorded.CopyFrom(pb.RecordedAnswer(**recorded))
     content = message.get("content") or ""
     if isinstance(content, str):
         content = [{"type": "text", "text": content}] if content else []

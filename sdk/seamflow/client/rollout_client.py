@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.duration_pb2 import Duration
 
 from seamflow import trace_context
-from seamflow.client.messages import Message, Tool, to_messages
+from seamflow.client.messages import Message, Tool, ToolChoice, to_messages, to_tool_choice
 from seamflow.client.task import Task
 from seamflow.client.turn import Turn
 from seamflow.client.turn_stream import TurnStream
@@ -83,6 +84,9 @@ class Rollout:
         sampling: tokens_pb2.SamplingParams | None = None,
         *,
         tools: Sequence[Tool] = (),
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        response_schema: Mapping[str, Any] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         token_ids: Sequence[int] = (),
         turn_id: str | None = None,
@@ -91,19 +95,26 @@ class Rollout:
         timeout: float = 3600.0,
         chunk_seconds: float | None = None,
         on_tokens: Callable[[pb.TokenChunk], None] | None = None,
+        after_turn_id: str = "",
     ) -> Turn:
         """Generate one turn from `messages` or `token_ids`, and wait for its end.
 
         `on_tokens` is called with each recorded chunk, which then has its text too. Tokens are
         recorded and sent at most every `chunk_seconds` (0 to 86,400); by default every second, with
-        `on_tokens` as they are sampled. `train=False` leaves the turn out of training. Cancelling
-        the call stops the engine's work. Raises `TimeoutError` after `timeout` seconds and
-        `SeamflowError` for a failure that a retry does not cure.
+        `on_tokens` as they are sampled. With a `tool_choice` or a `response_schema` the answer
+        begins as it has to; `Turn.tool_check` and `Turn.schema_check` tell whether it is what was
+        requested. With `after_turn_id`, `messages` are those after that turn's answer.
+        `train=False` leaves the turn out of training. Cancelling the call stops the engine's work.
+        Raises `TimeoutError` after `timeout` seconds and `SeamflowError` for a failure that a retry
+        does not cure.
         """
         stream = self.stream(
             messages,
             sampling,
             tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            response_schema=response_schema,
             template_arguments=template_arguments,
             token_ids=token_ids,
             turn_id=turn_id,
@@ -111,6 +122,7 @@ class Rollout:
             train=train,
             chunk_seconds=chunk_seconds if on_tokens else _whole_turns(chunk_seconds),
             stream_text=on_tokens is not None,
+            after_turn_id=after_turn_id,
         )
         async with asyncio.timeout(timeout):
             async for chunk in stream:
@@ -124,6 +136,9 @@ class Rollout:
         sampling: tokens_pb2.SamplingParams | None = None,
         *,
         tools: Sequence[Tool] = (),
+        tool_choice: ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        response_schema: Mapping[str, Any] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         token_ids: Sequence[int] = (),
         turn_id: str | None = None,
@@ -132,10 +147,12 @@ class Rollout:
         chunk_seconds: float | None = None,
         stream_text: bool = True,
         return_prompt: bool = False,
+        after_turn_id: str = "",
     ) -> TurnStream:
         """One turn like `generate`, as a stream of its recorded chunks.
 
         `stream_text` adds text to the chunks, `return_prompt` the prompt's ids to the turn.
+        `messages` are all of the conversation, or those after the answer of `after_turn_id`.
         """
         request = pb.GenerateRequest(
             run_id=self._run_id,
@@ -146,9 +163,12 @@ class Rollout:
             chunk_interval=_chunk_interval(chunk_seconds or 0.0),
             stream_text=stream_text,
             return_prompt_token_ids=return_prompt,
+            tool_choice=to_tool_choice(tool_choice, parallel=parallel_tool_calls),
+            response_schema_json="" if response_schema is None else json.dumps(response_schema),
         )
         if messages:
             request.messages.CopyFrom(to_messages(messages, tools, template_arguments))
+            request.messages.after_turn_id = after_turn_id
         if token_ids:
             request.token_ids.token_ids.extend(token_ids)
         if not train:

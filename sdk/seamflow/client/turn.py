@@ -11,7 +11,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import SeamflowError
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
-__all__ = ["Drift", "Turn", "WeightSpan"]
+__all__ = ["Check", "Drift", "Turn", "WeightSpan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,16 @@ class Drift:
     """Text of the recorded tokens from `position`, at most 200 characters."""
     retokenized_text: str
     """Text of the prompt from `position`, at most 200 characters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Whether an answer is what was requested."""
+
+    result: str
+    """"valid", "invalid" or "unchecked"."""
+    reason: str
+    """Why it is not valid, or not known to be."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,6 +86,12 @@ class Turn:
     """Stop string that ended the turn; empty: none."""
     drift: Drift | None = None
     """Retokenization drift of the prompt; None: no drift."""
+    opening: str = ""
+    """Text with which the answer had to begin; it is part of `message`, but not of `token_ids`."""
+    tool_check: Check | None = None
+    """Whether the answer has the call that `tool_choice` requires; None: it requires none."""
+    schema_check: Check | None = None
+    """Whether the content is of the `response_schema`; None: there is none."""
 
     @property
     def text(self) -> str:
@@ -123,7 +139,7 @@ class Turn:
         name = tokens_pb2.FinishReason.Name(end.finish_reason)
         self.finish_reason = name.removeprefix("FINISH_REASON_").lower()
         self.message = from_message(end.message)
-        for name in ("raw_text", "parse_error", "num_prompt_tokens", "stop"):
+        for name in ("raw_text", "parse_error", "num_prompt_tokens", "stop", "opening"):
             setattr(self, name, getattr(end, name))
         self.prompt_token_ids = list(end.prompt_token_ids)
         self.prefix_turn_id, self.prefix_length = end.prefix_turn_id, end.prefix_length
@@ -133,3 +149,12 @@ class Turn:
                 recorded_text=end.drift.recorded_text,
                 retokenized_text=end.drift.retokenized_text,
             )
+        self.tool_check = _check(end.tool_check)
+        self.schema_check = _check(end.schema_check)
+
+
+def _check(check: pb.AnswerCheck) -> Check | None:
+    if not check.result:
+        return None
+    name = pb.CheckResult.Name(check.result)
+    return Check(result=name.removeprefix("CHECK_RESULT_").lower(), reason=check.reason)

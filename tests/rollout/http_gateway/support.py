@@ -109,11 +109,13 @@ async def world(
     folder: Path,
     tokens: Mapping[str, str] | None = None,
     lease: Duration = RULES.lease_duration,
+    model: Path | None = None,
+    server: ScriptedServer | None = None,
     **settings: Any,
 ) -> AsyncIterator[World]:
     """Everything over real gRPC and HTTP; the run trains groups of two. `tokens` are settings."""
-    tokens = tokens or {}
-    model, server, store = make_byte_model(folder, TOOLS), ScriptedServer(), memory_store()
+    tokens, store = tokens or {}, memory_store()
+    model, server = model or make_byte_model(folder, TOOLS), server or ScriptedServer()
     rules = trajectory_pb2.RunConfig(reward_name="reward")
     rules.MergeFrom(RULES)
     rules.lease_duration.CopyFrom(lease)

@@ -37,6 +37,34 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _CheckResult:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _CheckResultEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_CheckResult.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    CHECK_RESULT_UNSPECIFIED: _CheckResult.ValueType  # 0
+    """Nothing was to be checked."""
+    CHECK_RESULT_VALID: _CheckResult.ValueType  # 1
+    """It holds."""
+    CHECK_RESULT_INVALID: _CheckResult.ValueType  # 2
+    """It does not hold."""
+    CHECK_RESULT_UNCHECKED: _CheckResult.ValueType  # 3
+    """It may hold."""
+
+class CheckResult(_CheckResult, metaclass=_CheckResultEnumTypeWrapper):
+    """Result of a check."""
+
+CHECK_RESULT_UNSPECIFIED: CheckResult.ValueType  # 0
+"""Nothing was to be checked."""
+CHECK_RESULT_VALID: CheckResult.ValueType  # 1
+"""It holds."""
+CHECK_RESULT_INVALID: CheckResult.ValueType  # 2
+"""It does not hold."""
+CHECK_RESULT_UNCHECKED: CheckResult.ValueType  # 3
+"""It may hold."""
+global___CheckResult = CheckResult
+
 class _Ejection:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -151,6 +179,7 @@ class Message(google.protobuf.message.Message):
     TOOL_CALLS_FIELD_NUMBER: builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
+    RECORDED_FIELD_NUMBER: builtins.int
     role: builtins.str
     """"system", "user", "assistant" or "tool"."""
     reasoning: builtins.str
@@ -167,6 +196,10 @@ class Message(google.protobuf.message.Message):
     def tool_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ToolCall]:
         """Tool calls of an assistant message."""
 
+    @property
+    def recorded(self) -> global___RecordedAnswer:
+        """In an "assistant" message: parts that are read from the record, as if they were given here."""
+
     def __init__(
         self,
         *,
@@ -176,10 +209,44 @@ class Message(google.protobuf.message.Message):
         tool_calls: collections.abc.Iterable[global___ToolCall] | None = ...,
         tool_call_id: builtins.str = ...,
         name: builtins.str = ...,
+        recorded: global___RecordedAnswer | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["content", b"content", "name", b"name", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["recorded", b"recorded"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["content", b"content", "name", b"name", "reasoning", b"reasoning", "recorded", b"recorded", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]) -> None: ...
 
 global___Message = Message
+
+@typing.final
+class RecordedAnswer(google.protobuf.message.Message):
+    """Parts of the answer of a recorded turn."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TURN_ID_FIELD_NUMBER: builtins.int
+    CONTENT_FIELD_NUMBER: builtins.int
+    REASONING_FIELD_NUMBER: builtins.int
+    TOOL_CALLS_FIELD_NUMBER: builtins.int
+    turn_id: builtins.str
+    """Required. Turn of this rollout that has ended; NOT_FOUND: there is none."""
+    content: builtins.bool
+    """Its content."""
+    reasoning: builtins.bool
+    """Its reasoning."""
+    @property
+    def tool_calls(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Its tool calls of these indices, in this order."""
+
+    def __init__(
+        self,
+        *,
+        turn_id: builtins.str = ...,
+        content: builtins.bool = ...,
+        reasoning: builtins.bool = ...,
+        tool_calls: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content", b"content", "reasoning", b"reasoning", "tool_calls", b"tool_calls", "turn_id", b"turn_id"]) -> None: ...
+
+global___RecordedAnswer = RecordedAnswer
 
 @typing.final
 class Messages(google.protobuf.message.Message):
@@ -192,8 +259,13 @@ class Messages(google.protobuf.message.Message):
     MESSAGES_FIELD_NUMBER: builtins.int
     TOOLS_FIELD_NUMBER: builtins.int
     TEMPLATE_ARGUMENTS_JSON_FIELD_NUMBER: builtins.int
+    AFTER_TURN_ID_FIELD_NUMBER: builtins.int
     template_arguments_json: builtins.str
     """Further arguments of the chat template as a JSON object, such as {"enable_thinking": false}."""
+    after_turn_id: builtins.str
+    """The messages continue the conversation of this turn of the rollout, whose own are not sent again; tools and
+    arguments must be those of that turn. NOT_FOUND: there is none that has ended.
+    """
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Message]:
         """Conversation so far; 1 to 4,096, of at most 1 MiB each and 4 MiB together, or less by the gateway's settings."""
@@ -208,8 +280,9 @@ class Messages(google.protobuf.message.Message):
         messages: collections.abc.Iterable[global___Message] | None = ...,
         tools: collections.abc.Iterable[global___Tool] | None = ...,
         template_arguments_json: builtins.str = ...,
+        after_turn_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["messages", b"messages", "template_arguments_json", b"template_arguments_json", "tools", b"tools"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after_turn_id", b"after_turn_id", "messages", b"messages", "template_arguments_json", b"template_arguments_json", "tools", b"tools"]) -> None: ...
 
 global___Messages = Messages
 
@@ -520,6 +593,36 @@ class StartRolloutResponse(google.protobuf.message.Message):
 global___StartRolloutResponse = StartRolloutResponse
 
 @typing.final
+class ToolChoice(google.protobuf.message.Message):
+    """How an answer has to begin or end. It begins as the chat template writes a tool call: these tokens are part of the
+    prompt, recorded as environment tokens and never trained, so that what is sampled stays the policy's own.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUIRED_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    ONE_CALL_FIELD_NUMBER: builtins.int
+    required: builtins.bool
+    """It calls a tool."""
+    name: builtins.str
+    """It calls this tool, which is one of the request's."""
+    one_call: builtins.bool
+    """It ends with its first complete call."""
+    def __init__(
+        self,
+        *,
+        required: builtins.bool = ...,
+        name: builtins.str = ...,
+        one_call: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["call", b"call", "name", b"name", "required", b"required"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["call", b"call", "name", b"name", "one_call", b"one_call", "required", b"required"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["call", b"call"]) -> typing.Literal["required", "name"] | None: ...
+
+global___ToolChoice = ToolChoice
+
+@typing.final
 class GenerateRequest(google.protobuf.message.Message):
     """Request of Generate."""
 
@@ -537,6 +640,8 @@ class GenerateRequest(google.protobuf.message.Message):
     CHUNK_INTERVAL_FIELD_NUMBER: builtins.int
     STREAM_TEXT_FIELD_NUMBER: builtins.int
     RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: builtins.int
+    RESPONSE_SCHEMA_JSON_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Required. Training job."""
     rollout_id: builtins.str
@@ -555,6 +660,11 @@ class GenerateRequest(google.protobuf.message.Message):
     """Send the text of chunks too. Default false."""
     return_prompt_token_ids: builtins.bool
     """Return the prompt's ids at the turn's end. Default false."""
+    response_schema_json: builtins.str
+    """JSON Schema (2020-12) of the answer's content, whose root is an object or an array; needs messages. Without tools
+    the answer begins with the opening bracket, a token of the prompt, and ends with the complete value. With tools the
+    policy may call one instead. TurnEnd says whether the content is valid. Empty: any content.
+    """
     @property
     def messages(self) -> global___Messages:
         """Rendered by the model's chat template."""
@@ -578,6 +688,10 @@ class GenerateRequest(google.protobuf.message.Message):
         or a gateway or server is killed. Default: as often as the rollout server sends them.
         """
 
+    @property
+    def tool_choice(self) -> global___ToolChoice:
+        """How the answer calls tools; needs messages. Absent: as the policy likes."""
+
     def __init__(
         self,
         *,
@@ -593,9 +707,11 @@ class GenerateRequest(google.protobuf.message.Message):
         chunk_interval: google.protobuf.duration_pb2.Duration | None = ...,
         stream_text: builtins.bool = ...,
         return_prompt_token_ids: builtins.bool = ...,
+        tool_choice: global___ToolChoice | None = ...,
+        response_schema_json: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["chunk_interval", b"chunk_interval", "heartbeat_interval", b"heartbeat_interval", "messages", b"messages", "prompt", b"prompt", "sampling", b"sampling", "token_ids", b"token_ids"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunk_interval", b"chunk_interval", "heartbeat_interval", b"heartbeat_interval", "messages", b"messages", "parent_turn_id", b"parent_turn_id", "prompt", b"prompt", "resume_from_offset", b"resume_from_offset", "return_prompt_token_ids", b"return_prompt_token_ids", "rollout_id", b"rollout_id", "run_id", b"run_id", "sampling", b"sampling", "stream_text", b"stream_text", "token_ids", b"token_ids", "turn_id", b"turn_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["chunk_interval", b"chunk_interval", "heartbeat_interval", b"heartbeat_interval", "messages", b"messages", "prompt", b"prompt", "sampling", b"sampling", "token_ids", b"token_ids", "tool_choice", b"tool_choice"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chunk_interval", b"chunk_interval", "heartbeat_interval", b"heartbeat_interval", "messages", b"messages", "parent_turn_id", b"parent_turn_id", "prompt", b"prompt", "response_schema_json", b"response_schema_json", "resume_from_offset", b"resume_from_offset", "return_prompt_token_ids", b"return_prompt_token_ids", "rollout_id", b"rollout_id", "run_id", b"run_id", "sampling", b"sampling", "stream_text", b"stream_text", "token_ids", b"token_ids", "tool_choice", b"tool_choice", "turn_id", b"turn_id"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["messages", "token_ids"] | None: ...
 
 global___GenerateRequest = GenerateRequest
@@ -669,6 +785,9 @@ class TurnEnd(google.protobuf.message.Message):
     STOP_FIELD_NUMBER: builtins.int
     DRIFT_FIELD_NUMBER: builtins.int
     PROMPT_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    OPENING_FIELD_NUMBER: builtins.int
+    TOOL_CHECK_FIELD_NUMBER: builtins.int
+    SCHEMA_CHECK_FIELD_NUMBER: builtins.int
     finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType
     """STOP or LENGTH."""
     raw_text: builtins.str
@@ -689,6 +808,8 @@ class TurnEnd(google.protobuf.message.Message):
     """Tokens shared with that turn's whole sequence."""
     stop: builtins.str
     """Stop string that ended the turn; empty: a stop token or the budget did."""
+    opening: builtins.str
+    """Text with which the answer had to begin: tokens of the prompt. `message` is that of it and the sampled tokens."""
     @property
     def message(self) -> global___Message:
         """The answer as a message, parsed with the model's response template: content, reasoning, tool calls."""
@@ -702,6 +823,14 @@ class TurnEnd(google.protobuf.message.Message):
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """With return_prompt_token_ids: all tokens of the prompt, the reused prefix included."""
+
+    @property
+    def tool_check(self) -> global___AnswerCheck:
+        """With a required tool_choice: whether the answer has such a call."""
+
+    @property
+    def schema_check(self) -> global___AnswerCheck:
+        """With response_schema_json: whether the content is valid."""
 
     def __init__(
         self,
@@ -717,11 +846,36 @@ class TurnEnd(google.protobuf.message.Message):
         stop: builtins.str = ...,
         drift: seamflow.common.v1.tokens_pb2.Drift | None = ...,
         prompt_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        opening: builtins.str = ...,
+        tool_check: global___AnswerCheck | None = ...,
+        schema_check: global___AnswerCheck | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["drift", b"drift", "message", b"message"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["drift", b"drift", "finish_reason", b"finish_reason", "message", b"message", "num_prompt_tokens", b"num_prompt_tokens", "num_sampled_tokens", b"num_sampled_tokens", "parse_error", b"parse_error", "prefix_length", b"prefix_length", "prefix_turn_id", b"prefix_turn_id", "prompt_token_ids", b"prompt_token_ids", "raw_text", b"raw_text", "stop", b"stop"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["drift", b"drift", "message", b"message", "schema_check", b"schema_check", "tool_check", b"tool_check"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["drift", b"drift", "finish_reason", b"finish_reason", "message", b"message", "num_prompt_tokens", b"num_prompt_tokens", "num_sampled_tokens", b"num_sampled_tokens", "opening", b"opening", "parse_error", b"parse_error", "prefix_length", b"prefix_length", "prefix_turn_id", b"prefix_turn_id", "prompt_token_ids", b"prompt_token_ids", "raw_text", b"raw_text", "schema_check", b"schema_check", "stop", b"stop", "tool_check", b"tool_check"]) -> None: ...
 
 global___TurnEnd = TurnEnd
+
+@typing.final
+class AnswerCheck(google.protobuf.message.Message):
+    """Whether an answer is what was requested."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESULT_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    result: global___CheckResult.ValueType
+    """Result."""
+    reason: builtins.str
+    """Why it does not hold or was not checked, for people."""
+    def __init__(
+        self,
+        *,
+        result: global___CheckResult.ValueType = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason", "result", b"result"]) -> None: ...
+
+global___AnswerCheck = AnswerCheck
 
 @typing.final
 class GenerateResponse(google.protobuf.message.Message):

@@ -1,0 +1,147 @@
+"""What a request demands of its answer, and whether the answer meets it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from seamflow.rollout.v1 import rollout_service_pb2 as pb
+
+from rollout.gateway.prompt.constraint.answer_end import AnswerEnd, JsonEnd
+from rollout.gateway.prompt.constraint.json_schema import JsonSchema, check_of
+from rollout.gateway.prompt.constraint.opening import call_opening, content_opening
+from services.chassis.errors import invalid_argument
+
+if TYPE_CHECKING:
+    from rollout.gateway.prompt.chat_template import ChatTemplate
+    from rollout.gateway.prompt.conversation import Conversation
+    from rollout.gateway.prompt.response_format import Answer
+
+__all__ = ["Constraint"]
+
+_AUTO = 'or send tool_choice "auto"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """How one answer has to begin and end."""
+
+    calls_tool: bool = False
+    """It begins with a tool call."""
+    tool: str = ""
+    """Tool that it calls; empty: any."""
+    one_call: bool = False
+    """It ends with its first call."""
+    schema: JsonSchema | None = None
+    """Schema of its content."""
+    opening: str = ""
+    """Text with which it begins: tokens of the prompt."""
+
+    @classmethod
+    def of_request(
+        cls, request: pb.GenerateRequest, template: ChatTemplate, conversation: Conversation | None
+    ) -> Constraint:
+        """What a request demands; `conversation` None: its prompt is ids.
+
+        Raises:
+            ServiceError: INVALID_ARGUMENT, it cannot be met.
+        """
+        choice, schema = request.tool_choice, request.response_schema_json
+        has_choice = choice.required or choice.name or choice.one_call
+        if not (has_choice or schema):
+            return cls()
+        if conversation is None:
+            field = "tool_choice" if has_choice else "response_schema_json"
+            raise invalid_argument(field, "set", "give messages: the prompt is token_ids")
+        demanded = cls(
+            calls_tool=bool(choice.required or choice.name),
+            tool=choice.name or (_only_tool(conversation) if choice.required else ""),
+            one_call=choice.one_call,
+            schema=_schema(schema),
+        )
+        demanded._check_tools(template, conversation)
+        return demanded._with_opening(template, conversation)
+
+    def _check_tools(self, template: ChatTemplate, conversation: Conversation) -> None:
+        names = [tool["function"]["name"] for tool in conversation.tools]
+        if self.calls_tool and not names:
+            raise invalid_argument("tool_choice", self._shown, f"give tools, {_AUTO}")
+        if self.tool and self.tool not in names:
+            cure = f"must be one of the tools {', '.join(names)[:200]}"
+            raise invalid_argument("tool_choice.name", self.tool, cure)
+        if self.one_call and names and not template.format.has_single_calls:
+            cure = f"answers in the format {template.format.name!r} list their calls: leave it out"
+            raise invalid_argument("tool_choice.one_call", "true", cure)
+
+    def _with_opening(self, template: ChatTemplate, conversation: Conversation) -> Constraint:
+        try:
+            if self.calls_tool:
+                return replace(self, opening=call_opening(template, conversation, self.tool))
+            if self.schema is not None and not conversation.tools:
+                opening = content_opening(template, conversation, self.schema.bracket)
+                return replace(self, opening=opening)
+        except (ValueError, RecursionError) as error:
+            if self.calls_tool:
+                cure = f"{error}; {_AUTO}"
+                raise invalid_argument("tool_choice", self._shown, cure) from error
+            raise invalid_argument("response_schema_json", "a schema", str(error)) from error
+        return self
+
+    @property
+    def _shown(self) -> str:
+        return self.tool or "required"
+
+    def end(self, template: ChatTemplate, conversation: Conversation | None) -> AnswerEnd | None:
+        """Finds where the sampled tokens have to end; None: only where the policy ends them."""
+        if self.opening and not self.calls_tool and self.schema is not None:
+            value = JsonEnd()
+            value.feed(self.schema.bracket)
+            return AnswerEnd(template, value.feed)
+        if not self.one_call or conversation is None or not conversation.tools:
+            return None
+        calls = template.call_counter(conversation)
+        calls.feed(self.opening)
+
+        def is_whole(token_ids: Sequence[int]) -> bool:
+            answer = template.parse(token_ids, None, conversation, self.opening)
+            return not answer.error and len(answer.message.get("tool_calls", ())) == 1
+
+        return AnswerEnd(template, calls.feed, is_whole)
+
+    def tool_check(self, answer: Answer) -> pb.AnswerCheck | None:
+        """Whether the answer has the call that it must have; None: it need not."""
+        if not self.calls_tool:
+            return None
+        names = _called(answer)
+        if names and self.tool in ("", names[0]):
+            return check_of(pb.CHECK_RESULT_VALID)
+        why = f"it calls {', '.join(names)[:200]}" if names else answer.error or "it has no call"
+        return check_of(pb.CHECK_RESULT_INVALID, why)
+
+    def schema_check(self, answer: Answer) -> pb.AnswerCheck | None:
+        """Whether the answer's content is valid; None: it need not be."""
+        if self.schema is None:
+            return None
+        if _called(answer):
+            return check_of(pb.CHECK_RESULT_UNCHECKED, "the answer is a tool call")
+        return self.schema.check(answer.message["content"])
+
+
+def _called(answer: Answer) -> list[Any]:
+    return [call["function"]["name"] for call in answer.message.get("tool_calls", ())]
+
+
+def _only_tool(conversation: Conversation) -> str:
+    """The tool that any call must call; empty: there are several, or none."""
+    names = [tool["function"]["name"] for tool in conversation.tools]
+    return str(names[0]) if len(names) == 1 else ""
+
+
+def _schema(text: str) -> JsonSchema | None:
+    if not text:
+        return None
+    try:
+        return JsonSchema(text)
+    except ValueError as error:
+        raise invalid_argument("response_schema_json", text[:40], str(error)) from error

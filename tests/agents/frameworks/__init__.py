@@ -1,0 +1,1 @@
+"""Agents of six frameworks, unmodified, through the real system."""
