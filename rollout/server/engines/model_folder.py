@@ -29,9 +29,20 @@ def context(config: Any, max_context: int | None) -> int:
     )
     if window and uses_window and getattr(config, "use_sliding_window", True):
         limit = min(limit, int(window))
-    if max_context is not None and max_context > limit:
-        raise ValueError(f"max_context is {max_context}: this model reads at most {limit} tokens")
+    most = int(limit * _growth(config))
+    if max_context is not None and max_context > most:
+        raise ValueError(f"max_context is {max_context}: this model reads at most {most} tokens")
     return max_context or limit
+
+
+def _growth(config: Any) -> float:
+    """How many times its context a model reads if asked to: `dynamic` rope grows with the row."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    parameters = (rope, *(each for each in rope.values() if isinstance(each, dict)))
+    return max(
+        (float(p.get("factor") or 1) for p in parameters if p.get("rope_type") == "dynamic"),
+        default=1.0,
+    )
 
 
 def eos_token_ids(folder: Path, config: Any) -> tuple[int, ...]:
