@@ -38,6 +38,7 @@ from services.launcher.report.run_end import recorded_end
 from services.launcher.run import Run
 from services.launcher.supervisor import child_environment
 from services.launcher.view import LiveView, PlainView
+from services.lib.model_files.end_ids import warn_of_end
 from services.lib.model_folder import check_chat_template, check_model_folder
 from services.lib.text_config import check_attention
 
@@ -206,6 +207,8 @@ def _check_model(config: LauncherConfig, folder: Path) -> None:
         check_model_folder(folder)
         if not config.raw_tokens:
             check_chat_template(folder)
+            if (warning := warn_of_end(folder)) is not None:
+                print(f"launcher: warning: {warning}", file=sys.stderr)
         engine = process_setting(config, _config_file(sys.argv), "rollout_server.engine")
         if engine in (None, _EMBEDDED):
             check_attention(folder)

@@ -64,7 +64,7 @@ _OWN_TYPES = {
     "gpt_neox": tuple(each for each in ROPE_TYPES if each != "dynamic"),
     "phi": tuple(each for each in ROPE_TYPES if each not in ("dynamic", "longrope")),
 }
-MODEL_KINDS = (*TINY,)
+MODEL_KINDS = tuple(each for each in TINY if each != "gpt2")
 
 transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 

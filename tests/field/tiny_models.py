@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 __all__ = ["EXPERTS", "TINY", "VOCABULARY", "make_config", "make_model"]
 
 VOCABULARY = 264
-EXPERTS: Mapping[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+EXPERTS: Mapping[str, Any] = {"num_experts_per_tok": 4, "moe_intermediate_size": 16}
+"""All of four experts: which of two almost equal ones is chosen is a matter of rounding."""
 _SIZES: Mapping[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -36,7 +37,7 @@ _LATENT: Mapping[str, Any] = {
     "qk_nope_head_dim": 8,
     "v_head_dim": 8,
 }
-_GROUPS: Mapping[str, Any] = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1}
+_GROUPS: Mapping[str, Any] = {"n_routed_experts": 4, "n_group": 2, "topk_group": 2}
 TINY: Mapping[str, Mapping[str, Any]] = {
     "llama": {},
     "mistral": {},
@@ -44,13 +45,14 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "qwen3": {},
     "phi3": {},
     "phi": {},
-    "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 4},
     "gemma": {},
     "gemma2": {"query_pre_attn_scalar": 8},
     "gemma3_text": {"query_pre_attn_scalar": 8},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
     "gpt_neox": {},
     "gpt_oss": {**EXPERTS, "num_local_experts": 4},
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 4},
     "qwen2_moe": {**EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 24},
     "qwen3_moe": {**EXPERTS, "num_experts": 4},
     "deepseek_v3": {**EXPERTS, **_LATENT, **_GROUPS, "first_k_dense_replace": 1},
@@ -60,7 +62,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "olmo2": {},
     "olmoe": {**EXPERTS, "num_experts": 4},
     "granite": {},
-    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 4},
     "smollm3": {},
     "starcoder2": {},
     "stablelm": {"partial_rotary_factor": 1.0},

@@ -21,6 +21,9 @@ from rollout.gateway.prompt.answer_tail import AnswerTail
 from rollout.gateway.prompt.conversation import Conversation, TemplateMessage, message_keys
 from rollout.gateway.prompt.response_format import Answer, AnswerStream, load_response_format
 from services.chassis.errors import ConfigError
+from services.chassis.log import get_logger
+from services.lib.model_files.end_ids import end_ids, warn_of_end
+from services.lib.model_folder import check_vocabulary
 
 __all__ = ["ChatTemplate"]
 
@@ -39,6 +42,7 @@ class ChatTemplate:
     def __init__(self, folder: Path, response_format: str = "auto") -> None:
         """Load from a Hugging Face folder. Raises `ConfigError` that names the missing file."""
         self._tokenizer = _load_tokenizer(folder)
+        _check_vocabulary(folder)
         self.name = folder.resolve().name
         """Name of the folder."""
         self.source: str = self._tokenizer.chat_template or ""
@@ -46,7 +50,7 @@ class ChatTemplate:
         parts = [self.source, _vocabulary_digest(folder)]
         self.fingerprint = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         """Changes whenever the same messages could give other ids."""
-        self.stop_token_ids = _stop_token_ids(folder, self._tokenizer)
+        self.stop_token_ids = end_ids(folder)
         """Ids that end an answer."""
         self.vocabulary_size = len(self._tokenizer)
         """Ids below this are valid in a prompt."""
@@ -67,6 +71,8 @@ class ChatTemplate:
         self._kept: dict[str, None] = {}
         self._lock = threading.Lock()
         self._backend = _backend(self._tokenizer)
+        if (warning := warn_of_end(folder)) is not None:
+            get_logger().warning("answers_do_not_end", problem=warning)
 
     def fingerprint_of(self, conversation: Conversation) -> str:
         """The fingerprint with the conversation's tools and template arguments."""
@@ -262,6 +268,14 @@ def _load_tokenizer(folder: Path) -> Any:
         raise missing from error
 
 
+def _check_vocabulary(folder: Path) -> None:
+    """Check that the model knows each id of the tokenizer; weights need not be here."""
+    try:
+        check_vocabulary(folder, {})
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
 def _backend(tokenizer: Any) -> Any:
     """The tokenizer in Rust, which threads may share; None: it has none."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -303,13 +317,3 @@ def _model_vocabulary_size(folder: Path, least: int) -> int:
     text = config.get("text_config") or config
     size = text.get("vocab_size", config.get("vocab_size"))
     return max(size, least) if isinstance(size, int) else _ANY_ID
-
-
-def _stop_token_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
-    """End-of-sequence ids of the tokenizer and of generation_config.json, as engines use them."""
-    ids = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
-    file = folder / "generation_config.json"
-    if file.is_file():
-        given = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-        ids |= set(given if isinstance(given, list) else [given]) - {None}
-    return frozenset(ids)

@@ -20,21 +20,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
-from rollout.server.engines.model_folder import (
-    context,
-    eos_token_ids,
-    read_config,
-)
+from rollout.server.engines.model_folder import context, read_config
 from rollout.server.engines.torch.converted_weights import has_module_names, load_converted
 from rollout.server.engines.torch.llama import LlamaModel, is_llama
 from rollout.server.engines.torch.row_model import Part, RowModel, Step
 from rollout.server.engines.torch.safetensors_reader import Storages, load_checked, storages
 from rollout.server.engines.torch.slot_cache import SlotCache
 from services.chassis.log import get_logger
+from services.lib.model_files.end_ids import end_ids
 from services.lib.model_folder import check_model_folder
+from services.lib.transformer.load_causal import load_causal
 from services.lib.transformer.row_rope import row_rope
 
 __all__ = ["LoadedModel", "TransformersModel", "load_model"]
@@ -76,11 +72,10 @@ def load_model(
         device: "cpu", "cuda" or "auto", a GPU if there is one.
     """
     check_model_folder(folder)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     config = read_config(folder)
     most = context(config, max_context)
     place = _device(device)
-    model = _load(folder, _dtype(dtype, place), place)
+    model = load_causal(folder, _dtype(dtype, place)).eval().requires_grad_(False).to(place)
     # Names and ties, before the model may go.
     names = storages(model.state_dict())
     rows: RowModel = TransformersModel(model, config, names, num_slots, most)
@@ -95,7 +90,7 @@ def load_model(
         rows=rows,
         max_context=most,
         vocab_size=int(config.vocab_size),
-        eos_token_ids=eos_token_ids(folder, config),
+        eos_token_ids=tuple(sorted(end_ids(folder))),
         device=place,
     )
 
@@ -127,21 +122,6 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
         # Without hardware for it bfloat16 is several times slower than float32.
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
-
-
-def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-        )
-    except (ValueError, OSError, RuntimeError) as error:
-        raise ValueError(f"model is {folder}: it cannot be loaded: {error}") from error
-    assert isinstance(model, nn.Module)
-    return model.eval().requires_grad_(False).to(device)  # type: ignore[no-untyped-call]
 
 
 def _agree(
