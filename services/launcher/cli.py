@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -261,10 +262,28 @@ def _dry_run(config: LauncherConfig, layout: Layout, plans: Mapping[str, Process
     for done in results:
         sys.stderr.write(done.stderr)
     worst = max((done.returncode for done in results), default=int(ExitCode.CLEAN))
+    if worst == 0:
+        worst = _show_adapters(config, layout, plans)
     if worst == 0 and (amount := _check_tasks(config, layout, plans)) is not None:
         print(amount)
     print("nothing was started" if worst == 0 else "the configuration has errors", flush=True)
     return worst
+
+
+def _show_adapters(config: LauncherConfig, layout: Layout, plans: Mapping[str, ProcessPlan]) -> int:
+    """Print which layers get an adapter, or what is wrong with lora.targets; an exit code."""
+    rank = process_setting(config, layout.config_file, "trainer.lora.rank")
+    trainer = next((plan for name, plan in plans.items() if name.startswith("trainer")), None)
+    if rank in (None, 0, "0") or config.prepare is not None or trainer is None:
+        return ExitCode.CLEAN
+    assert trainer.check is not None
+    words = (
+        "trainer.model.adapted_layers" if each == "trainer" else each for each in trainer.check
+    )
+    done = _checked(replace(trainer, check=tuple(words)[:-1]))
+    sys.stderr.write(done.stderr)
+    sys.stdout.write(done.stdout)
+    return done.returncode
 
 
 def _link_latest(folder: Path) -> None:

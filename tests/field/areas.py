@@ -8,7 +8,7 @@ from tests.field.kind import Kind
 
 __all__ = ["AREAS", "kinds_of"]
 
-AREAS: tuple[str, ...] = ("end_ids", "model_folders", "rope", "schedules")
+AREAS: tuple[str, ...] = ("end_ids", "lora", "model_folders", "rope", "schedules")
 """Modules of this folder with a tuple `KINDS`."""
 
 

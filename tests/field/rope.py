@@ -21,7 +21,6 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.utils import logging as transformers_logging
 
 from bench.harness.byte_model import make_byte_model
 from rollout.server.engines.engine import EngineRequest, Sampling
@@ -65,8 +64,6 @@ _OWN_TYPES = {
     "phi": tuple(each for each in ROPE_TYPES if each not in ("dynamic", "longrope")),
 }
 MODEL_KINDS = tuple(each for each in TINY if each != "gpt2")
-
-transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 __all__ = ["EXPERTS", "TINY", "VOCABULARY", "make_config", "make_model"]
+
+transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 VOCABULARY = 264
 EXPERTS: Mapping[str, Any] = {"num_experts_per_tok": 4, "moe_intermediate_size": 16}

@@ -159,5 +159,6 @@ class LoRAConfig(Settings):
     alpha: float = Field(0.0, ge=0)
     """Adapters are scaled by alpha / rank; 0: twice the rank."""
     targets: tuple[str, ...] = ()
-    """Names of linear layers that get one, such as q_proj; none: all but the output. Experts that
-    are stacked into one tensor stay frozen."""
+    """Names of linear layers that get one, such as q_proj, or their last parts, such as
+    self_attn.q_proj; none: all of attention, dense MLPs and shared experts, not the output. Routed
+    experts, which are stacked into one tensor, and routers stay frozen."""
