@@ -11,7 +11,13 @@ from services.lib.model_files.quantization import check_not_quantized
 from services.lib.model_files.tokenizer_files import TOKENIZER_FILES, number_of_ids
 from services.lib.model_files.weight_headers import Header, read_headers, weight_files
 
-__all__ = ["check_chat_template", "check_model_folder", "check_vocabulary", "weight_files"]
+__all__ = [
+    "check_chat_template",
+    "check_model_folder",
+    "check_vocabulary",
+    "vocabulary_size",
+    "weight_files",
+]
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 _VOCABULARY_ROWS = (
@@ -53,7 +59,7 @@ def check_vocabulary(folder: Path, headers: Mapping[str, Header]) -> None:
     Raises:
         ValueError: one line that names the folder, both sizes and the cure.
     """
-    size = _vocabulary_size(_config(folder))
+    size = vocabulary_size(folder)
     rows = {
         name: each.shape[0]
         for name, each in headers.items()
@@ -74,7 +80,13 @@ def check_vocabulary(folder: Path, headers: Mapping[str, Header]) -> None:
         )
 
 
-def _vocabulary_size(config: Mapping[str, Any]) -> int | None:
+def vocabulary_size(folder: Path) -> int | None:
+    """Rows of the embedding by config.json; None if it does not say.
+
+    Raises:
+        ValueError: there is no config.json, or it cannot be read.
+    """
+    config = _config(folder)
     text = config.get("text_config") or config
     size = text.get("vocab_size", config.get("vocab_size"))
     return size if isinstance(size, int) else None

@@ -23,7 +23,7 @@ from rollout.gateway.prompt.response_format import Answer, AnswerStream, load_re
 from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
 from services.lib.model_files.end_ids import end_ids, warn_of_end
-from services.lib.model_folder import check_vocabulary
+from services.lib.model_folder import check_vocabulary, vocabulary_size
 
 __all__ = ["ChatTemplate"]
 
@@ -54,7 +54,7 @@ class ChatTemplate:
         """Ids that end an answer."""
         self.vocabulary_size = len(self._tokenizer)
         """Ids below this are valid in a prompt."""
-        self.model_vocabulary_size = _model_vocabulary_size(folder, self.vocabulary_size)
+        self.model_vocabulary_size = max(vocabulary_size(folder) or _ANY_ID, self.vocabulary_size)
         """Ids below this may be sampled: a model may have more than its tokenizer."""
         self.byte_ids = _byte_ids(self._tokenizer)
         """Ids of single bytes, of a tokenizer of letters that falls back to bytes."""
@@ -309,11 +309,3 @@ def _byte_ids(tokenizer: Any) -> frozenset[int]:
     vocabulary = tokenizer.get_vocab()
     tokens = (f"<0x{value:02X}>" for value in range(256))
     return frozenset(vocabulary[token] for token in tokens if token in vocabulary)
-
-
-def _model_vocabulary_size(folder: Path, least: int) -> int:
-    """Rows of the model's embedding, by its config.json; without them any id may be sampled."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    text = config.get("text_config") or config
-    size = text.get("vocab_size", config.get("vocab_size"))
-    return max(size, least) if isinstance(size, int) else _ANY_ID

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,8 +46,9 @@ class TokenizerFiles:
         legacy = read_object(folder, "special_tokens_map.json")
         end = _content(settings.get("eos_token"))
         is_told = "eos_token" in settings and _content(legacy.get("eos_token")) in (None, end)
-        if ids and is_told and (end is None or end in ids):
-            return cls(ids=ids, special=special, end_id=ids[end] if end else None)
+        # SGLang's environment lacks transformers; SGLang itself stops at the tokenizer's end.
+        if ids and (find_spec("transformers") is None or (is_told and (not end or end in ids))):
+            return cls(ids=ids, special=special, end_id=ids.get(end) if end else None)
         return cls._loaded(folder)
 
     @classmethod

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 from rollout.server.engines.engine import EngineInfo, WeightsError
 from services.lib.model_files.end_ids import end_ids
+from services.lib.model_folder import check_model_folder
 
 __all__ = ["ModelFolder", "describe", "memory_bytes", "num_ranks"]
 
@@ -21,9 +22,8 @@ class ModelFolder:
     """The Hugging Face folder a run starts from: its vocabulary, and the shapes of its weights."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `ValueError` naming the first missing file."""
-        if not (folder / "config.json").is_file():
-            raise ValueError(f"model is {folder}: it has no config.json")
+        """Raises `ValueError` for a folder that cannot be trained."""
+        check_model_folder(folder)
         self.folder = folder.resolve()
         config = _read_json(folder / "config.json")
         text = config.get("text_config", config)

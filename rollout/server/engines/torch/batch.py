@@ -142,7 +142,8 @@ class Batch:
 
         Returns each sequence that decoded with its new token and log-prob, in row order.
         """
-        self._prefill_again()
+        if self._model.changes_rotation:
+            self._prefill_again()
         self._start_rows([sequence for sequence in self._filling if sequence.unfilled == 0])
         rows = len(self._rows)
         step = Step(

@@ -51,6 +51,8 @@ class LoadedModel:
     """V."""
     eos_token_ids: tuple[int, ...]
     """Ids that end a sequence."""
+    changes_rotation: bool
+    """Whether the keys of a sequence are rotated otherwise as it grows (`RowModel.rotation`)."""
     device: torch.device
     """Where the columns of a batch must be."""
 
@@ -79,7 +81,7 @@ def load_model(
     # Names and ties, before the model may go.
     names = storages(model.state_dict())
     rows: RowModel = TransformersModel(model, config, names, num_slots, most)
-    _warn_of_rotations(rows, most)
+    changes_rotation = _changes_rotation(rows, most)
     if is_llama(config) and row_rope(model) is None:
         with torch.inference_mode():
             faster = LlamaModel(model, names, most)
@@ -91,14 +93,15 @@ def load_model(
         max_context=most,
         vocab_size=int(config.vocab_size),
         eos_token_ids=tuple(sorted(end_ids(folder))),
+        changes_rotation=changes_rotation,
         device=place,
     )
 
 
-def _warn_of_rotations(rows: RowModel, max_context: int) -> None:
-    """Tell that sequences of this context change their rotary frequencies as they grow."""
+def _changes_rotation(rows: RowModel, max_context: int) -> bool:
+    """Whether sequences change their rotary frequencies as they grow; if so, warn of it."""
     if rows.rotation(max_context) == (first := rows.rotation(1)):
-        return
+        return False
     same = bisect_left(range(max_context), True, key=lambda n: rows.rotation(n) != first, lo=1) - 1
     get_logger().warning(
         "rope_changes_with_length",
@@ -107,6 +110,7 @@ def _warn_of_rotations(rows: RowModel, max_context: int) -> None:
         cure=f"tokens before position {same} of longer sequences are sampled by other rotary "
         f"frequencies than they are trained with: set max_context to {same} if that is enough",
     )
+    return True
 
 
 def _device(name: str) -> torch.device:
