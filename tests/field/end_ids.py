@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,11 @@ class Folder:
     """What the template writes after an answer."""
 
 
+@cache
+def _small_model() -> Any:
+    return make_model(make_config("llama", vocab_size=280))
+
+
 @contextmanager
 def _folder(given: Folder, *, weights: bool = False) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="seamflow-ends-") as name:
@@ -60,7 +66,7 @@ def _folder(given: Folder, *, weights: bool = False) -> Iterator[Path]:
         tokenizer.add_special_tokens({"additional_special_tokens": list(TOKENS)})
         tokenizer.save_pretrained(folder)
         if weights:
-            make_model(make_config("llama", vocab_size=280)).save_pretrained(folder)  # type: ignore[operator]
+            _small_model().save_pretrained(folder)
             (folder / "generation_config.json").unlink()
         _edit(folder / "tokenizer_config.json", eos_token=_token(given))
         config: dict[str, Any] = {"text_config": {"eos_token_id": given.text_config}}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import copy
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -113,6 +114,12 @@ def _model(folder: Path) -> Any:
     return model.eval()
 
 
+@cache
+def _base(family: str) -> Any:
+    """Never changed."""
+    return _model(_folder(family))
+
+
 def _config(given: Lora, **settings: Any) -> TrainerConfig:
     return trainer_config(
         run_id="run",
@@ -130,7 +137,7 @@ def _right_layers(given: Lora) -> set[str]:
     """Linear layers by torch, without routers; the output has the vocabulary's size."""
     layers = {
         name: layer
-        for name, layer in _model(_folder(given.family)).named_modules()
+        for name, layer in _base(given.family).named_modules()
         if isinstance(layer, nn.Linear | Conv1D)
     }
     if given.targets:
@@ -141,7 +148,7 @@ def _right_layers(given: Lora) -> set[str]:
 
 def _adapted(given: Lora) -> nn.Module:
     """The trainer's model; its adapters are no longer 0."""
-    model: nn.Module = _model(_folder(given.family))
+    model: nn.Module = copy.deepcopy(_base(given.family))
     add_adapter(model, _config(given))
     torch.manual_seed(given.seed)
     for name, parameter in model.named_parameters():
@@ -244,7 +251,7 @@ def _check_refused(given: Lora) -> None:
     """A target that is no layer: named, with the names that there are."""
     right = _right_layers(Lora(family=given.family))
     try:
-        add_adapter(_model(_folder(given.family)), _config(given))
+        add_adapter(copy.deepcopy(_base(given.family)), _config(given))
     except ValueError as error:
         names = {name.rpartition(".")[2] for name in right}
         if not any(repr(each) in str(error) for each in given.targets):
@@ -256,6 +263,9 @@ def _check_refused(given: Lora) -> None:
 
 
 _DEFAULTS = tuple(Lora(family=family) for family in FAMILIES)
+_EXPORTED = tuple(
+    Lora(family=family) for family in ("dense llama", "fused phi3", "moe mixtral", *sorted(_DENSE))
+)
 
 
 @st.composite
@@ -289,21 +299,21 @@ KINDS = (
         check=_check_layers,
         examples=_DEFAULTS,
         generated=_loras(),
-        short=5,
+        short=2,
         long=300,
     ),
     Kind(
         name="exported adapters",
         check=_check_export,
-        examples=_DEFAULTS,
+        examples=_EXPORTED,
         generated=_loras(),
-        short=3,
+        short=1,
         long=300,
     ),
     Kind(
         name="adapters in an engine",
         check=_check_engine,
-        examples=_DEFAULTS,
+        examples=_EXPORTED[2:5],
         generated=_loras(),
         short=1,
         long=150,

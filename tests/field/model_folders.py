@@ -252,7 +252,6 @@ KINDS = (
             Sizes(rows=264, added=3),
             Sizes(rows=264, added=4),
             *(Sizes(family=family, rows=320, added=60) for family in _FAMILIES),
-            *(Sizes(family=family, rows=320, added=59) for family in _FAMILIES),
         ),
         generated=st.builds(
             Sizes,

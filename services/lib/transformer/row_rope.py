@@ -108,7 +108,8 @@ class _Rotary:
         ) -> Tensor | tuple[Tensor, ...]:
             lengths_R = rope.lengths_R
             if lengths_R is None:
-                lengths_R = position_ids.max(-1).values + 1
+                # Positions of models that also see have more axes, before that of the rows.
+                lengths_R = position_ids.amax((*range(position_ids.dim() - 2), -1)) + 1
             return self._by_row(x, position_ids, lengths_R, *args, **kwargs)
 
         self._module.forward = forward
@@ -116,13 +117,14 @@ class _Rotary:
     def _by_row(
         self, x: Tensor, positions_RS: Tensor, lengths_R: Tensor, *args: Any, **kwargs: Any
     ) -> Tensor | tuple[Tensor, ...]:
-        positions_RS = positions_RS.expand(len(lengths_R), -1)
+        axes = positions_RS.shape[:-2]
+        positions_RS = positions_RS.expand(*axes, len(lengths_R), -1)
         found: list[list[Tensor]] = [[] for _ in lengths_R]
         alike = False
         for length in sorted(set(lengths_R.tolist())):
             rows = (lengths_R == length).nonzero()[:, 0]
-            last = positions_RS.new_full((len(rows), 1), length - 1)
-            ends = torch.cat([positions_RS[rows].clamp(max=length - 1), last], -1)
+            last = positions_RS.new_full((*axes, len(rows), 1), length - 1)
+            ends = torch.cat([positions_RS[..., rows, :].clamp(max=length - 1), last], -1)
             output = self._alone(x, ends, *args, **kwargs)
             alike = isinstance(output, Tensor)
             for place, row in enumerate(rows.tolist()):
@@ -143,15 +145,14 @@ def _parts(output: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _rotary_modules(model: nn.Module) -> Iterator[tuple[nn.Module, list[str | None]]]:
-    """Modules that transformers makes from a rope type, with the layer types that they know."""
+    """Modules of a rope type that may depend on the length, with the layer types they know."""
     for module in model.modules():
         rope_type = getattr(module, "rope_type", None)
         if rope_type is None or not hasattr(module, "config") or not module._buffers:
             continue
-        if isinstance(rope_type, Mapping):
-            yield module, list(rope_type)
-        else:
-            yield module, [None]
+        types = rope_type if isinstance(rope_type, Mapping) else {None: rope_type}
+        if set(types.values()) != {"default"}:
+            yield module, list(types)
 
 
 def _numbers(settings: Any) -> Iterator[int]:
