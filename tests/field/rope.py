@@ -156,6 +156,7 @@ def _batch(rows: Sequence[Sequence[int]]) -> MicroBatch:
         groups_B=np.zeros(len(rows), np.int64),
         advantages_B=np.ones(len(rows)),
         weights_B=np.ones(len(rows)),
+        bootstrap_B=np.zeros(len(rows), bool),
         temperatures_BT=np.ones(shape, np.float32),
         turn_rewards_BT=np.zeros(shape, np.float32),
     )

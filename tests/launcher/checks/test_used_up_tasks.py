@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
@@ -14,7 +15,7 @@ from services.launcher.config import LauncherConfig
 from services.launcher.service_clients import Snapshot
 
 
-def snapshot(state: str = "WAITING", step: int = 3, **counts: int) -> Snapshot:
+def snapshot(state: str = "WAITING", step: int = 3, **counts: Any) -> Snapshot:
     """A run with eight groups a step."""
     return Snapshot(
         readiness=sample_pb.Readiness(groups_per_step=8, leased_step=3, **counts),
