@@ -16,7 +16,8 @@ from seamflow.environment.environment import RewardFunction
 from seamflow.environment.environment_class import reward_function
 
 from services.tool_loop.config import ToolLoopConfig
-from services.tool_loop.math_match import MathMatch
+from services.tool_loop.math_answers.boxes import has_open_box
+from services.tool_loop.math_answers.math_match import MathMatch
 from services.tool_loop.prompt_template import payload_field
 from services.tool_loop.user_function import call_function, load_function
 
@@ -90,7 +91,9 @@ class Rewards:
 
     async def _by_math(self, task: Task, transcript: Transcript) -> float:
         expected, answer = self._expected(task), self._answer(transcript)
-        return float(answer is not None and await self._math.is_right(expected, answer))
+        if answer is None or has_open_box(_last_text(transcript)):
+            return 0.0
+        return float(await self._math.is_right(expected, answer))
 
     def _by_pattern(self, pattern: re.Pattern[str]) -> Score:
         async def score(task: Task, transcript: Transcript) -> float:
@@ -117,8 +120,7 @@ class Rewards:
 
     def _answer(self, transcript: Transcript) -> str | None:
         """The answer in the last message of the policy; None: there is none."""
-        last = transcript[-1]
-        text = str(last.get("content") or "") if last["role"] == "assistant" else ""
+        text = _last_text(transcript)
         if not self._answer_pattern.pattern:
             return text.strip()
         matches = list(self._answer_pattern.finditer(text))
@@ -131,6 +133,12 @@ class Rewards:
         value = payload_field("answer_field", task, self._answer_field)
         values = value if isinstance(value, list) else [value]
         return [each.strip() if isinstance(each, str) else json.dumps(each) for each in values]
+
+
+def _last_text(transcript: Transcript) -> str:
+    """The last message, if it is the policy's."""
+    last = transcript[-1]
+    return str(last.get("content") or "") if last["role"] == "assistant" else ""
 
 
 def _named(name: str, returned: Any) -> dict[str, float]:

@@ -8,7 +8,7 @@ from tests.field.kind import Kind
 
 __all__ = ["AREAS", "kinds_of"]
 
-AREAS: tuple[str, ...] = ()
+AREAS: tuple[str, ...] = ("math_answers",)
 """Modules of this folder with a tuple `KINDS`."""
 
 

@@ -14,7 +14,7 @@ from seamflow.errors import PreconditionError
 
 from services.chassis.errors import ConfigError, ExitCode
 from services.tool_loop.cli import build
-from services.tool_loop.math_match import MathMatch
+from services.tool_loop.math_answers.math_match import MathMatch
 from tests.tool_loop.support import HERE, calls, config, says, serving, task
 
 TOOLS = [f"{HERE}:later"]
