@@ -28,8 +28,8 @@ from services.dataloader.config import DataloaderConfig
 from services.dataloader.curriculum import Curriculum
 from services.dataloader.group_sizes import GroupSizes
 from services.dataloader.loader import Loader
-from services.dataloader.sources import open_source
 from services.dataloader.task_queue import TaskQueue
+from services.lib.tasks.sources import open_source
 
 
 class Queue(TaskServiceServicer):

@@ -13,8 +13,8 @@ from seamflow.client.task import Task
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.dataloader.config import DataloaderConfig
-from services.dataloader.sources import Source, open_source
-from services.dataloader.sources.environment import EnvironmentSource
+from services.lib.tasks.sources import Source, open_source
+from services.lib.tasks.sources.environment import EnvironmentSource
 from tests.dataloader.support import environment_server, numbered, sums, write_jsonl
 
 Make = Callable[..., Source]

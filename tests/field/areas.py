@@ -8,7 +8,7 @@ from tests.field.kind import Kind
 
 __all__ = ["AREAS", "kinds_of"]
 
-AREAS: tuple[str, ...] = ("math_answers",)
+AREAS: tuple[str, ...] = ("math_answers", "task_files")
 """Modules of this folder with a tuple `KINDS`."""
 
 
