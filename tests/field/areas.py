@@ -8,7 +8,14 @@ from tests.field.kind import Kind
 
 __all__ = ["AREAS", "kinds_of"]
 
-AREAS: tuple[str, ...] = ("math_answers", "task_files")
+AREAS: tuple[str, ...] = (
+    "broken_texts",
+    "episode_seeds",
+    "math_answers",
+    "rewards",
+    "task_files",
+    "user_code",
+)
 """Modules of this folder with a tuple `KINDS`."""
 
 

@@ -12,6 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from seamflow import trace_context
 from seamflow.client.messages import Message, Tool, to_messages
+from seamflow.client.plain_values import named_rewards, whole_text
 from seamflow.client.task import Task
 from seamflow.client.turn import Turn
 from seamflow.client.turn_stream import TurnStream
@@ -161,7 +162,7 @@ class Rollout:
         *,
         turn_rewards: Mapping[str, Mapping[str, float] | float] | None = None,
         untrained_turn_ids: Sequence[str] = (),
-        policy_failure: str = "",
+        policy_failure: str | None = "",
     ) -> None:
         """Finish the rollout with its reward, or with several named ones.
 
@@ -169,17 +170,19 @@ class Rollout:
         turn. `untrained_turn_ids` are left out of training. `policy_failure` says what the policy
         did wrong, where that ended the rollout.
         """
+        failure = whole_text(policy_failure or "")
         given = _rewards(rewards, "")
         for turn_id, of_turn in (turn_rewards or {}).items():
             given += _rewards(of_turn, turn_id)
         await self._finish(
-            rewards=tokens_pb2.Rewards(rewards=given, policy_failure=policy_failure),
+            rewards=tokens_pb2.Rewards(rewards=given, policy_failure=failure),
             untrained_turn_ids=[*self._untrained, *untrained_turn_ids],
         )
 
     async def fail(self, failure_class: tokens_pb2.FailureClass.ValueType, message: str) -> None:
         """Finish the rollout without a reward; it is replaced by another one."""
-        await self._finish(failure=tokens_pb2.Failure(failure_class=failure_class, message=message))
+        text = whole_text(message)
+        await self._finish(failure=tokens_pb2.Failure(failure_class=failure_class, message=text))
 
     async def trajectory(self) -> Trajectory:
         """What is recorded of the rollout."""
@@ -211,7 +214,7 @@ class Rollout:
 
 
 def _rewards(rewards: Mapping[str, float] | float, turn_id: str) -> list[tokens_pb2.Reward]:
-    named = rewards if isinstance(rewards, Mapping) else {"reward": float(rewards)}
+    named = named_rewards("the agent", rewards)
     return [tokens_pb2.Reward(name=n, value=v, turn_id=turn_id) for n, v in named.items()]
 
 
