@@ -14,6 +14,7 @@ AREAS: tuple[str, ...] = (
     "math_answers",
     "rewards",
     "task_files",
+    "tool_results",
     "user_code",
 )
 """Modules of this folder with a tuple `KINDS`."""
