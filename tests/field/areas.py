@@ -9,6 +9,7 @@ from tests.field.kind import Kind
 __all__ = ["AREAS", "kinds_of"]
 
 AREAS: tuple[str, ...] = (
+    "action_spaces",
     "broken_texts",
     "episode_seeds",
     "math_answers",
