@@ -133,6 +133,26 @@ def answers(draw: Any) -> Answer:
     return Answer(_latex(gold, draw(variants)), content, float(is_right), pattern)
 
 
+@strategies.composite
+def units(draw: Any) -> Answer:
+    """Percents, degrees and money; the right one, or one more."""
+    number, more = draw(strategies.integers(2, 400)), draw(strategies.integers(0, 1))
+    said = number + more
+    share = sympy.latex(sympy.Rational(said, 100))
+    gold, forms = draw(
+        strategies.sampled_from(
+            [
+                (rf"{number}\%", [rf"{said}\%", f"{said}%", share, f"{said / 100}"]),
+                (rf"{number}^\circ", [rf"{said}^\circ", f"{said}°", f"{said}", f"{said} degrees"]),
+                (f"{number}", [f"${said}", rf"\${said}", f"{said}.0", f"{said} dollars"]),
+                (rf"{number} \text{{ cm}}", [f"{said}", f"{said} cm", rf"{said}\,\text{{cm}}"]),
+            ]
+        )
+    )
+    text, pattern = draw(strategies.sampled_from((("{}", ""), ("Answer: {}", PATTERN))))
+    return Answer(gold, text.format(draw(strategies.sampled_from(forms))), 1.0 - more, pattern)
+
+
 EXAMPLES = [
     Answer(r"\sqrt{2}", r"Answer: \sqrt{2}", 1.0, PATTERN),
     Answer("2", r"Answer: 2\pi", 0.0, PATTERN),
@@ -167,8 +187,28 @@ EXAMPLES = [
     Answer("18", "She makes $18 dollars.", 1.0),
     Answer("18", "Answer: 18 dollars", 1.0, PATTERN),
     Answer("100", "The area is 100 m^2.", 1.0),
+    Answer("[1, 2)", r"\boxed{1 \le x < 2}", 1.0),
+    Answer("[1, 2)", r"\boxed{1 < x < 2}", 0.0),
+    Answer("-1", r"\boxed{e^{i\pi}}", 1.0),
+    Answer("3+4i", r"\boxed{(2+i)^2}", 1.0),
+    Answer("3+4i", r"\boxed{(2-i)^2}", 0.0),
+    Answer("18 dollars", r"\boxed{18}", 1.0),
+    Answer("June 20", r"\boxed{June 20}", 1.0),
+    Answer("June 20", "Answer: June 20", 1.0, PATTERN),
+    Answer("June 20", r"\boxed{July 20}", 0.0),
+    Answer("June 20", r"\boxed{20}", 0.0),
+    Answer("3 hours 20 minutes", r"\boxed{20}", 0.0),
+    Answer("3 hours 20 minutes", r"\boxed{3 hours 20 minutes}", 1.0),
     Answer("even", r"\boxed{\text{even}}", 1.0),
     Answer("even", r"\boxed{\text{odd}}", 0.0),
 ]
 
-KINDS = (Kind(name="math answers", check=check, examples=EXAMPLES, generated=answers(), short=40),)
+KINDS = (
+    Kind(
+        name="math answers",
+        check=check,
+        examples=EXAMPLES,
+        generated=strategies.one_of(answers(), units()),
+        short=40,
+    ),
+)

@@ -24,7 +24,7 @@ _SHARE = sympy.Float("1e-4")
 
 def are_equal(gold: list[Any], answer: list[Any]) -> bool:
     """Whether one of the expressions of `gold` equals one of `answer`."""
-    return bool(verify(gold, answer, timeout_seconds=_SECONDS))
+    return bool(verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=_SECONDS))
 
 
 def numbers_equal(a: Any, b: Any, float_rounding: int = 0, numeric_precision: int = 0) -> bool:
@@ -43,11 +43,19 @@ def numbers_equal(a: Any, b: Any, float_rounding: int = 0, numeric_precision: in
         )
     if not (isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr)):
         return bool(a == b)
+    a, b = _complex(a), _complex(b)
     if a.has(sympy.Float) or b.has(sympy.Float):
         return _are_close(a, b)
     if a.is_number and b.is_number and not _are_near(a, b):
         return False
     return (a - b).equals(0) is not False if a.is_number and b.is_number else a.equals(b) is True
+
+
+def _complex(value: sympy.Expr) -> sympy.Expr:
+    """A number with the symbol i, if it has no other, as the complex number that people mean."""
+    if {symbol.name for symbol in value.free_symbols} != {"i"}:
+        return value
+    return value.subs(dict.fromkeys(value.free_symbols, sympy.I))
 
 
 def _are_close(a: sympy.Expr, b: sympy.Expr) -> bool:

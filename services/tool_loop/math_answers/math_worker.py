@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.tool_loop.math_answers.equality import are_equal
-from services.tool_loop.math_answers.readable import read
+from services.tool_loop.math_answers.readable import read, read_expected
 
 __all__ = ["main"]
 
@@ -36,7 +36,7 @@ def main() -> None:
 def _compared(expected: Sequence[str], answer: str) -> dict[str, Any]:
     found = None
     for text in expected:
-        gold = read(text)
+        gold = read_expected(text)
         if not gold:
             return {"error": f"{text!r} is no mathematical expression"}
         found = read(answer) if found is None else found

@@ -14,7 +14,7 @@ from math_verify import (  # type: ignore[import-untyped]
 
 from services.tool_loop.math_answers.boxes import Box, last_boxes
 
-__all__ = ["read"]
+__all__ = ["read", "read_expected"]
 
 _SECONDS = 5
 _LONGEST_ANSWER = 200
@@ -25,6 +25,7 @@ _BARE_FUNCTION = re.compile(rf"(?<![\\A-Za-z])({_FUNCTIONS})(?![A-Za-z])")
 _AROUND = " \t\n;:*"
 _POWER = re.compile(r"(?<=[\w)}\]])\s*\*\*\s*(?=[\w({\\-])")
 _WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:infinity|inf|oo)\b)[A-Za-z]{2,}")
+_QUANTITY = re.compile(r"\s*[^A-Za-z\\]*\d[^A-Za-z\\]*[A-Za-z ]+[.]?\s*")
 _WITHOUT_WORDS = re.compile(r"\\(?:text|mathrm|operatorname|begin|end)\*?\s*\{[^{}]*\}")
 _FORMULA = re.compile(
     r"(?:[\d+\-*/^=(),.|<>!\[\]{}_& ]|\\[A-Za-z]+|\\.|(?<![A-Za-z\\])[A-Za-z](?![A-Za-z]))+"
@@ -58,7 +59,15 @@ def read(text: str) -> list[Any]:
         return _formula(text)
     marked = _FORMULA.sub(_marked, text)
     found = _parsed(marked, LatexExtractionConfig(), ExprExtractionConfig())
-    return found or (_formula(text) if len(text) <= _LONGEST_ANSWER else [])
+    return found + (_formula(text) if len(text) <= _LONGEST_ANSWER else [])
+
+
+def read_expected(text: str) -> list[Any]:
+    """What `read` finds, but all of an answer in words counts: "June 20" is not 20, "20 cm" is."""
+    is_marked = any(mark in text for mark in (*_MARKS, r"\boxed", r"\fbox"))
+    if is_marked or not _has_words(_latex(text)) or _QUANTITY.fullmatch(text):
+        return read(text)
+    return _formula(_latex(text)) or read(text)
 
 
 def _of_boxes(text: str, boxes: Sequence[Box]) -> list[Any]:
