@@ -165,6 +165,7 @@ EXAMPLES = [
     Answer("[1, 2)", "Answer: [1, 2]", 0.0, PATTERN),
     Answer("2", r"\boxed{(−∞, 2)}", 0.0),
     Answer(r"(-\infty, 2)", r"\boxed{(−∞, 2)}", 1.0),
+    Answer("2", "Answer: $2 @ 3$", 0.0, PATTERN),
     Answer("3", r"From $x = 3$ it is \boxed{@ unreadable @}", 0.0),
     Answer("4", r"\boxed{4}. Let me redo it. The final answer is \boxed{", 0.0),
     Answer("4", r"\boxed{4}. Let me redo it. The final answer is \boxed{\frac{1}{2}", 0.0),

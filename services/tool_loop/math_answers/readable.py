@@ -20,6 +20,8 @@ _SECONDS = 5
 _LONGEST_ANSWER = 200
 """Characters of a text that may be an answer as a whole."""
 _MARKS = ("$", r"\(", r"\[")
+_WHOLE = re.compile(r"\s*(?:\$\$?|\\\(|\\\[)([^$]*?)(?:\$\$?|\\\)|\\\])[\s.]*")
+"""One formula and nothing else."""
 _FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|pi"
 _BARE_FUNCTION = re.compile(rf"(?<![\\A-Za-z])({_FUNCTIONS})(?![A-Za-z])")
 _AROUND = " \t\n;:*"
@@ -53,6 +55,8 @@ def read(text: str) -> list[Any]:
     text = _latex(text)
     if boxes := last_boxes(text):
         return _of_boxes(text, boxes)
+    if (whole := _WHOLE.fullmatch(text)) is not None:
+        text = whole[1]
     if any(mark in text for mark in _MARKS):
         return _parsed(text, LatexExtractionConfig(), ExprExtractionConfig())
     if not _has_words(text):
