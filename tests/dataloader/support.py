@@ -155,6 +155,12 @@ def texts(seed: int, epoch: int) -> Iterator[str]:
     yield "not a dict"
 
 
+def breaks(seed: int, epoch: int) -> Iterator[dict[str, Any]]:
+    """A function with a mistake."""
+    yield from ()
+    raise KeyError("x")
+
+
 def endless(seed: int, epoch: int) -> Iterator[dict[str, Any]]:
     """Tasks of a function."""
     number = 0

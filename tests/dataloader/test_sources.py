@@ -154,6 +154,13 @@ def test_a_function_gets_seed_and_epoch() -> None:
     assert rows[0].values == {"task_id": "sum-3", "payload": {"a": 7, "b": 2}}
 
 
+def test_a_function_that_raises_is_named() -> None:
+    """With what it raised."""
+    source = open_source("tests.dataloader.support:breaks", shuffle=False, seed=0)
+    with pytest.raises(ConfigError, match=r"support:breaks raised KeyError\('x'\) in epoch 3"):
+        list(source.rows(3, 0))
+
+
 @pytest.mark.parametrize(
     ("line", "cure"),
     [('{"task_id": ', "not JSON"), ("[1]", "is a list"), ("\udcff", "not JSON")],
