@@ -12,6 +12,7 @@ AREAS: tuple[str, ...] = (
     "action_spaces",
     "broken_texts",
     "episode_seeds",
+    "expected_answers",
     "math_answers",
     "rewards",
     "task_files",
