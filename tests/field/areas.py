@@ -9,17 +9,13 @@ from tests.field.kind import Kind
 __all__ = ["AREAS", "kinds_of"]
 
 AREAS: tuple[str, ...] = (
-    "action_spaces",
-    "broken_texts",
-    "episode_seeds",
+    "environments",
     "expected_answers",
     "math_answers",
     "rewards",
     "task_files",
-    "tool_results",
-    "user_code",
 )
-"""Modules of this folder with a tuple `KINDS`."""
+"""Modules or folders of this folder with a tuple `KINDS`."""
 
 
 def kinds_of(area: str) -> tuple[Kind, ...]:

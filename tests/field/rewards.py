@@ -15,8 +15,8 @@ from seamflow.client.plain_values import named_rewards
 from seamflow.environment import Step
 from seamflow.errors import PreconditionError
 
-from tests.field.environment_server import episode_of
 from tests.field.kind import Kind
+from tests.field.servers.environment_server import episode_of
 
 __all__ = ["KINDS"]
 

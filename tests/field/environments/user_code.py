@@ -15,8 +15,8 @@ from seamflow.errors import PreconditionError
 
 from services.tool_loop.python_tool import python_tool
 from services.tool_loop.tool import ToolError
-from tests.field.environment_server import episode_of
 from tests.field.kind import Kind
+from tests.field.servers.environment_server import episode_of
 
 __all__ = ["KINDS"]
 

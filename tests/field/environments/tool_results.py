@@ -22,7 +22,7 @@ from tests.field.kind import Kind
 
 __all__ = ["KINDS"]
 
-MODULE = "tests.field.mcp_server"
+MODULE = "tests.field.servers.mcp_server"
 SECONDS = 30.0
 
 

@@ -1,6 +1,6 @@
 """An MCP server whose tool answers with what it is given, over standard input and output.
 
-python -m tests.field.mcp_server
+python -m tests.field.servers.mcp_server
 """
 
 from __future__ import annotations
