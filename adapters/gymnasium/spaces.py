@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from adapters.gymnasium.actions import action_of, json_of, kind_of, schema_of
 from adapters.replies import UnreadableAction
 
 __all__ = ["ActionText", "to_text"]
 
 _INTEGER = re.compile(r"(?<![\w.-])-?\d{1,18}(?![\w]|\.\d)")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _DIGITS = 4
 
 
@@ -46,12 +48,9 @@ class ActionText:
         """JSON Schema of an action."""
         if self._names:
             return {"type": "string", "enum": self._names}
-        if isinstance(self._space, spaces.Discrete):
-            first, last = int(self._space.start), int(self._space.start + self._space.n - 1)
-            return {"type": "integer", "minimum": first, "maximum": last}
-        if isinstance(self._space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
-            return {"type": "array", "description": self.description()}
-        return {"description": self.description()}
+        schema = schema_of(self._space)
+        is_plain = isinstance(self._space, spaces.Discrete)
+        return schema if is_plain else {**schema, "description": self.description()}
 
     def of_text(self, text: str) -> Any:
         """The last action that `text` names.
@@ -59,8 +58,10 @@ class ActionText:
         Raises:
             UnreadableAction: it names none.
         """
+        if isinstance(self._space, spaces.Text):
+            return self._text(text)
         if not isinstance(self._space, spaces.Discrete):
-            return self.of_value(_last_json(text))
+            return self.of_value(_last_json(text, kind_of(self._space)))
         if self._names:
             words = "|".join(re.escape(name) for name in self._names)
             named = re.findall(rf"(?<!\w)(?:{words})(?!\w)", text, re.IGNORECASE)
@@ -77,33 +78,36 @@ class ActionText:
         Raises:
             UnreadableAction: it is outside the space.
         """
-        if isinstance(self._space, spaces.Discrete):
-            return self._discrete(value)
+        if isinstance(value, str) and (index := self._index(value)) is not None:
+            return index
         try:
-            action = self._space.from_jsonable([value])[0]
-            contained = self._space.contains(action)
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError):
-            contained = False
-        if not contained:
-            raise self._unreadable(value)
-        return action
+            return action_of(self._space, value)
+        except ValueError as error:
+            raise self._unreadable(value, str(error)) from error
 
-    def _discrete(self, value: object) -> int:
-        space = self._space
-        assert isinstance(space, spaces.Discrete)
-        if isinstance(value, str) and value.lower() in [name.lower() for name in self._names]:
-            return int(space.start) + [n.lower() for n in self._names].index(value.lower())
-        if isinstance(value, bool) or not isinstance(value, int) or not space.contains(value):
-            raise self._unreadable(value)
-        return value
+    def _index(self, text: str) -> int | None:
+        """The discrete action of a name; None: there is none of this name."""
+        names = [name.lower() for name in self._names]
+        if text.lower() not in names:
+            return None
+        assert isinstance(self._space, spaces.Discrete)
+        return int(self._space.start) + names.index(text.lower())
+
+    def _text(self, text: str) -> str:
+        """The action of a space of texts: a JSON string, or the text itself."""
+        for each in (_json_text(text), text, text.strip(), _last_string(text)):
+            if each is not None and self._space.contains(each):
+                return each
+        raise self._unreadable(text, "it is outside the space")
 
     def _example(self) -> str:
         self._space.seed(0)
-        return to_text(self._space.sample())
+        return json.dumps(json_of(self._space, self._space.sample()), ensure_ascii=False)
 
-    def _unreadable(self, value: object) -> UnreadableAction:
+    def _unreadable(self, value: object, why: str = "") -> UnreadableAction:
         shown = repr(value)[:80]
-        return UnreadableAction(f"{shown} is no action: answer with {self.description()}.")
+        reason = f" ({why[:200]})" if why else ""
+        return UnreadableAction(f"{shown} is no action{reason}: answer with {self.description()}.")
 
 
 def to_text(value: Any) -> str:
@@ -123,8 +127,23 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _last_json(text: str) -> object:
-    """The last JSON list, object or number of a text."""
+def _json_text(text: str) -> str | None:
+    """The JSON string that a text is, if it is one."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, str) else None
+
+
+def _last_string(text: str) -> str | None:
+    """The last JSON string of a text."""
+    strings = _STRING.findall(text)
+    return _json_text(strings[-1]) if strings else None
+
+
+def _last_json(text: str, kind: type | tuple[type, ...]) -> object:
+    """The last JSON value of a text that is of a type, such as `list`."""
     decoder, found = json.JSONDecoder(), []
     position = 0
     while position < len(text):
@@ -136,6 +155,7 @@ def _last_json(text: str) -> object:
             except (ValueError, RecursionError):
                 pass
         position += 1
-    if not found:
-        raise UnreadableAction("The answer has no JSON value: write the action as JSON.")
-    return found[-1]
+    of_kind = [value for value in found if isinstance(value, kind)]
+    if not of_kind:
+        raise UnreadableAction("The answer has no such JSON value: write the action as JSON.")
+    return of_kind[-1]

@@ -11,12 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mcp import StdioServerParameters
+from seamflow.client.tool_results import result_text
 from seamflow.environment import EnvironmentFailed, Observation, Step, Task
 
 from adapters.mcp_tools.session import Session
 from adapters.replies import UnreadableAction
 
 __all__ = ["McpToolsEnvironment"]
+
+_NOT_SHOWN = ("reward", "done")
 
 
 class McpToolsEnvironment:
@@ -182,8 +185,11 @@ def _tool(tool: Any) -> dict[str, Any]:
 
 def _read(result: Any) -> tuple[str, Mapping[str, Any]]:
     """What the policy sees of a result, and its structured content; that of an error is none."""
-    text = "\n".join(part.text for part in result.content if part.type == "text")
     fields = result.structured_content
     if result.is_error or not isinstance(fields, dict):
-        return text, {}
-    return str(fields.get("text", text)), fields
+        return result_text(result), {}
+    if "text" in fields:
+        return str(fields["text"]), fields
+    shown = {name: value for name, value in fields.items() if name not in _NOT_SHOWN}
+    left = shown if shown or not fields else None
+    return result_text(result.model_copy(update={"structured_content": left})), fields

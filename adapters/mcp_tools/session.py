@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from mcp import Client, MCPError
+from mcp import Client
 from seamflow.common.v1 import tokens_pb2
 from seamflow.environment import EnvironmentFailed
 
@@ -16,7 +16,6 @@ __all__ = ["Session"]
 _INFRASTRUCTURE = tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE
 _TIMEOUT = tokens_pb2.FAILURE_CLASS_TIMEOUT
 _CLOSE_SECONDS = 5.0
-_INVALID_PARAMS, _REQUEST_TIMEOUT = -32602, 408
 
 
 class Session:
@@ -37,22 +36,36 @@ class Session:
             EnvironmentFailed: it cannot be reached.
         """
         client, found, cursor = await self._client(), [], None
-        while True:
-            page = await self._answered(client.list_tools(cursor=cursor), "list of tools")
-            found += page.tools
-            cursor = page.next_cursor
-            if cursor is None:
-                return found
+        try:
+            while True:
+                asked = client.list_tools(cursor=cursor, cache_mode="bypass")
+                page = await self._answered(asked, "list of tools")
+                found += page.tools
+                cursor = page.next_cursor
+                if cursor is None:
+                    return found
+        except EnvironmentFailed:
+            raise
+        except Exception as error:
+            message = f"{self._name}, list of tools: {error!r}"
+            raise EnvironmentFailed(message, _INFRASTRUCTURE) from error
 
     async def call(self, name: str, arguments: dict[str, Any]) -> Any:
         """The result of a tool.
 
         Raises:
-            UnreadableAction: the server refuses name or arguments.
-            EnvironmentFailed: it cannot be reached, is late, or is broken.
+            UnreadableAction: the tool answers with an error of JSON-RPC, or breaks its own schema.
+            EnvironmentFailed: the server cannot be reached, is late, or is broken.
         """
         client = await self._client()
-        return await self._answered(client.call_tool(name, arguments), f"tool {name}")
+        try:
+            return await self._answered(client.call_tool(name, arguments), f"tool {name}")
+        except EnvironmentFailed:
+            raise
+        except Exception as error:
+            # A lost connection has codes that tools use too: a server that answers is not lost.
+            await self.tools()
+            raise UnreadableAction(f"The call failed: {error}.") from error
 
     async def close(self) -> None:
         """End the session, and a server that was started for it."""
@@ -71,24 +84,19 @@ class Session:
 
     async def _answered(self, call: Any, what: str) -> Any:
         working = asyncio.ensure_future(call)
-        await asyncio.wait([working, self._task], return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            working.cancel()
-            raise EnvironmentFailed(f"{self._name} ended during {what}", _INFRASTRUCTURE)
-        try:
+        await asyncio.wait(
+            [working, self._task], timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED
+        )
+        if working.done():
             return working.result()
-        except MCPError as error:
-            if error.code == _INVALID_PARAMS:
-                raise UnreadableAction(f"The call is refused: {error}.") from error
-            kind = _TIMEOUT if error.code == _REQUEST_TIMEOUT else _INFRASTRUCTURE
-            raise EnvironmentFailed(f"{self._name}, {what}: {error!r}", kind) from error
-        except Exception as error:
-            message = f"{self._name}, {what}: {error!r}"
-            raise EnvironmentFailed(message, _INFRASTRUCTURE) from error
+        working.cancel()
+        if self._task.done():
+            raise EnvironmentFailed(f"{self._name} ended during {what}", _INFRASTRUCTURE)
+        raise EnvironmentFailed(f"{self._name}, {what}: over {self._timeout:g} s", _TIMEOUT)
 
     async def _run(self) -> None:
         try:
-            async with Client(self._server, read_timeout_seconds=self._timeout) as client:
+            async with Client(self._server) as client:
                 self._opened.set_result(client)
                 await self._closing.wait()
         except Exception as error:

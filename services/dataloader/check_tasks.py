@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import json
 import sys
-from itertools import islice
 
 from services.chassis.config.load import load_or_exit
 from services.chassis.errors import StartupError
 from services.dataloader.config import DataloaderConfig
-from services.dataloader.sources import open_source
-from services.dataloader.tasks import make_task
+from services.lib.tasks.checked_tasks import checked_tasks
+from services.lib.tasks.sources import is_function, open_source
 
 __all__ = ["check_tasks", "main"]
 
-_MOST_ROWS = 100_000
+_MOST_ROWS = 1_000_000
 _FIRST_ROWS = 8
-"""Of a dataset or a function, which may be slow, or without end."""
+"""Of a function, which may be slow, or without end."""
 
 
 def main() -> None:
@@ -38,16 +37,15 @@ def check_tasks(config: DataloaderConfig) -> int | None:
     """The number of tasks; None: it is not counted.
 
     Raises:
-        ConfigError: the source or one of its rows cannot be used; of a file all are read.
+        ConfigError: the source or one of its rows cannot be used, or two rows have one name; all
+            rows are read, up to a million, but of a function.
     """
     if config.tasks.startswith("environment://"):
         return None  # its server has not started
     source = open_source(config.tasks, shuffle=False, seed=config.seed)
-    is_file = config.tasks.endswith((".jsonl", ".parquet"))
-    most = _MOST_ROWS if is_file else _FIRST_ROWS
-    tasks = (make_task(row, 0, config) for row in islice(source.rows(0, 0), most))
-    number = sum(1 for _ in tasks)
-    return number if is_file and number < most else None
+    most = _FIRST_ROWS if is_function(config.tasks) else _MOST_ROWS
+    number = sum(1 for _ in checked_tasks(source, config.row_fields, most))
+    return number if number < most else None
 
 
 if __name__ == "__main__":

@@ -10,13 +10,14 @@ from contextlib import asynccontextmanager
 
 from services.chassis.rpc.clients import channel, credentials, with_token
 from services.chassis.rpc.server import Service, run
+from services.dataloader.check_tasks import check_tasks
 from services.dataloader.config import DataloaderConfig
 from services.dataloader.curriculum import Curriculum
 from services.dataloader.group_sizes import GroupSizes
 from services.dataloader.loader import Loader
-from services.dataloader.sources import open_source
 from services.dataloader.success_rates import SuccessRates
 from services.dataloader.task_queue import TaskQueue
+from services.lib.tasks.sources import open_source
 
 __all__ = ["build", "main"]
 
@@ -51,6 +52,8 @@ async def build(config: DataloaderConfig) -> AsyncIterator[Service]:
         loader = Loader(config, source, queue, sizes, curriculum)
 
         async def load() -> None:
+            if loader.is_at_start:  # without a launcher nobody else has looked at all rows
+                await asyncio.to_thread(check_tasks, config)
             await loader.run()
             # A finished job ends like after a signal: drained, exit code 0.
             signal.raise_signal(signal.SIGTERM)

@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from services.chassis.config.settings import ServerConfig, Settings
+from services.lib.tasks.task_rows import RowFields
 
 __all__ = ["CurriculumConfig", "DataloaderConfig"]
 
@@ -51,13 +52,16 @@ class DataloaderConfig(ServerConfig):
     num_heldout: int = Field(0, ge=0)
     """Last tasks of an environment's list that are not submitted; for evaluation."""
     task_id_field: str = "task_id"
-    """Field that names a task; "" names tasks by their position in the file."""
+    """Field that names a task; "" names tasks by their position in the file, from 0, as a row
+    without "task_id" is named where this is not set."""
     payload_field: str = "payload"
-    """Field that holds what the agent gets, an object; "" gives it the whole row."""
+    """Field that holds what the agent gets, an object; "" gives it the whole row, as a row without
+    "payload" does where this is not set."""
     payload: dict[str, str] = Field(default_factory=dict)
     """What the agent gets instead: its fields, each a template over the fields of the row, such as
-    {question = "Solve: {problem}", answer = "{solution}"}. One field alone keeps its type; braces
-    that name no field are written twice."""
+    {question = "Solve: {problem}", answer = "{solution}"}. One field alone keeps its type, also one
+    within another, as "{reward_model[ground_truth]}"; braces that name no field are written
+    twice."""
     purpose: Literal["train", "eval"] = "train"
     """Whether rollouts of the tasks are trained on or only scored."""
     num_samples: int = Field(0, ge=0)
@@ -86,6 +90,15 @@ class DataloaderConfig(ServerConfig):
     """Continue from state_file, if it exists."""
     start_seconds: float = Field(60.0, ge=0)
     """Time the trajectory manager and the run may take to appear."""
+
+    @property
+    def row_fields(self) -> RowFields:
+        """Which fields of a row name the task and hold what the agent gets."""
+        return RowFields(
+            task_id_field=self.task_id_field,
+            payload_field=self.payload_field,
+            payload=self.payload,
+        )
 
     @property
     def num_epochs(self) -> int:

@@ -15,9 +15,9 @@ from services.dataloader.config import DataloaderConfig
 from services.dataloader.curriculum import Curriculum
 from services.dataloader.group_sizes import GroupSizes
 from services.dataloader.position import Position, PositionFile
-from services.dataloader.sources import Row, Source
 from services.dataloader.task_queue import TaskQueue
 from services.dataloader.tasks import make_task
+from services.lib.tasks.sources import Row, Source
 
 __all__ = ["Loader"]
 
@@ -49,9 +49,15 @@ class Loader:
         self._queue = queue
         self._sizes = sizes
         self._curriculum = curriculum
+        self._where: dict[str, str] = {}
         self._file = PositionFile(config.state_file)
         meaning = _source_id(config, source)
         self._position = self._file.load(meaning) if config.resume else Position(source=meaning)
+
+    @property
+    def is_at_start(self) -> bool:
+        """Whether no task of the source has been submitted."""
+        return not (self._position.epoch or self._position.place)
 
     async def run(self) -> None:
         """Submit tasks until the last epoch is complete.
@@ -78,7 +84,9 @@ class Loader:
 
     def _next_tasks(self, rows: Iterator[Row], count: int) -> list[Task]:
         epoch = self._position.epoch
-        return [make_task(row, epoch, self._config) for row in islice(rows, count)]
+        made = [(make_task(row, epoch, self._config), row) for row in islice(rows, count)]
+        self._where = {task.task_id: row.where for task, row in made}
+        return [task for task, _ in made]
 
     async def _drawn(self, tasks: list[Task]) -> list[int]:
         """Indexes of the tasks that are to be submitted."""
@@ -111,7 +119,9 @@ class Loader:
         try:
             return await self._queue.submit(tasks)
         except SeamflowError as error:
-            raise ConfigError(f"the run rejects a task: {error}") from error
+            where = next((self._where[t.task_id] for t in tasks if t.task_id in str(error)), "")
+            at = f"{where}: " if where else ""
+            raise ConfigError(f"{at}the run rejects a task: {error}") from error
 
     def _move(self, position: Position) -> None:
         # Not in a thread, which would continue to write after a cancellation.

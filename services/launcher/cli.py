@@ -32,7 +32,7 @@ from services.launcher.checks.task_amount import amount_of_tasks
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig, flags_by_table
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
-from services.launcher.evaluation.heldout_tasks import read_tasks
+from services.launcher.evaluation.heldout_tasks import heldout_fields, read_tasks
 from services.launcher.layout import AGENT_PORTS, Layout, free_ports
 from services.launcher.process_plan import CHECK_TASKS, plan
 from services.launcher.report.run_end import recorded_end
@@ -43,7 +43,7 @@ from services.lib.model_files.end_ids import warn_of_end
 from services.lib.model_folder import check_chat_template, check_model_folder
 from services.lib.text_config import check_attention
 
-__all__ = ["check_program", "main", "make_layout"]
+__all__ = ["check_evaluation", "check_program", "main", "make_layout"]
 
 _TABLE = "evaluation"
 _EMBEDDED = "torch"
@@ -81,7 +81,7 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
         plans = {"redis": redis, **plans}
     try:
         _check(config, layout)
-        _check_evaluation(config, evaluation, layout)
+        check_evaluation(config, evaluation, layout)
         check_program(plans)
         amount = None if config.dry_run else _check_tasks(config, layout, plans)
     except StartupError:
@@ -173,10 +173,9 @@ def _check(config: LauncherConfig, layout: Layout) -> None:
         )
     if config.prepare is None:
         _check_model(config, Path(layout.path(config.model)))
-        for name in ("tasks", "heldout_tasks"):
-            path = getattr(config, name)
-            if path is not None and ":" not in path and not Path(layout.path(path)).is_file():
-                raise ConfigError(f"{name} {path!r} does not exist")
+        path = config.tasks
+        if path is not None and ":" not in path and not Path(layout.path(path)).is_file():
+            raise ConfigError(f"tasks {path!r} does not exist")
     parent = layout.folder if layout.folder.exists() else layout.folder.parent
     while not parent.exists():
         parent = parent.parent
@@ -188,7 +187,7 @@ def _check(config: LauncherConfig, layout: Layout) -> None:
         )
 
 
-def _check_evaluation(config: LauncherConfig, evaluation: EvaluationConfig, layout: Layout) -> None:
+def check_evaluation(config: LauncherConfig, evaluation: EvaluationConfig, layout: Layout) -> None:
     """Check that there is something to evaluate on; read it, unless it is still to be prepared."""
     has_tasks = evaluation.tasks or config.heldout_tasks or config.num_heldout
     if evaluation.every_steps and not has_tasks:
@@ -196,11 +195,10 @@ def _check_evaluation(config: LauncherConfig, evaluation: EvaluationConfig, layo
             f"evaluation.every_steps is {evaluation.every_steps}, but there are no held-out tasks: "
             "give tasks in [evaluation], or num_heldout in [launcher] for an environment's own"
         )
-    if evaluation.tasks is not None and config.prepare is None:
-        path = Path(layout.path(evaluation.tasks))
-        if not path.is_file():
-            raise ConfigError(f"evaluation.tasks {str(path)!r} does not exist")
-        read_tasks(path)
+    tasks = evaluation.tasks or config.heldout_tasks
+    if tasks is not None and not (config.prepare and "{run}" in tasks):
+        fields = heldout_fields(config, evaluation, layout.config_file)
+        read_tasks(layout.path(tasks), fields, config.seed)
 
 
 def _check_model(config: LauncherConfig, folder: Path) -> None:

@@ -75,8 +75,8 @@ class LauncherConfig(RunRules):
     raw_tokens: bool = False
     """Agents send token ids and no messages, so that the model needs no chat template."""
     tasks: str | None = None
-    """Tasks to train on: a JSONL or Parquet file, or "package.module:generator"; unset: those of
-    the environment, or agents start rollouts of their own groups."""
+    """Tasks to train on: a JSONL or Parquet file, "hf://DATASET", or "package.module:function";
+    unset: those of the environment, or agents start rollouts of their own groups."""
     agent: str | None = None
     """The agent, as "package.module:Class", run by the agent runner. Unset, and neither
     agent_command nor environment: agents connect from outside."""
@@ -106,7 +106,7 @@ class LauncherConfig(RunRules):
     """HTTP gateways that share the port: with two, no call notices that one is killed or
     replaced, but for a retry of its SDK."""
     heldout_tasks: str | None = None
-    """JSONL of held-out tasks, evaluated before and after training."""
+    """Held-out tasks, in each form that `tasks` has, evaluated before and after training."""
     success: str = ""
     """Name of the reward (0 or 1) that measures success. Empty: "success", or where rollouts do not
     have it "reward", or the only one that they have."""

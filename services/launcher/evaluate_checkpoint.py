@@ -21,7 +21,7 @@ from services.chassis.config.load import load
 from services.chassis.errors import ConfigError, ExitCode, StartupError
 from services.launcher import redis_server
 from services.launcher.child_process import ProcessPlan
-from services.launcher.cli import check_program, make_layout
+from services.launcher.cli import check_evaluation, check_program, make_layout
 from services.launcher.config import LauncherConfig, flags_by_table
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
 from services.launcher.evaluation.evaluation_log import EvaluationLine
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, help="the same, as a flag")
     parser.add_argument("--checkpoint", type=Path, required=True, help="checkpoint or model folder")
     parser.add_argument("--out", type=Path, help="JSON file for the result, too")
-    parser.add_argument("--tasks", help="held-out tasks, JSONL or Parquet")
+    parser.add_argument("--tasks", help="held-out tasks: a file, hf://DATASET or module:function")
     parser.add_argument("--samples", help="rollouts of each task: k of pass@k")
     parser.add_argument("--metric", help="reward that is averaged")
     parser.add_argument("--goal", help="max or min")
@@ -79,6 +79,7 @@ def _main(given: argparse.Namespace, others: list[str]) -> int:
     if not given.checkpoint.is_dir():
         raise ConfigError(f"--checkpoint {str(given.checkpoint)!r} is not a folder")
     layout = make_layout(config, file)
+    check_evaluation(config, settings, layout)
     config = config.replace(model=str(_model_folder(given.checkpoint, config, layout)))
     plans = _plans(config, layout)
     check_program(plans)

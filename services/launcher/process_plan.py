@@ -309,7 +309,8 @@ def _dataloader(tasks: str, config: LauncherConfig, layout: Layout) -> ProcessPl
     )
     dataloader = process("dataloader", "services.dataloader", layout, environment)
     check = (sys.executable, "-m", CHECK_TASKS, "--config", str(layout.config_file))
-    return dataloader if config.prepare else replace(dataloader, check=check)
+    is_prepared = config.prepare is not None and "{run}" in tasks  # not there yet
+    return dataloader if is_prepared else replace(dataloader, check=check)
 
 
 def _loads(module: str, call: str) -> str:

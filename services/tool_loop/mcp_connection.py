@@ -10,8 +10,8 @@ from typing import Any
 import httpx2
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
-from mcp_types import CallToolResult
 from mcp_types import Tool as McpTool
+from seamflow.client.tool_results import result_text
 from seamflow.common.v1 import tokens_pb2
 from seamflow.environment import EnvironmentFailed
 
@@ -20,9 +20,6 @@ from services.tool_loop.tool import ToolError
 
 __all__ = ["McpConnection"]
 
-_TIMED_OUT = -32001
-_OF_THE_POLICY = (-32602, -32601)
-"""JSON-RPC codes of wrong arguments and unknown methods."""
 _ANSWERS_SECONDS = 5.0
 _HTTP_SECONDS = 30.0
 _MAX_PAGES = 100
@@ -48,23 +45,29 @@ class McpConnection:
             EnvironmentFailed: INFRASTRUCTURE: it cannot be reached.
         """
         client = await self._connected()
-        found: list[McpTool] = await self._answer(_listed(client), self._start_timeout)
-        return found
+        return await self._listed(client, self._start_timeout)
 
     async def call(self, tool: str, arguments: Mapping[str, Any], timeout: float) -> str:
         """The tool's answer as text.
 
         Raises:
-            ToolError: the tool failed, or gave no answer within `timeout` seconds.
+            ToolError: the tool failed, by a result or an error of JSON-RPC, gave no answer within
+                `timeout` seconds, or one that breaks its own schema.
             EnvironmentFailed: INFRASTRUCTURE: the server cannot be reached or is lost.
         """
         client = await self._connected()
         try:
             result = await self._answer(client.call_tool(tool, dict(arguments)), timeout)
+        except EnvironmentFailed:
+            raise
         except TimeoutError as error:
-            await self._check_alive(client)
+            await self._listed(client, _ANSWERS_SECONDS)
             raise ToolError(f"tool {tool} gave no answer within {timeout:g} s") from error
-        text = _text(result)
+        except Exception as error:
+            # A lost connection has codes that tools use too: a server that answers is not lost.
+            await self._listed(client, _ANSWERS_SECONDS)
+            raise ToolError(_why(error)) from error
+        text = result_text(result)
         if result.is_error:
             raise ToolError(text or f"tool {tool} failed without a text")
         return text
@@ -135,29 +138,27 @@ class McpConnection:
             if not asking.done():
                 raise self._failed("the connection is lost")
             return await asking
-        except MCPError as error:
-            if error.error.code == _TIMED_OUT:
-                raise TimeoutError from error
-            if error.error.code in _OF_THE_POLICY:
-                raise ToolError(error.error.message) from error
-            await self._lost()
-            raise self._failed(error.error.message) from error
         finally:
             asking.cancel()
             with suppress(BaseException):
                 await asyncio.wait([asking])
 
-    async def _check_alive(self, client: Client) -> None:
-        """Raise `EnvironmentFailed` unless the server still answers."""
+    async def _listed(self, client: Client, seconds: float) -> list[McpTool]:
+        """The tools; a server that does not list them is lost, and `EnvironmentFailed` says so."""
         try:
-            await self._answer(client.list_tools(cache_mode="bypass"), _ANSWERS_SECONDS)
-        except TimeoutError as error:
-            await self._lost()
-            raise self._failed(f"no answer within {_ANSWERS_SECONDS:g} s") from error
+            found: list[McpTool] = await self._answer(_all_tools(client), seconds)
+        except EnvironmentFailed:
+            raise
+        except Exception as error:
+            await self._lost(client)
+            why = f"no answer within {seconds:g} s"
+            raise self._failed(why if isinstance(error, TimeoutError) else _why(error)) from error
+        return found
 
-    async def _lost(self) -> None:
+    async def _lost(self, client: Client) -> None:
         async with self._connecting:
-            await self.close()
+            if self._client is client:  # and not one that was made anew meanwhile
+                await self.close()
 
     def _failed(self, why: str) -> EnvironmentFailed:
         config = self._config
@@ -187,7 +188,7 @@ async def _client(config: McpServerConfig) -> AsyncIterator[Client]:
         yield client
 
 
-async def _listed(client: Client) -> list[McpTool]:
+async def _all_tools(client: Client) -> list[McpTool]:
     tools: list[McpTool] = []
     cursor = None
     for _ in range(_MAX_PAGES):
@@ -197,16 +198,6 @@ async def _listed(client: Client) -> list[McpTool]:
         if cursor is None:
             break
     return tools
-
-
-def _text(result: CallToolResult) -> str:
-    """Text parts as they are, others as notes of what they were."""
-    parts = []
-    for part in result.content:
-        text = getattr(part, "text", None)
-        kind = getattr(part, "mime_type", None) or getattr(part, "uri", None) or "no text"
-        parts.append(text if isinstance(text, str) else f"[{part.type}: {kind}, not shown]")
-    return "\n".join(parts)
 
 
 def _why(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from seamflow.client.plain_values import to_json_value
 
 from services.tool_loop.tool import Tool, ToolError
 from services.tool_loop.user_function import call_function
@@ -100,4 +101,6 @@ def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 def _text(result: Any) -> str:
     if isinstance(result, str):
         return result
-    return "" if result is None else json.dumps(result, ensure_ascii=False, default=str)
+    return (
+        "" if result is None else json.dumps(to_json_value(result), ensure_ascii=False, default=str)
+    )

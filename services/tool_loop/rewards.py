@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -16,7 +15,9 @@ from seamflow.environment.environment import RewardFunction
 from seamflow.environment.environment_class import reward_function
 
 from services.tool_loop.config import ToolLoopConfig
-from services.tool_loop.math_match import MathMatch
+from services.tool_loop.expected_answer import Expected, as_text, expected_answers, is_exactly
+from services.tool_loop.math_answers.boxes import has_open_box
+from services.tool_loop.math_answers.math_match import MathMatch
 from services.tool_loop.prompt_template import payload_field
 from services.tool_loop.user_function import call_function, load_function
 
@@ -85,12 +86,14 @@ class Rewards:
         return self._by_function(name, reward_function(load_function(how, field)))
 
     async def _exact(self, task: Task, transcript: Transcript) -> float:
-        answer = self._answer(transcript)
-        return float(answer is not None and answer in self._expected(task))
+        answer, expected = self._answer(transcript), self._expected(task)
+        return float(answer is not None and any(is_exactly(each, answer) for each in expected))
 
     async def _by_math(self, task: Task, transcript: Transcript) -> float:
         expected, answer = self._expected(task), self._answer(transcript)
-        return float(answer is not None and await self._math.is_right(expected, answer))
+        if answer is None or has_open_box(_last_text(transcript)):
+            return 0.0
+        return float(await self._math.is_right([as_text(each) for each in expected], answer))
 
     def _by_pattern(self, pattern: re.Pattern[str]) -> Score:
         async def score(task: Task, transcript: Transcript) -> float:
@@ -117,8 +120,7 @@ class Rewards:
 
     def _answer(self, transcript: Transcript) -> str | None:
         """The answer in the last message of the policy; None: there is none."""
-        last = transcript[-1]
-        text = str(last.get("content") or "") if last["role"] == "assistant" else ""
+        text = _last_text(transcript)
         if not self._answer_pattern.pattern:
             return text.strip()
         matches = list(self._answer_pattern.finditer(text))
@@ -127,10 +129,15 @@ class Rewards:
         found = matches[-1].group(1 if self._answer_pattern.groups else 0)
         return (found or "").strip()
 
-    def _expected(self, task: Task) -> list[str]:
-        value = payload_field("answer_field", task, self._answer_field)
-        values = value if isinstance(value, list) else [value]
-        return [each.strip() if isinstance(each, str) else json.dumps(each) for each in values]
+    def _expected(self, task: Task) -> list[Expected]:
+        field = self._answer_field
+        return expected_answers(payload_field("answer_field", task, field), field, task.task_id)
+
+
+def _last_text(transcript: Transcript) -> str:
+    """The last message, if it is the policy's."""
+    last = transcript[-1]
+    return str(last.get("content") or "") if last["role"] == "assistant" else ""
 
 
 def _named(name: str, returned: Any) -> dict[str, float]:

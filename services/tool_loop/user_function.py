@@ -8,6 +8,7 @@ from typing import Any
 
 from seamflow.environment.environment_class import load_object
 from seamflow.environment.episode_thread import EpisodeThread
+from seamflow.environment.user_code import awaited
 
 __all__ = ["call_function", "load_function"]
 
@@ -27,13 +28,13 @@ def load_function(name: str, field: str) -> Any:
 
 
 async def call_function(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """The result of a function, sync or async."""
+    """The result of a function, sync or async; `Exited` where it would end the process."""
     if inspect.iscoroutinefunction(function):
-        return await function(*arguments, **named)
+        return await awaited(function(*arguments, **named))
     # A thread for each call: one that never returns holds nobody else.
     thread = EpisodeThread(f"call of {getattr(function, '__name__', 'a function')}")
     try:
         result = await thread.run(lambda: function(*arguments, **named))
     finally:
         thread.end()
-    return await result if inspect.isawaitable(result) else result
+    return await awaited(result) if inspect.isawaitable(result) else result

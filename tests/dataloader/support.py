@@ -28,8 +28,8 @@ from services.dataloader.config import DataloaderConfig
 from services.dataloader.curriculum import Curriculum
 from services.dataloader.group_sizes import GroupSizes
 from services.dataloader.loader import Loader
-from services.dataloader.sources import open_source
 from services.dataloader.task_queue import TaskQueue
+from services.lib.tasks.sources import open_source
 
 
 class Queue(TaskServiceServicer):
@@ -153,6 +153,12 @@ def sums(seed: int, epoch: int) -> Iterator[dict[str, Any]]:
 def texts(seed: int, epoch: int) -> Iterator[str]:
     """A function that yields what is no task."""
     yield "not a dict"
+
+
+def breaks(seed: int, epoch: int) -> Iterator[dict[str, Any]]:
+    """A function with a mistake."""
+    yield from ()
+    raise KeyError("x")
 
 
 def endless(seed: int, epoch: int) -> Iterator[dict[str, Any]]:

@@ -43,8 +43,15 @@ def test_a_function_may_have_tasks_without_end() -> None:
     assert check_tasks(settings) is None
 
 
-@pytest.mark.parametrize(("text", "code"), [(GOOD, 0), ("{", 78)])
-def test_as_a_command(tmp_path: Path, text: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        (GOOD, 0, ""),
+        ("{", 78, "line 1 is not JSON"),
+        (GOOD + GOOD, 78, "line 3 has the task id 'a', and so has"),
+    ],
+)
+def test_as_a_command(tmp_path: Path, text: str, code: int, words: str) -> None:
     """One JSON line, or one line with file and line."""
     path = tmp_path / "tasks.jsonl"
     path.write_text(text)
@@ -56,4 +63,4 @@ def test_as_a_command(tmp_path: Path, text: str, code: int) -> None:
     if code == 0:
         assert json.loads(done.stdout) == {"tasks": 2, "epochs": 0}
     else:
-        assert f"{path} line 1 is not JSON" in done.stderr
+        assert f"{path} {words}" in done.stderr

@@ -175,11 +175,11 @@ def test_a_damaged_position_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ({"q": 1}, "has no 'task_id': add it"),
         ({"task_id": None}, "is None"),
+        ({"task_id": "c", "paylod": {}}, "did you mean 'payload'"),
         ({"task_id": "a"}, "no object 'payload'"),
         ({"task_id": "a", "payload": "text"}, "no object 'payload'"),
-        ({"task_id": "a", "payload": {"q": float("nan")}}, "cannot be written as JSON"),
+        ({"task_id": "a", "payload": {"q": float("nan")}}, "NaN is no number of JSON"),
     ],
 )
 async def test_an_error_names_the_invalid_row(
@@ -193,12 +193,12 @@ async def test_an_error_names_the_invalid_row(
 
 
 async def test_duplicate_task_names_are_an_error(tmp_path: Path) -> None:
-    """A name that stands for two different tasks ends the run of the loader, with the name."""
+    """A name that stands for two different tasks ends the run of the loader, with name and row."""
     tasks = write_jsonl(
         tmp_path / "t.jsonl", [{"task_id": "a", "payload": {"q": n}} for n in (1, 2)]
     )
     async with serving(Queue()) as address:
-        with pytest.raises(ConfigError, match="a@0"):
+        with pytest.raises(ConfigError, match=r"line [12]: .*a@0"):
             await load(address, tasks=tasks)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.dataloader.order import Permutation
+from services.lib.tasks.order import Permutation
 
 
 @given(count=st.integers(1, 500), seed=st.integers(0, 2**40))

@@ -41,3 +41,14 @@ async def test_a_bad_line_ends_it_with_the_configuration_code(tmp_path: Path) ->
     assert code == 78
     assert "t.jsonl line 2" in stderr
     assert "Traceback" not in stderr
+
+
+async def test_it_looks_at_all_tasks_before_it_submits_any(tmp_path: Path) -> None:
+    """Where no launcher has done it: two tasks with one id, the second far behind."""
+    tasks = write_jsonl(tmp_path / "t.jsonl", [*numbered(200), *numbered(1)])
+    async with serving(queue := Queue(capacity=500)) as address:
+        code, stderr = await dataloader(address, tasks)
+    assert code == 78
+    assert "t.jsonl line 201 has the task id 't0'" in stderr
+    assert "t.jsonl line 1:" in stderr
+    assert queue.tasks == {}

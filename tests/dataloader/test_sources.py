@@ -13,8 +13,8 @@ from seamflow.client.task import Task
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.dataloader.config import DataloaderConfig
-from services.dataloader.sources import Source, open_source
-from services.dataloader.sources.environment import EnvironmentSource
+from services.lib.tasks.sources import Source, open_source
+from services.lib.tasks.sources.environment import EnvironmentSource
 from tests.dataloader.support import environment_server, numbered, sums, write_jsonl
 
 Make = Callable[..., Source]
@@ -152,6 +152,13 @@ def test_a_function_gets_seed_and_epoch() -> None:
     rows = list(source.rows(2, 3))
     assert [row.values["task_id"] for row in rows] == ["sum-3", "sum-4"]
     assert rows[0].values == {"task_id": "sum-3", "payload": {"a": 7, "b": 2}}
+
+
+def test_a_function_that_raises_is_named() -> None:
+    """With what it raised."""
+    source = open_source("tests.dataloader.support:breaks", shuffle=False, seed=0)
+    with pytest.raises(ConfigError, match=r"support:breaks raised KeyError\('x'\) in epoch 3"):
+        list(source.rows(3, 0))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def make_quickstart(folder: Path) -> None:
     build_model(len(tokenizer), seed=0).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     lines = [
-        json.dumps({"task_id": task.task_name(payload), "payload": payload})
-        for payload in task.tasks(1, _TASKS, "train")
+        json.dumps({"task_id": f"{number}-{task.task_name(payload)}", "payload": payload})
+        for number, payload in enumerate(task.tasks(1, _TASKS, "train"))
     ]
     (folder / "tasks.jsonl").write_text("\n".join(lines) + "\n")

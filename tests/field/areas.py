@@ -12,13 +12,18 @@ AREAS: tuple[str, ...] = (
     "agent_requests",
     "credit",
     "end_ids",
+    "environments",
+    "expected_answers",
     "forced_calls",
     "lora",
+    "math_answers",
     "model_folders",
+    "rewards",
     "rope",
     "schedules",
+    "task_files",
 )
-"""Modules of this folder with a tuple `KINDS`."""
+"""Modules or folders of this folder with a tuple `KINDS`."""
 
 
 def kinds_of(area: str) -> tuple[Kind, ...]:

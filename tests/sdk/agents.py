@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 from seamflow import Rollout, Task
 
@@ -40,6 +41,14 @@ class Breaks:
     async def run(self, task: Task, rollout: Rollout) -> float:
         """Fail."""
         raise RuntimeError("no browser")
+
+
+class Exits:
+    """Would end the process."""
+
+    async def run(self, task: Task, rollout: Rollout) -> float:
+        """Exit."""
+        sys.exit(3)
 
 
 class Echoes:

@@ -18,7 +18,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.runner.agent_runner import AgentRunner, RunnerConfig, load_agent
 from seamflow.runner.command_line import main
 
-from tests.sdk.agents import Answers, Breaks, Echoes, Waits
+from tests.sdk.agents import Answers, Breaks, Echoes, Exits, Waits
 from tests.sdk.support import TOKENS, Gateway, serving
 
 ROOT = Path(__file__).parents[2]
@@ -125,14 +125,19 @@ async def test_a_rollout_past_its_deadline_is_a_timeout() -> None:
     assert gateway.finished[0].failure.failure_class == tokens_pb2.FAILURE_CLASS_TIMEOUT
 
 
-async def test_an_exception_of_the_agent_is_an_environment_failure() -> None:
+@pytest.mark.parametrize(
+    ("agent", "raised"), [(Breaks(), "RuntimeError('no browser')"), (Exits(), "SystemExit(3)")]
+)
+async def test_an_exception_of_the_agent_is_an_environment_failure(
+    agent: Agent, raised: str
+) -> None:
     """A broken environment is never a reward, and the runner goes on."""
     gateway = Gateway(payloads=["{}", "{}"])
-    async with running(Breaks(), gateway, concurrency=1):
+    async with running(agent, gateway, concurrency=1):
         assert [await gateway.closed.get() for _ in range(2)] == ["rollout-0", "rollout-1"]
     assert gateway.finished[0].failure.failure_class == tokens_pb2.FAILURE_CLASS_ENVIRONMENT
     message = gateway.finished[0].failure.message
-    assert message.startswith("agent on task 'task-0' raised RuntimeError('no browser') at ")
+    assert message.startswith(f"agent on task 'task-0' raised {raised} at ")
     assert "tests/sdk/agents.py:" in message
 
 

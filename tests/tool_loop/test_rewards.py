@@ -14,7 +14,7 @@ from seamflow.errors import PreconditionError
 
 from services.chassis.errors import ConfigError, ExitCode
 from services.tool_loop.cli import build
-from services.tool_loop.math_match import MathMatch
+from services.tool_loop.math_answers.math_match import MathMatch
 from tests.tool_loop.support import HERE, calls, config, says, serving, task
 
 TOOLS = [f"{HERE}:later"]
@@ -66,7 +66,16 @@ async def test_a_missing_field_fails_and_is_named(settings: Any, words: str) -> 
         ("exact", "", " 4 ", "4", 1.0),
         ("exact", "", "It is 4", "4", 0.0),
         ("exact", "", "4", 4, 1.0),
+        ("exact", "", "4.0", 4, 1.0),
+        ("exact", "", "1,000", 1000.0, 1.0),
+        ("exact", "", "0.30", 0.3, 1.0),
+        ("exact", "", "4 apples", 4, 0.0),
+        ("exact", "", "4.0", "4", 0.0),
+        ("exact", "", "True", True, 1.0),
+        ("exact", "", "1", True, 0.0),
         ("exact", "", "four", ["4", "four"], 1.0),
+        ("exact", "", "['4', 'four']", ["4", "four"], 0.0),
+        ("math", "", r"\boxed{4}", [3, "2+2"], 1.0),
         ("exact", r"is (\d+)", "it is 5, no, it is 4", "4", 1.0),
         ("exact", r"is (\d+)", "it is 4, no, it is 5", "4", 0.0),
         ("exact", r"\d+", "say 4", "4", 1.0),
@@ -96,6 +105,14 @@ async def test_the_last_message_is_scored(
     assert step.rewards == {"reward": reward}
     assert step.done
     assert not step.truncated
+
+
+@pytest.mark.parametrize("expected", [None, [], [None], {"target": ["4"]}])
+@pytest.mark.parametrize("how", ["exact", "math"])
+async def test_a_task_without_an_answer_is_broken(how: str, expected: Any) -> None:
+    """No answer can be right, so none is wrong."""
+    with pytest.raises(PreconditionError, match="answer_field names the field 'answer', which is"):
+        await last_step(says("null"), payload={"answer": expected}, rewards={"reward": how})
 
 
 async def test_rewards_are_several_and_named() -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from seamflow.client.plain_values import to_json_value, whole_text
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
 __all__ = ["Message", "Tool", "ToolChoice", "from_message", "to_messages", "to_tool_choice"]
@@ -49,12 +50,12 @@ def to_messages(
     tools: Sequence[Tool] = (),
     template_arguments: Mapping[str, Any] | None = None,
 ) -> pb.Messages:
-    """The contract's form of a prompt.
+    """The contract's form of a prompt. Halves of characters in texts are replaced.
 
     Raises:
         ValueError: a message or tool lacks a key.
     """
-    arguments = json.dumps(template_arguments) if template_arguments else ""
+    arguments = _json(template_arguments) if template_arguments else ""
     return pb.Messages(
         messages=[_to_message(i, message) for i, message in enumerate(messages)],
         tools=[_to_tool(i, tool) for i, tool in enumerate(tools)],
@@ -85,9 +86,9 @@ def _to_message(index: int, message: Message) -> pb.Message:
         raise ValueError(f'messages[{index}] has no "role"')
     given = pb.Message(
         role=message["role"],
-        reasoning=message.get("reasoning_content") or message.get("reasoning") or "",
-        tool_call_id=message.get("tool_call_id") or "",
-        name=message.get("name") or "",
+        reasoning=whole_text(message.get("reasoning_content") or message.get("reasoning") or ""),
+        tool_call_id=whole_text(message.get("tool_call_id") or ""),
+        name=whole_text(message.get("name") or ""),
     )
     if recorded := message.get("recorded"):
         given.recorded.CopyFrom(pb.RecordedAnswer(**recorded))
@@ -95,12 +96,12 @@ def _to_message(index: int, message: Message) -> pb.Message:
     if isinstance(content, str):
         content = [{"type": "text", "text": content}] if content else []
     for part in content:
-        given.content.add(type=part["type"], text=part.get("text", ""))
+        given.content.add(type=part["type"], text=whole_text(part.get("text", "")))
     for call in message.get("tool_calls") or ():
         function = call.get("function", call)
         given.tool_calls.add(
-            id=call.get("id") or "",
-            name=function["name"],
+            id=whole_text(call.get("id") or ""),
+            name=whole_text(function["name"]),
             arguments_json=_json(function.get("arguments")),
         )
     return given
@@ -111,8 +112,8 @@ def _to_tool(index: int, tool: Tool) -> pb.Tool:
     if "name" not in function:
         raise ValueError(f'tools[{index}] has no function "name"')
     return pb.Tool(
-        name=function["name"],
-        description=function.get("description") or "",
+        name=whole_text(function["name"]),
+        description=whole_text(function.get("description") or ""),
         parameters_json=_json(function.get("parameters")),
     )
 
@@ -120,4 +121,4 @@ def _to_tool(index: int, tool: Tool) -> pb.Tool:
 def _json(value: Any) -> str:
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value)
+    return whole_text(value) if isinstance(value, str) else json.dumps(to_json_value(value))

@@ -13,6 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from seamflow import trace_context
 from seamflow.client.messages import Message, Tool, ToolChoice, to_messages, to_tool_choice
+from seamflow.client.plain_values import named_rewards, whole_text
 from seamflow.client.task import Task
 from seamflow.client.turn import Turn
 from seamflow.client.turn_stream import TurnStream
@@ -181,7 +182,7 @@ class Rollout:
         *,
         turn_rewards: Mapping[str, Mapping[str, float] | float] | None = None,
         untrained_turn_ids: Sequence[str] = (),
-        policy_failure: str = "",
+        policy_failure: str | None = "",
         truncated: bool = False,
     ) -> None:
         """Finish the rollout with its reward, or with several named ones.
@@ -191,19 +192,19 @@ class Rollout:
         did wrong, where that ended the rollout. `truncated`: a limit cut it off, such as one of
         steps; a trainer may mask it, or count the value of its last state.
         """
+        failure = whole_text(policy_failure or "")
         given = _rewards(rewards, "")
         for turn_id, of_turn in (turn_rewards or {}).items():
             given += _rewards(of_turn, turn_id)
         await self._finish(
-            rewards=tokens_pb2.Rewards(
-                rewards=given, policy_failure=policy_failure, truncated=truncated
-            ),
+            rewards=tokens_pb2.Rewards(rewards=given, policy_failure=failure, truncated=truncated),
             untrained_turn_ids=[*self._untrained, *untrained_turn_ids],
         )
 
     async def fail(self, failure_class: tokens_pb2.FailureClass.ValueType, message: str) -> None:
         """Finish the rollout without a reward; it is replaced by another one."""
-        await self._finish(failure=tokens_pb2.Failure(failure_class=failure_class, message=message))
+        text = whole_text(message)
+        await self._finish(failure=tokens_pb2.Failure(failure_class=failure_class, message=text))
 
     async def trajectory(self) -> Trajectory:
         """What is recorded of the rollout."""
@@ -235,7 +236,7 @@ class Rollout:
 
 
 def _rewards(rewards: Mapping[str, float] | float, turn_id: str) -> list[tokens_pb2.Reward]:
-    named = rewards if isinstance(rewards, Mapping) else {"reward": float(rewards)}
+    named = named_rewards("the agent", rewards)
     return [tokens_pb2.Reward(name=n, value=v, turn_id=turn_id) for n, v in named.items()]
 
 

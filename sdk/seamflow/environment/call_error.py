@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 from google.protobuf.any_pb2 import Any as AnyMessage
 
+from seamflow.client.plain_values import whole_text
 from seamflow.common.v1 import error_pb2, tokens_pb2
 from seamflow.durations import to_duration
 from seamflow.enum_names import enum_name
@@ -39,7 +40,7 @@ class CallError(Exception):
         retry_after: float | None = None,
         field: str = "",
     ) -> None:
-        super().__init__(message[:_MAX_TEXT])
+        super().__init__(whole_text(message[:_MAX_TEXT]))
         self.code = code
         self.reason = reason
         self._metadata = metadata

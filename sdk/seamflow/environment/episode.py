@@ -16,6 +16,7 @@ from seamflow.client.task import Task
 from seamflow.environment.call_error import CallError, from_user
 from seamflow.environment.episode_thread import EpisodeThread
 from seamflow.environment.returned_values import to_reset, to_step
+from seamflow.environment.user_code import awaited
 from seamflow.environment.v1 import environment_service_pb2 as pb
 
 __all__ = ["Episode", "UserObject"]
@@ -37,9 +38,9 @@ class UserObject:
             self._object = await self._thread.run(self._make)
         function = getattr(self._object, method)
         if inspect.iscoroutinefunction(function):
-            return await function(*arguments)
+            return await awaited(function(*arguments))
         result = await self._thread.run(function, *arguments)
-        return await result if inspect.isawaitable(result) else result
+        return await awaited(result) if inspect.isawaitable(result) else result
 
     async def close(self) -> None:
         """Call the object's `close`, if it has one, and end the thread; errors are logged."""

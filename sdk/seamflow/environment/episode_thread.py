@@ -9,6 +9,8 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
+from seamflow.environment.user_code import ordinary
+
 __all__ = ["EpisodeThread"]
 
 _Call = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]
@@ -46,8 +48,8 @@ class EpisodeThread:
                 continue
             try:
                 result, error = function(*arguments), None
-            except Exception as raised:
-                result, error = None, raised
+            except BaseException as raised:  # exit() too, or nobody would ever get an answer
+                result, error = None, ordinary(raised)
             with suppress(RuntimeError):  # the loop is closed: nobody waits
                 loop.call_soon_threadsafe(_settle, future, result, error)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seamflow.client.messages import Message, Tool, to_messages
+from seamflow.client.plain_values import named_rewards, plain, to_json_value, whole_text
 from seamflow.common.v1 import tokens_pb2
 from seamflow.environment.environment import Observation, Step
 from seamflow.environment.v1 import environment_service_pb2 as pb
@@ -53,15 +53,16 @@ def to_step(returned: object) -> pb.StepResponse:
             f"step returned {_shown(returned)}: return a seamflow.environment.Step"
         )
     prompt = _converted("step", _messages("step", returned.messages), ())
-    if not prompt.messages and not (returned.done or returned.truncated):
+    is_done, is_truncated = _flag("done", returned.done), _flag("truncated", returned.truncated)
+    if not prompt.messages and not (is_done or is_truncated):
         raise ValueError("step returned no message: return at least one, or Step(done=True)")
     return pb.StepResponse(
         messages=prompt.messages,
         rewards=to_rewards("step", returned.rewards),
-        is_done=returned.done,
-        is_truncated=returned.truncated,
+        is_done=is_done,
+        is_truncated=is_truncated,
         info_json=_json("step", returned.info),
-        policy_failure=returned.policy_failure[:_MAX_TEXT],
+        policy_failure=whole_text(str(plain(returned.policy_failure) or ""))[:_MAX_TEXT],
     )
 
 
@@ -71,19 +72,8 @@ def to_rewards(what: str, returned: object) -> list[tokens_pb2.Reward]:
     Raises:
         ValueError: a name is no text, or a value no finite number.
     """
-    named = returned if isinstance(returned, Mapping) else {"reward": returned}
-    for name, value in named.items():
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"{what} returned a reward named {name!r}: use a text as name")
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(
-                f"{what} returned {_shown(value)} as reward {name!r}: return a finite float"
-            )
-    return [tokens_pb2.Reward(name=name, value=value) for name, value in _floats(named)]
-
-
-def _floats(named: Mapping[Any, Any]) -> list[tuple[str, float]]:
-    return [(str(name), float(value)) for name, value in named.items()]
+    named = named_rewards(what, returned)
+    return [tokens_pb2.Reward(name=name, value=value) for name, value in named.items()]
 
 
 def rewards_of(rewards: Sequence[tokens_pb2.Reward]) -> dict[str, float]:
@@ -115,9 +105,16 @@ def _converted(what: str, messages: Sequence[Message], tools: Sequence[Tool]) ->
 
 def _json(what: str, info: Mapping[str, Any]) -> str:
     try:
-        return json.dumps(dict(info)) if info else ""
+        return json.dumps(to_json_value(dict(info))) if info else ""
     except (TypeError, ValueError) as error:
         raise ValueError(f"{what} returned an info that is no JSON object: {error}") from error
+
+
+def _flag(name: str, value: object) -> bool:
+    value = plain(value)
+    if value is not None and not isinstance(value, int | float):
+        raise ValueError(f"step returned {_shown(value)} as {name}: return True or False")
+    return bool(value)
 
 
 def _shown(value: object) -> str:

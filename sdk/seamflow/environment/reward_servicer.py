@@ -13,6 +13,7 @@ from seamflow.environment.environment import RewardFunction
 from seamflow.environment.message_dicts import to_dict
 from seamflow.environment.request_fields import check_name, to_task
 from seamflow.environment.returned_values import to_rewards
+from seamflow.environment.user_code import awaited
 from seamflow.environment.v1 import reward_service_pb2 as pb
 from seamflow.environment.v1.reward_service_pb2_grpc import RewardServiceServicer
 
@@ -51,9 +52,9 @@ class RewardServicer(RewardServiceServicer):
         messages = [to_dict(message) for message in transcript.messages]
         try:
             if inspect.iscoroutinefunction(self._reward):
-                returned = await self._reward(task, messages)
+                returned = await awaited(self._reward(task, messages))
             else:
-                returned = await asyncio.to_thread(self._reward, task, messages)
+                returned = await awaited(asyncio.to_thread(self._reward, task, messages))
             rewards = to_rewards("reward", returned)
         except Exception as error:
             what = f"reward of rollout {transcript.rollout_id!r} on task {task.task_id!r}"

@@ -11,10 +11,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import math
 import signal
 from collections import deque
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +20,11 @@ from typing import Any, cast
 
 from seamflow.agent import Agent
 from seamflow.client import Client, Rollout
+from seamflow.client.plain_values import named_rewards
 from seamflow.client.token_log import TokenLog
 from seamflow.common.v1 import tokens_pb2
 from seamflow.credentials import Credentials
-from seamflow.environment.user_code import user_place
+from seamflow.environment.user_code import awaited, user_place
 from seamflow.errors import NotFoundError, RunEndedError, SeamflowError
 from seamflow.retry import OF_ONE_CALL, Backoff
 from seamflow.user_modules import import_user_module
@@ -201,7 +200,8 @@ class AgentRunner:
         limit = asyncio.timeout(self._config.rollout_timeout)
         try:
             async with limit:
-                rewards = _checked(await self._agent.run(task, rollout))
+                returned = await awaited(self._agent.run(task, rollout))
+                rewards = named_rewards("Agent.run", returned)
         except SeamflowError:
             raise
         except Exception as error:
@@ -217,15 +217,6 @@ class AgentRunner:
         else:
             await rollout.finish(rewards)
             self._failures.reset()
-
-
-def _checked(rewards: Mapping[str, float] | float) -> Mapping[str, float] | float:
-    numbers = rewards.values() if isinstance(rewards, Mapping) else [rewards]
-    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
-        raise ValueError(
-            f"Agent.run returned {rewards!r}: return a finite float, or a mapping of names to them"
-        )
-    return rewards
 
 
 def load_agent(name: str) -> Agent:

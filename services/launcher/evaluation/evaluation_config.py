@@ -17,7 +17,15 @@ class EvaluationConfig(ServerConfig):
     every_steps: int = Field(0, ge=0)
     """Optimizer steps between evaluations; 0: only before and after training."""
     tasks: str | None = None
-    """Held-out tasks, JSONL or Parquet; unset: heldout_tasks of [launcher]. None: no evaluation."""
+    """Held-out tasks, in each form that `tasks` of [launcher] has; unset: heldout_tasks of
+    [launcher]. Without either there is no evaluation."""
+    # A factory, as "" is a value of its own here, and not the absence of one.
+    task_id_field: str | None = Field(default_factory=lambda: None)
+    """Field that names a held-out task; unset: as task_id_field of [dataloader]."""
+    payload_field: str | None = Field(default_factory=lambda: None)
+    """Field that holds what the agent gets; unset: as payload_field of [dataloader]."""
+    payload: dict[str, str] | None = None
+    """Templates of what the agent gets; unset: as payload of [dataloader]. {}: none."""
     samples: int = Field(1, ge=1, le=4096)
     """Rollouts of each task; pass@k is estimated for each power of two up to it, and for it."""
     metric: str = ""

@@ -25,8 +25,8 @@ from services.launcher.evaluation.evaluation_log import EvaluationLine, Evaluati
 from services.launcher.evaluation.evaluation_samples import EvaluationSamples
 from services.launcher.evaluation.held_version import VersionLost, held, manifest_of
 from services.launcher.evaluation.heldout_tasks import (
-    HeldoutTask,
     environment_tasks,
+    heldout_fields,
     pinned_task,
     read_tasks,
 )
@@ -35,6 +35,7 @@ from services.launcher.layout import Layout
 from services.launcher.process_plan import environment_addresses
 from services.launcher.service_clients import Services
 from services.launcher.view import View
+from services.lib.tasks.task_rows import TaskRow
 
 __all__ = ["Evaluator", "shown"]
 
@@ -61,7 +62,7 @@ class Evaluator:
         self._services, self._view = services, view
         self._metric = settings.metric or config.success
         self._trained_rewards = trained_rewards(config, layout.config_file)
-        self._tasks: list[HeldoutTask] = []
+        self._tasks: list[TaskRow] = []
         self._is_ending = False
         self._running_file = layout.folder / _RUNNING
         self._best = BestCheckpoint(layout.folder / "checkpoints")
@@ -122,7 +123,9 @@ class Evaluator:
     async def _read_tasks(self) -> None:
         tasks = self._settings.tasks or self._config.heldout_tasks
         if tasks is not None:
-            self._tasks = read_tasks(Path(self._layout.path(tasks)))
+            fields = heldout_fields(self._config, self._settings, self._layout.config_file)
+            named = self._layout.path(tasks)
+            self._tasks = await asyncio.to_thread(read_tasks, named, fields, self._config.seed)
         elif self._config.num_heldout and self._config.runs_environment:
             address = environment_addresses(self._config, self._layout)[0]
             self._tasks = await environment_tasks(self._config, address)

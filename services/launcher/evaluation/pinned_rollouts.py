@@ -19,8 +19,9 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.launcher.checks.trained_rewards import check_trained_reward
-from services.launcher.evaluation.heldout_tasks import HeldoutTask, pinned_task
+from services.launcher.evaluation.heldout_tasks import pinned_task
 from services.launcher.service_clients import Services
+from services.lib.tasks.task_rows import TaskRow
 
 __all__ = ["EvaluationFailed", "PinnedRollouts", "cancel"]
 
@@ -38,7 +39,7 @@ class EvaluationFailed(Exception):  # noqa: N818 -- names the event
 class _Sample:
     """One rollout of a task, replaced when it fails."""
 
-    task: HeldoutTask
+    task: TaskRow
     task_id: str
     slot: int
     attempt: int = 1
@@ -53,7 +54,7 @@ class PinnedRollouts:
     """Submits tasks, at most so many at once, and reads the rewards of their rollouts."""
 
     services: Services
-    tasks: Sequence[HeldoutTask]
+    tasks: Sequence[TaskRow]
     label: str
     """Name of the evaluation, unique in the run with its version."""
     weight_version: int
@@ -111,7 +112,7 @@ class PinnedRollouts:
             await cancel(self.services, {sample.task_id for sample in self._open})
         return self.rewards
 
-    async def _submit_more(self, waiting: deque[HeldoutTask]) -> None:
+    async def _submit_more(self, waiting: deque[TaskRow]) -> None:
         tasks = []
         while waiting and (
             not self._open or len(self._open) + self.samples <= max(self.concurrency, self.samples)

@@ -16,12 +16,12 @@ from services.launcher.evaluation.evaluation_config import EvaluationConfig
 from services.launcher.evaluation.evaluation_log import EvaluationLine, EvaluationLog, line_of
 from services.launcher.evaluation.evaluator import shown
 from services.launcher.evaluation.heldout_tasks import (
-    HeldoutTask,
     environment_tasks,
     label_of,
     pinned_task,
     read_tasks,
 )
+from services.lib.tasks.task_rows import RowFields, TaskRow
 from tests.dataloader.support import environment_server
 from tests.launcher.support import make_config
 
@@ -153,19 +153,19 @@ def test_tasks_are_read_from_both_kinds_of_file(tmp_path: Path) -> None:
     lines.write_text('{"task_id": "a", "payload": {"x": 1}}\n\n')
     rows = [{"task_id": "a", "payload": {"x": 1}}]
     parquet.write_table(pyarrow.Table.from_pylist(rows), table)
-    assert read_tasks(lines) == read_tasks(table)
-    task = pinned_task(read_tasks(lines)[0], "step-3.17", 4, 2)
+    assert read_tasks(str(lines), RowFields()) == read_tasks(str(table), RowFields())
+    task = pinned_task(read_tasks(str(lines), RowFields())[0], "step-3.17", 4, 2)
     assert (task.pinned_weight_version, task.num_samples) == (4, 2)
     assert label_of(task.task_id) == "step-3"
     for text, message in (
-        ('{"task_id": "a"}', r"t.jsonl:1.*payload"),
-        ('{"task_id": "a", "payload": {}}\n' * 2, "twice"),
-        ("{", "t.jsonl:1"),
+        ('{"task_id": "a"}', r"t.jsonl line 1.*payload"),
+        ('{"task_id": "a", "payload": {}}\n' * 2, r"line 2 has the task id 'a', .* line 1"),
+        ("{", "t.jsonl line 1"),
         ("", "holds no task"),
     ):
         lines.write_text(text)
         with pytest.raises(ConfigError, match=message):
-            read_tasks(lines)
+            read_tasks(str(lines), RowFields())
 
 
 def _remove(folder: Path) -> None:
@@ -185,11 +185,11 @@ def test_the_last_tasks_of_an_environment_are_evaluated() -> None:
 
         def step(self, message: object) -> object: ...
 
-    def found(number: int) -> list[HeldoutTask]:
+    def found(number: int) -> list[TaskRow]:
         fields = {"agent": None, "tasks": None, "environment": address}
         return asyncio.run(environment_tasks(make_config(**fields, num_heldout=number), address))
 
     with environment_server(Three) as address:
-        assert found(2) == [HeldoutTask("1", '{"number": 1}'), HeldoutTask("2", '{"number": 2}')]
+        assert found(2) == [TaskRow("1", '{"number": 1}'), TaskRow("2", '{"number": 2}')]
         with pytest.raises(ConfigError, match="num_heldout is 3"):
             found(3)

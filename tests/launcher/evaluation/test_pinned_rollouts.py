@@ -21,15 +21,15 @@ from bench.harness.store_calls import send_async
 from services.chassis.errors import ConfigError
 from services.chassis.rpc.server import started
 from services.launcher.evaluation.evaluation_samples import EvaluationSamples
-from services.launcher.evaluation.heldout_tasks import HeldoutTask
 from services.launcher.evaluation.pinned_rollouts import EvaluationFailed, PinnedRollouts
 from services.launcher.service_clients import Services
+from services.lib.tasks.task_rows import TaskRow
 from tests.trajectory_manager.client import CREDENTIAL, Client, message
 from tests.trajectory_manager.memory.store import memory_store
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
 
-TASKS = [HeldoutTask("a", "{}"), HeldoutTask("b", "{}"), HeldoutTask("c", "{}")]
+TASKS = [TaskRow("a", "{}"), TaskRow("b", "{}"), TaskRow("c", "{}")]
 
 
 @pytest.fixture

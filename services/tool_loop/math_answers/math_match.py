@@ -17,7 +17,7 @@ from services.chassis.log import get_logger
 __all__ = ["MathMatch"]
 
 _log = get_logger()
-_COMMAND = (sys.executable, "-m", "services.tool_loop.math_worker")
+_COMMAND = (sys.executable, "-m", "services.tool_loop.math_answers.math_worker")
 _ATTEMPTS = 2
 _START_SECONDS = 60.0
 _MAX_LINE = 16 << 20

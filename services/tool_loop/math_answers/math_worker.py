@@ -14,11 +14,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from math_verify import parse, verify  # type: ignore[import-untyped]
+from services.tool_loop.math_answers.equality import are_equal
+from services.tool_loop.math_answers.readable import read, read_expected
 
 __all__ = ["main"]
 
-_SECONDS = 5
 _MAX_BYTES = 4 << 30
 
 
@@ -36,20 +36,13 @@ def main() -> None:
 def _compared(expected: Sequence[str], answer: str) -> dict[str, Any]:
     found = None
     for text in expected:
-        gold = _gold(text)
+        gold = read_expected(text)
         if not gold:
             return {"error": f"{text!r} is no mathematical expression"}
-        found = parse(answer, parsing_timeout=_SECONDS) if found is None else found
-        if verify(gold, found, timeout_seconds=_SECONDS):
+        found = read(answer) if found is None else found
+        if are_equal(gold, found):
             return {"right": True}
     return {"right": False}
-
-
-def _gold(text: str) -> list[Any]:
-    """The expected answer: LaTeX, with or without its dollar signs, or a text around it."""
-    marked = any(mark in text for mark in ("$", r"\boxed", r"\(", r"\["))
-    found: list[Any] = [] if marked else parse(f"${text}$", parsing_timeout=_SECONDS)
-    return found or parse(text, parsing_timeout=_SECONDS)
 
 
 if __name__ == "__main__":

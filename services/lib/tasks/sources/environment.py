@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from seamflow.client.task import Task
 from seamflow.credentials import Credentials
 
-from services.dataloader.order import Permutation
-from services.dataloader.sources.base import Row
-from services.lib.environment_tasks import list_tasks
+from services.lib.tasks.environment_tasks import list_tasks
+from services.lib.tasks.order import Permutation
+from services.lib.tasks.sources.base import Row
+from services.lib.tasks.unique_names import UniqueNames
 
 __all__ = ["EnvironmentSource"]
 
@@ -36,6 +37,9 @@ class EnvironmentSource:
             DependencyUnavailable: its server did not answer within `start_seconds`.
         """
         listed = asyncio.run(list_tasks(address, credentials, start_seconds, num_heldout))
+        names = UniqueNames()
+        for number, task in enumerate(listed.train, 1):
+            names.add(task.task_id, f"task {number} of the environment at {address}")
         return cls(address, listed.train, shuffle=False, seed=0)
 
     def ordered(self, *, shuffle: bool, seed: int) -> EnvironmentSource:

@@ -9,7 +9,7 @@ from typing import Any
 
 from services.chassis import plugins
 from services.chassis.errors import ConfigError
-from services.dataloader.sources.base import Row
+from services.lib.tasks.sources.base import Row
 
 __all__ = ["FunctionSource"]
 
@@ -54,9 +54,14 @@ class FunctionSource:
 
     def rows(self, epoch: int, start: int) -> Iterator[Row]:
         """The rows of an epoch; those before `start` are generated and skipped."""
-        tasks = enumerate(self.function(self.seed, epoch))
-        for index, values in islice(tasks, start, None):
+        for index, values in islice(enumerate(self._yielded(epoch)), start, None):
             where = f"task {index + 1} of {self.name}"
             if not isinstance(values, Mapping):
                 raise ConfigError(f"{where} is a {type(values).__name__}: yield dicts")
             yield Row(index=index, values=values, where=where)
+
+    def _yielded(self, epoch: int) -> Iterator[Mapping[str, Any]]:
+        try:
+            yield from self.function(self.seed, epoch)
+        except Exception as error:
+            raise ConfigError(f"tasks: {self.name} raised {error!r} in epoch {epoch}") from error

@@ -7,8 +7,8 @@ from itertools import accumulate
 from pathlib import Path
 
 from services.chassis.errors import ConfigError
-from services.dataloader.order import Permutation
-from services.dataloader.sources.base import Row
+from services.lib.tasks.order import Permutation
+from services.lib.tasks.sources.base import Row
 
 __all__ = ["ParquetSource"]
 
@@ -61,8 +61,12 @@ class ParquetSource:
         for place in range(start, len(order)):
             row = order[place]
             index = self._firsts[group] + row
-            values = table.slice(row, 1).to_pylist()[0]
-            yield Row(index=index, values=values, where=f"{self._path} row {index + 1}")
+            where = f"{self._path} row {index + 1}"
+            try:
+                values = table.slice(row, 1).to_pylist()[0]
+            except ValueError as error:  # text that is not UTF-8, a time beyond the calendar
+                raise ConfigError(f"{where} cannot be read: {error}") from error
+            yield Row(index=index, values=values, where=where)
 
     def _order(self, count: int, name: str) -> Sequence[int] | Permutation:
         return Permutation(count, seed=self._seed, name=name) if self._shuffle else range(count)

@@ -8,9 +8,9 @@ from pathlib import Path
 from seamflow.credentials import Credentials
 
 from services.chassis.errors import ConfigError
-from services.dataloader.sources.base import Row, Source
+from services.lib.tasks.sources.base import Row, Source
 
-__all__ = ["Row", "Source", "open_source"]
+__all__ = ["Row", "Source", "is_function", "open_source"]
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -34,7 +34,7 @@ def open_source(
         DependencyUnavailable: the environment's server does not answer.
     """
     if tasks.startswith("environment://"):
-        from services.dataloader.sources.environment import EnvironmentSource
+        from services.lib.tasks.sources.environment import EnvironmentSource
 
         address = tasks.removeprefix("environment://")
         found = EnvironmentSource.read(
@@ -42,11 +42,11 @@ def open_source(
         )
         return found.ordered(shuffle=shuffle, seed=seed)
     if tasks.startswith("hf://"):
-        from services.dataloader.sources.hugging_face import HuggingFaceSource
+        from services.lib.tasks.sources.hugging_face import HuggingFaceSource
 
         return HuggingFaceSource(tasks, shuffle=shuffle, seed=seed)
-    if _FUNCTION.fullmatch(tasks):
-        from services.dataloader.sources.function import FunctionSource
+    if is_function(tasks):
+        from services.lib.tasks.sources.function import FunctionSource
 
         if shuffle:
             raise ConfigError("shuffle is set: a function gets the seed and orders its own tasks")
@@ -60,9 +60,14 @@ def open_source(
     if not path.is_file():
         raise ConfigError(f"tasks: file {path} does not exist")
     if path.suffix == ".parquet":
-        from services.dataloader.sources.parquet import ParquetSource
+        from services.lib.tasks.sources.parquet import ParquetSource
 
         return ParquetSource(path, shuffle=shuffle, seed=seed)
-    from services.dataloader.sources.jsonl import JsonlSource
+    from services.lib.tasks.sources.jsonl import JsonlSource
 
     return JsonlSource(path, shuffle=shuffle, seed=seed)
+
+
+def is_function(tasks: str) -> bool:
+    """Whether `tasks` names a function, whose tasks may have no end."""
+    return _FUNCTION.fullmatch(tasks) is not None

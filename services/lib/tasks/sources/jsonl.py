@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from services.chassis.errors import ConfigError
-from services.dataloader.order import Permutation
-from services.dataloader.sources.base import Row
+from services.lib.tasks.order import Permutation
+from services.lib.tasks.sources.base import Row
 
 __all__ = ["JsonlSource"]
 
 
 class JsonlSource:
-    """One JSON object a line; blank lines are skipped."""
+    """One JSON object a line; blank lines are skipped. Only \\n ends a line."""
 
     def __init__(self, path: Path, *, shuffle: bool, seed: int) -> None:
         """Index the lines of `path`.
@@ -55,7 +56,7 @@ def _index(path: Path) -> tuple[array[int], array[int]]:
     offsets, lines, offset = array("Q"), array("Q"), 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if line.strip():
+            if line.removeprefix(BOM_UTF8 if number == 1 else b"").strip():
                 offsets.append(offset)
                 lines.append(number)
             offset += len(line)
@@ -64,8 +65,10 @@ def _index(path: Path) -> tuple[array[int], array[int]]:
 
 def _parse(line: bytes, where: str) -> dict[str, Any]:
     try:
-        values = json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        values = json.loads(line.decode("utf-8-sig"), parse_constant=_refused)
+        if b"\\u" in line:  # half a character may be written as an escape
+            json.dumps(values, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
         cure = "write one JSON object in UTF-8 on a line"
         raise ConfigError(f"{where} is not JSON ({error}): {cure}") from error
     if not isinstance(values, dict):
@@ -74,3 +77,7 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
             f'{where} is a {kind}: write a JSON object, such as {{"task_id": "a", "payload": {{}}}}'
         )
     return values
+
+
+def _refused(constant: str) -> float:
+    raise ValueError(f"{constant} is no number of JSON")

@@ -1,0 +1,122 @@
+"""Rows as tasks: a name and what the agent gets, by the settings of their fields."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.chassis.errors import ConfigError
+from services.lib.tasks.row_template import filled
+from services.lib.tasks.sources.base import Row
+
+__all__ = ["RowFields", "TaskRow", "task_of"]
+
+_NAME, _PAYLOAD = "task_id", "payload"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFields:
+    """Which fields of a row name the task and hold what the agent gets."""
+
+    task_id_field: str = _NAME
+    """Names the task; "" names tasks by their position. A row without a `task_id` is named by it
+    too, unless another field is set here."""
+    payload_field: str = _PAYLOAD
+    """Holds what the agent gets; "" gives it the whole row, as rows without a `payload` do unless
+    another field is set here."""
+    payload: Mapping[str, str] = field(default_factory=dict)
+    """Templates of the fields that the agent gets instead; empty: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """A task that a row describes."""
+
+    name: str
+    """Unique in its source."""
+    payload_json: str
+    """What the agent gets, an object."""
+
+
+def task_of(row: Row, fields: RowFields) -> TaskRow:
+    """The task of a row.
+
+    Raises:
+        ConfigError: it has no usable name or payload, or cannot be JSON; names row and cure.
+    """
+    return TaskRow(_name(row, fields.task_id_field), _json(_payload(row, fields), row))
+
+
+def _name(row: Row, field_name: str) -> str:
+    if not field_name or (field_name == _NAME and field_name not in row.values):
+        return str(row.index)
+    if field_name not in row.values:
+        cure = 'set task_id_field to the field that names the task, or to "" for positions'
+        raise ConfigError(f"{row.where} has no {field_name!r}: add it, or {cure}")
+    name = row.values[field_name]
+    if isinstance(name, float) and name.is_integer():
+        name = int(name)
+    if isinstance(name, bool) or not isinstance(name, int | str) or name == "":
+        raise ConfigError(
+            f"{row.where}: {field_name!r} is {name!r}; a task's name is text or a number"
+        )
+    _check_text(str(name), row)
+    return str(name)
+
+
+def _payload(row: Row, fields: RowFields) -> Mapping[str, Any]:
+    if fields.payload:
+        return {name: filled(text, row) for name, text in fields.payload.items()}
+    name = fields.payload_field
+    if not name or _is_flat(row, fields):
+        return row.values
+    payload = row.values.get(name)
+    if isinstance(payload, str):  # as tables have objects
+        payload = _object(payload)
+    if not isinstance(payload, Mapping):
+        cure = (
+            'name the field that holds it with payload_field, set that to "" for the whole row, or '
+            "describe it with payload"
+        )
+        raise ConfigError(f"{row.where} has no object {name!r} for the agent: {cure}")
+    return payload
+
+
+def _is_flat(row: Row, fields: RowFields) -> bool:
+    """Whether the row itself is the payload, such as {"question": …, "answer": …}."""
+    if fields.payload_field != _PAYLOAD or _PAYLOAD in row.values:
+        return False
+    objects = [name for name, value in row.values.items() if isinstance(value, Mapping)]
+    if near := difflib.get_close_matches(_PAYLOAD, objects, n=1, cutoff=0.75):
+        raise ConfigError(f"{row.where} has {near[0]!r}: did you mean {_PAYLOAD!r}?")
+    return any(name != fields.task_id_field for name in row.values)
+
+
+def _object(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _json(payload: Mapping[str, Any], row: Row) -> str:
+    try:
+        text = json.dumps(dict(payload), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        cure = "use text, finite numbers, true, false, null, lists and objects"
+        raise ConfigError(f"{row.where} cannot be written as JSON ({error}): {cure}") from error
+    _check_text(text, row)
+    return text
+
+
+def _check_text(text: str, row: Row) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{row.where} has half a character (unpaired surrogate {text[error.start]!a}): write "
+            "text in UTF-8"
+        ) from error

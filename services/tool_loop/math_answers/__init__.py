@@ -1,0 +1,1 @@
+"""Rewards of mathematical answers: math-verify in a child process."""

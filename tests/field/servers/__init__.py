@@ -1,0 +1,1 @@
+"""Servers that checks call, kept for all inputs."""
