@@ -6,7 +6,6 @@ import sys
 from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
-
 from two_tools import QUESTION, REPORT, add, weather
 
 

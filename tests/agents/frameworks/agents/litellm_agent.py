@@ -6,7 +6,6 @@ from typing import Any
 
 import litellm
 from pydantic import BaseModel
-
 from two_tools import QUESTION, REPORT, add, weather
 
 

@@ -14,7 +14,6 @@ from agents import (
 )
 from openai import AsyncOpenAI
 from pydantic import BaseModel
-
 from two_tools import QUESTION, REPORT, add, weather
 
 

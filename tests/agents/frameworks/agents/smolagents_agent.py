@@ -4,7 +4,6 @@ import json
 import sys
 
 from smolagents import ChatMessage, OpenAIServerModel, ToolCallingAgent, tool
-
 from two_tools import QUESTION, REPORT, add, weather
 
 SCHEMA = {
