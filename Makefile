@@ -5,8 +5,8 @@ RUN = $(VENV)/bin/python -m
 SEED ?= 0
 WORKERS ?= 2
 PEERS ?= default
-CLIENT_PACKAGES = golang-go golang-google-grpc-dev protoc-gen-go protoc-gen-go-grpc g++ pkg-config libgrpc++-dev \
-	libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
+CLIENT_PACKAGES = golang-go golang-google-grpc-dev golang-google-protobuf-dev protoc-gen-go protoc-gen-go-grpc g++ \
+	pkg-config libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
 RELEASE ?= 4d4fe0304685301e9d997fabe4ca2ce84d377b23
 NAME ?= quickstart-$(shell date +%Y%m%d-%H%M%S)
 # Named after the content of its recipe: as long as that stays, nothing is installed again.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Mapping
 from typing import Any
+
+from seamflow.user_modules import import_user_module
 
 from services.chassis.errors import ConfigError
 
@@ -47,7 +48,7 @@ def load(path: str) -> Any:
     module_name, colon, name = path.partition(":")
     if not (module_name and colon and name):
         raise ValueError(f'plug-in {path!r} must have the form "package.module:Name"')
-    module = importlib.import_module(module_name)
+    module = import_user_module(module_name)
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, dir(module), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""

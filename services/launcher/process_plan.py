@@ -206,7 +206,9 @@ def _agent(config: LauncherConfig, layout: Layout) -> list[ProcessPlan]:
         return []
     # "python" is the interpreter that runs the launcher, activated or not.
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
-    environment = {**agent_variables(config, layout), "PATH": path}
+    # A program of the user's imports from its own folder.
+    own = {"PATH": path, "PYTHONSAFEPATH": ""}
+    environment = {**agent_variables(config, layout), **own}
     return [ProcessPlan(name="agent", command=config.agent_arguments, environment=environment)]
 
 

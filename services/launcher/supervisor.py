@@ -10,12 +10,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from seamflow.user_modules import FOLDER_VARIABLE
+
 from services.chassis.errors import DependencyUnavailable, ExitCode
 from services.launcher.child_process import ProcessPlan
 from services.lib.child_process import Child
 
 __all__ = ["ChildFailed", "Supervisor", "child_environment"]
 
+_CHECKOUT = Path(__file__).parents[2]
 _MAX_RESTARTS = 5
 _STABLE_SECONDS = 30.0
 _RESTART_SECONDS = 0.2
@@ -155,6 +158,16 @@ class Supervisor:
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """The launcher's own environment, one thread per process, and `extra`."""
+    """The launcher's own environment, one thread per process, and `extra`.
+
+    Processes import from the checkout and from what is installed, never from the current folder,
+    which may have any file; see `seamflow.user_modules`.
+    """
     one_thread = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    return {**one_thread, **os.environ, **extra, "PYTHONUNBUFFERED": "1"}
+    others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    paths = {
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys((str(_CHECKOUT), *others))),
+        FOLDER_VARIABLE: os.environ.get(FOLDER_VARIABLE) or str(Path.cwd()),
+    }
+    return {**one_thread, **os.environ, **paths, **extra, "PYTHONUNBUFFERED": "1"}

@@ -10,19 +10,24 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
+import grpc
 import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
+from seamflow.common.v1 import tokens_pb2
 from seamflow.durations import to_duration
 from seamflow.errors import (
     ConflictError,
     ExhaustedError,
     NotFoundError,
     PreconditionError,
+    SeamflowError,
 )
+from seamflow.retry import Backoff
 from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import column_service_pb2 as pb
 from seamflow.trajectory.v1 import column_service_pb2_grpc as pb_grpc
@@ -39,12 +44,26 @@ __all__ = ["Scoring"]
 
 _POLL_SECONDS = 20.0
 _ABSENT_SECONDS = 1.0
+_MAX_MESSAGE = 4000
+_INFRASTRUCTURE = tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE
 _log = get_logger()
 _SAMPLES = metrics.counter("scoring", "samples_total", "Scored samples.")
 _TOKENS = metrics.counter("scoring", "tokens_total", "Tokens of scored samples.")
 _SECONDS = metrics.histogram("scoring", "batch_seconds", "Time to score the samples of a lease.")
 _LOST = metrics.counter("scoring", "leases_lost_total", "Leases that expired before the write.")
 _FAILED = metrics.counter("scoring", "failures_total", "Samples that the scorer failed on.")
+
+
+@dataclass(slots=True)
+class _Scored:
+    """What became of leased samples."""
+
+    values: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    """By sample."""
+    left: list[str] = field(default_factory=list)
+    """Samples that were not begun."""
+    failures: list[pb.ColumnFailure] = field(default_factory=list)
+    """Samples that the scorer failed on."""
 
 
 class Scoring:
@@ -57,6 +76,7 @@ class Scoring:
         self._scorer = scorer
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._num_samples = config.max_samples
+        self._away = Backoff()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Lease, score and write; returns after the write that follows `stop`.
@@ -66,9 +86,10 @@ class Scoring:
         try:
             while not stop.is_set():
                 leased = await self._lease_unless(stop)
-                values, left = await self._score(leased.samples, stop)
-                if values or left:
-                    self._adjust(in_time=await self._write(leased, values, left))
+                if leased.samples:
+                    scored = await self._score(leased.samples, stop)
+                    self._adjust(in_time=await self._write(leased, scored))
+                    await self._wait_after(scored)
         finally:
             self._thread.shutdown(wait=False)
             del self._scorer  # frees its memory even while calls that were cancelled end
@@ -114,43 +135,49 @@ class Scoring:
 
     async def _score(
         self, samples: Sequence[trajectory_pb2.Sample], stop: asyncio.Event
-    ) -> tuple[dict[str, NDArray[np.float32]], list[str]]:
-        """Values by sample id, without samples that the scorer failed on; and those not begun.
-
-        `micro_batch_tokens` at a time, so that `stop` is noticed between two forward passes.
-        """
+    ) -> _Scored:
+        """Score `micro_batch_tokens` at a time: `stop` is noticed between two forward passes."""
         rows = [_row(sample) for sample in samples]
-        values: dict[str, NDArray[np.float32]] = {}
-        left: list[str] = []
-        began = time.monotonic()
+        scored, began = _Scored(), time.monotonic()
         for numbers in prefix_batches(rows, self._config.micro_batch_tokens):
             batch = [rows[number] for number in numbers]
             if stop.is_set():
-                left += [row.sample_id for row in batch]
+                scored.left += [row.sample_id for row in batch]
             else:
-                values |= await self._score_batch(batch)
-        if values:
+                await self._score_batch(batch, scored)
+        if values := scored.values:
             _SECONDS.observe(time.monotonic() - began)
             _SAMPLES.inc(len(values))
             _TOKENS.inc(sum(len(row.token_ids_T) for row in rows if row.sample_id in values))
-        return values, left
+        return scored
 
-    async def _score_batch(self, rows: Sequence[Row]) -> dict[str, NDArray[np.float32]]:
+    async def _score_batch(self, rows: Sequence[Row], scored: _Scored) -> None:
         try:
-            return await self._score_rows(rows)
+            scored.values |= await self._score_rows(rows)
         except Exception:  # possibly caused by one sample: score the others
-            return await self._one_by_one(rows)
+            for row in rows:
+                await self._score_alone(row, scored)
 
-    async def _one_by_one(self, rows: Sequence[Row]) -> dict[str, NDArray[np.float32]]:
-        found: dict[str, NDArray[np.float32]] = {}
-        for row in rows:
-            try:
-                found |= await self._score_rows([row])
-            except Exception as error:
-                # Retried when its lease expires; the group waits until it is scored.
-                _FAILED.inc()
-                _log.error("scoring_failed", sample_id=row.sample_id, error=str(error))
-        return found
+    async def _score_alone(self, row: Row, scored: _Scored) -> None:
+        try:
+            scored.values |= await self._score_rows([row])
+        except Exception as error:
+            _FAILED.inc()
+            _log.error("scoring_failed", sample_id=row.sample_id, error=str(error))
+            scored.failures.append(
+                pb.ColumnFailure(
+                    sample_id=row.sample_id,
+                    failure_class=_failure_class(error),
+                    message=f"{type(error).__name__}: {error}"[:_MAX_MESSAGE],
+                )
+            )
+
+    async def _wait_after(self, scored: _Scored) -> None:
+        """Wait longer and longer while what the scorer needs is away."""
+        if any(each.failure_class == _INFRASTRUCTURE for each in scored.failures):
+            await self._away.wait()
+        else:
+            self._away.reset()
 
     async def _score_rows(self, rows: Sequence[Row]) -> dict[str, NDArray[np.float32]]:
         loop = asyncio.get_running_loop()
@@ -161,34 +188,42 @@ class Scoring:
     async def _write(
         self,
         leased: pb.LeaseColumnResponse,
-        values: Mapping[str, NDArray[np.float32]],
-        left: Sequence[str],
+        scored: _Scored,
     ) -> bool:
-        """Write the column and give back what is left; whether the lease was still valid."""
+        """Write the column, give back what is left; whether the lease was still valid."""
         request = pb.WriteColumnRequest(
             run_id=self._config.run_id,
             column=self._config.column,
             lease_token=leased.lease_token,
             values=[
                 pb.ColumnValues(sample_id=sample_id, values=found.astype("<f4").tobytes())
-                for sample_id, found in values.items()
+                for sample_id, found in scored.values.items()
             ],
-            returned_sample_ids=left,
+            returned_sample_ids=scored.left,
+            failures=scored.failures,
         )
         try:
-            await retry_forever(lambda: self._stub.WriteColumn(request))
+            written = await retry_forever(lambda: self._stub.WriteColumn(request))
         except (PreconditionError, NotFoundError, ConflictError, ExhaustedError) as error:
             # The lease expired, the rollout was deleted, another service wrote the column, or the
             # message is too large.
             _LOST.inc()
-            _log.warning("lease_lost", num_samples=len(values), error=str(error))
+            _log.warning("lease_lost", num_samples=len(scored.values), error=str(error))
             return False
+        if written.num_replaced:
+            _log.error("samples_replaced", number=written.num_replaced, column=self._config.column)
         return True
 
     def _adjust(self, in_time: bool) -> None:
         """Halve the samples per lease after a lost lease, else raise them by one."""
         fewer, more = max(self._num_samples // 2, 1), self._num_samples + 1
         self._num_samples = min(more, self._config.max_samples) if in_time else fewer
+
+
+def _failure_class(error: Exception) -> tokens_pb2.FailureClass.ValueType:
+    """INFRASTRUCTURE if what the scorer needs is away; else the sample cannot be scored."""
+    is_away = isinstance(error, OSError | TimeoutError | SeamflowError | grpc.RpcError)
+    return _INFRASTRUCTURE if is_away else tokens_pb2.FAILURE_CLASS_ENVIRONMENT
 
 
 def _row(sample: trajectory_pb2.Sample) -> Row:

@@ -252,3 +252,30 @@ def test_several_gpus_of_a_pod_are_the_ranks_of_its_trainer() -> None:
         processes = json.loads(environment(container, "p")["SEAMFLOW_NODE_AGENT_PROCESSES"])
         command = shlex.join(processes["trainer"]["command"])
         assert (ranks in command) if ranks else ("torch.distributed.run" not in command)
+
+
+def test_pods_that_end_serve_new_connections_for_a_while() -> None:
+    """Until every load balancer knows; the time to end begins with it."""
+    for given, seconds in (({}, 5), ({"preStopSeconds": 20}, 20)):
+        objects = render(given=given)
+        long_lived = list(of_kind(objects, "Deployment", "StatefulSet"))
+        for template in (each["spec"]["template"]["spec"] for each in long_lived):
+            assert template["terminationGracePeriodSeconds"] >= 30 + seconds
+            for container in template["containers"]:
+                stop = container["lifecycle"]["preStop"]["exec"]["command"]
+                assert stop == ["sleep", str(seconds)]
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::"])
+def test_all_pods_listen_on_one_address(address: str) -> None:
+    """Of IPv4 or of IPv6, by one value."""
+    objects = render(given={"listenAddress": address})
+    hosts = [
+        settings["host"]
+        for each in of_kind(objects, "ConfigMap")
+        for text in each["data"].values()
+        for settings in tomllib.loads(text).values()
+        if isinstance(settings, dict) and "host" in settings
+    ]
+    assert {*hosts} == {address}
+    assert len(hosts) > 10

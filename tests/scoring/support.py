@@ -55,6 +55,35 @@ class Wrong(Lengths):
         return values
 
 
+class Fails(Lengths):
+    """Fails on the samples of some rollouts, each time."""
+
+    rollouts: tuple[str, ...] = ()
+    """Beginnings of their names."""
+    num_failures = 0
+
+    def score(self, rows: Sequence[Row]) -> Sequence[np.ndarray]:
+        """The others are right."""
+        for row in rows:
+            if row.sample_id.startswith(self.rollouts):
+                Fails.num_failures += 1
+                raise ValueError(f"cannot judge {row.sample_id}")
+        return super().score(rows)
+
+
+class Away(Lengths):
+    """Fails the first times, as what it needs does not answer."""
+
+    num_failures = 0
+
+    def score(self, rows: Sequence[Row]) -> Sequence[np.ndarray]:
+        """The values, later."""
+        if Away.num_failures < 8:
+            Away.num_failures += 1
+            raise ConnectionError("the judge does not answer")
+        return super().score(rows)
+
+
 class Slow(Lengths):
     """Needs a third of a second for each sample."""
 

@@ -19,11 +19,12 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from services.chassis.rpc.server import started
 from services.scoring.cli import build
 from services.scoring.config import ScoringConfig
-from tests.scoring.support import COLUMN, Lengths, Slow, Together, Twice, Wrong
+from tests.scoring.support import COLUMN, Away, Fails, Lengths, Slow, Together, Twice, Wrong
 from tests.trajectory_manager.client import RULES, Client
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.model.records import Durability
+from trajectory_manager.store.column_interface import MAX_COLUMN_TRIES
 from trajectory_manager.store.redis.connect import redis_store
 
 
@@ -188,6 +189,50 @@ async def test_a_sample_that_cannot_be_scored_holds_up_no_other(
     message = capsys.readouterr().out
     assert "the scorer gave values of shape (5,); return one value, or one for each of 6" in message
     assert "sample 'b/1/1#t2': the scorer gave values that are not finite" in message
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+async def test_a_sample_that_cannot_be_scored_is_replaced(run: Run, max_staleness: int) -> None:
+    """After three tries, like that of a failed rollout, in a synchronous run too."""
+    Fails.rollouts, Fails.num_failures = ("a/0/1#",), 0
+    await run.begin("a", groups_per_step=1, max_staleness=max_staleness)
+    async with run.scoring(Fails, max_samples=1):
+        await waited_for(run.readiness, lambda counts: counts.num_incomplete_groups == 0)
+        assert Fails.num_failures == 2 * MAX_COLUMN_TRIES, "each alone and in a batch"
+        await run.client.play()
+        await run.until(1)
+    assert [name.partition("#")[0] for name in await run.columns()] == ["a/0/2", "a/1/1"]
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+async def test_a_task_whose_samples_can_never_be_scored_ends_in_the_dead_letters(
+    run: Run, max_staleness: int
+) -> None:
+    """With the scorer's words, and its place is given to another task."""
+    Fails.rollouts = ("a/",)
+    await run.begin("a", groups_per_step=1, max_staleness=max_staleness)
+    async with run.scoring(Fails):
+        await waited_for(run.readiness, lambda counts: "cannot judge a/" in counts.column_failure)
+        while not await run.client.dead_letters():
+            for lease in (await run.client.ask()).leases:
+                await run.client.play(lease=lease)
+        await run.client.submit("b")
+        await run.client.play()
+        await run.client.play()
+        await run.until(1)
+        assert not (await run.readiness()).column_failure, "control: a column was written"
+    (letter,) = await run.client.dead_letters()
+    assert letter.task.task_id == "a"
+    assert "column length: ValueError: cannot judge a/" in letter.message
+
+
+async def test_what_a_scorer_needs_may_be_away_for_long(run: Run) -> None:
+    """It is not the sample's fault: it is tried again and again, and not replaced."""
+    Away.num_failures = 0
+    await run.begin("a")
+    async with run.scoring(Away):
+        await run.until(1)
+    assert [name.partition("#")[0] for name in await run.columns()] == ["a/0/1", "a/1/1"]
 
 
 async def test_a_column_that_the_run_does_not_require_is_rejected(run: Run) -> None:

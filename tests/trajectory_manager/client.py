@@ -218,9 +218,19 @@ class Client:
         )
         return (await self.trajectories.GetTrajectory(request)).trajectory
 
-    async def play(self, version: int = 0, value: float = 1.0) -> str:
+    async def dead_letters(self) -> list[task_service_pb2.DeadLetter]:
+        """Of the run."""
+        request = task_service_pb2.ListDeadLettersRequest(run_id=self.run_id)
+        return list((await self.tasks.ListDeadLetters(request)).dead_letters)
+
+    async def play(
+        self,
+        version: int = 0,
+        value: float = 1.0,
+        lease: task_service_pb2.TaskLease | None = None,
+    ) -> str:
         """One whole rollout of two turns, the second continuing the first; return its name."""
-        lease = await self.lease()
+        lease = lease or await self.lease()
         name = lease.rollout_id
         await self.start(name, lease.lease_token)
         prompt, answers = [1, 2], ([3, 4], [6])

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
+from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import column_service_pb2 as pb
 from seamflow.trajectory.v1 import column_service_pb2_grpc as pb_grpc
 from seamflow.trajectory.v1 import trajectory_pb2
@@ -22,10 +23,19 @@ from trajectory_manager.model.steps import StepLease
 from trajectory_manager.model.tokens import BYTES_PER_TOKEN
 from trajectory_manager.service import sample_builder
 from trajectory_manager.service.long_poll import LongPoll
-from trajectory_manager.store.column_interface import Backlog, ColumnLease, ColumnStore
+from trajectory_manager.store.column_interface import (
+    Backlog,
+    CellFailure,
+    ColumnLease,
+    ColumnStore,
+)
 from trajectory_manager.store.interface import Store
 
 _MAX_SAMPLES = 512
+_FAILURES = (
+    tokens_pb2.FAILURE_CLASS_ENVIRONMENT,
+    tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE,
+)
 
 
 class ColumnServicer(pb_grpc.ColumnServiceServicer):
@@ -88,7 +98,7 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
         config = await self._store.runs.config(run_id)
         column = _column("column", request.column, config)
         epoch = lease_token.parse_column(request.lease_token)
-        values = _values(request.values)
+        values, failures = _values(request.values), _failures(request)
         found = await self._store.columns.leased(run_id, column, epoch, list(values))
         new = found.unwritten
         values = {name: value for name, value in values.items() if name not in found.unneeded}
@@ -101,8 +111,13 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
             await self._store.columns.put(run_id, column, epoch, values, new=False)
         if request.returned_sample_ids:
             await self._store.columns.give_back(run_id, column, epoch, request.returned_sample_ids)
+        num_replaced = 0
+        if failures:
+            num_replaced = await self._store.columns.fail(run_id, column, epoch, failures)
         return pb.WriteColumnResponse(
-            num_written=written.num_written, num_ready_groups=written.num_ready_groups
+            num_written=written.num_written,
+            num_ready_groups=written.num_ready_groups,
+            num_replaced=num_replaced,
         )
 
     async def _put(
@@ -195,6 +210,18 @@ def _column(field: str, name: str, config: RunConfig) -> str:
         known = ", ".join(config.required_columns) or "none"
         raise invalid_argument(field, name, f"one of the run's required_columns ({known})")
     return name
+
+
+def _failures(request: pb.WriteColumnRequest) -> dict[str, CellFailure]:
+    failures = {}
+    for index, failure in enumerate(request.failures):
+        field, kind = f"failures[{index}]", failure.failure_class
+        message = validation.text(f"{field}.message", failure.message)
+        if kind not in _FAILURES:
+            raise invalid_argument(f"{field}.failure_class", kind, "ENVIRONMENT or INFRASTRUCTURE")
+        counts = kind == tokens_pb2.FAILURE_CLASS_ENVIRONMENT
+        failures[failure.sample_id] = CellFailure(f"column {request.column}: {message}", counts)
+    return failures
 
 
 def _values(messages: Sequence[pb.ColumnValues]) -> dict[str, bytes]:

@@ -45,6 +45,10 @@ class RunCounts:
     """Ready groups outside the fifo_window: no step may take them yet."""
     num_open_groups: int
     """Groups of the open step: neither ready nor running."""
+    num_column_failures: int
+    """Failed tries to compute a column of a sample."""
+    column_failure: str = ""
+    """The newest of these by column, unless the column was written since."""
 
     @property
     def num_leasable_groups(self) -> int:

@@ -118,6 +118,6 @@ class Sweeper:
     def _publish(self) -> None:
         self._has_changed = False
         counts = [swept.counts for swept in self._runs.values() if swept.counts is not None]
-        names = [each.name for each in fields(RunCounts)]
+        names = [each.name for each in fields(RunCounts) if each.name != "column_failure"]
         totals = {name: sum(getattr(each, name) for each in counts) for name in names}
         self._metrics.depth(RunCounts(**totals))

@@ -12,7 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+MAX_COLUMN_TRIES = 3
+"""Tries of consumers to compute one column of a sample, before the sample is replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,15 @@ class Backlog:
     """Rollouts of the run that are under way."""
 
 
+class CellFailure(NamedTuple):
+    """Why a cell was not computed."""
+
+    message: str
+    """For people."""
+    counts: bool
+    """Whether it is the sample's fault; such tries are limited."""
+
+
 class ColumnStore(Protocol):
     """Cells and values; NOT_FOUND for a run not created. Each method is one atomic step."""
 
@@ -126,6 +138,22 @@ class ColumnStore(Protocol):
         """Queue those of the cells again that `epoch` holds; how many. Idempotent."""
         ...
 
+    async def fail(
+        self, run_id: str, column: str, epoch: int, failures: Mapping[str, CellFailure]
+    ) -> int:
+        """Queue those of the cells that `epoch` holds behind the others, with a try that failed.
+
+        A sample on which MAX_COLUMN_TRIES failed is replaced, as that of a failed rollout is: its
+        group goes on, or becomes a dead letter with this message. Idempotent.
+
+        Args:
+            failures: by sample.
+
+        Returns:
+            How many samples were replaced.
+        """
+        ...
+
     async def backlog(self, run_id: str, column: str) -> Backlog:
         """What there is to compute of a column, and what may still come."""
         ...
@@ -145,7 +173,9 @@ def rollout_of(sample_id: str) -> str:
 
 
 __all__ = [
+    "MAX_COLUMN_TRIES",
     "Backlog",
+    "CellFailure",
     "ColumnLease",
     "ColumnStore",
     "ColumnsWritten",

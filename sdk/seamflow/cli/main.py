@@ -49,6 +49,7 @@ from seamflow.stubs import async_stub
 from seamflow.token_text import Decode, load_decoder, token_numbers
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
+from seamflow.user_modules import FOLDER_VARIABLE
 
 __all__ = ["main"]
 
@@ -369,7 +370,12 @@ def _launch(module: str, arguments: list[str]) -> NoReturn:
             )
         )
     paths = [str(root), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONSAFEPATH": "1",
+        FOLDER_VARIABLE: os.environ.get(FOLDER_VARIABLE) or str(here),
+    }
     sys.stdout.flush()
     os.execve(  # noqa: S606  # the module takes over this very process, signals included
         sys.executable, [sys.executable, "-m", module, *arguments], environment

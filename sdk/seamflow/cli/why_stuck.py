@@ -217,11 +217,29 @@ def _admission_is_closed(snapshot: Snapshot) -> Iterator[Finding]:
         )
 
 
+def _columns_fail(snapshot: Snapshot) -> Iterator[Finding]:
+    """A scoring service fails on samples."""
+    ready = snapshot.readiness
+    if ready is None or not ready.column_failure:
+        return
+    yield Finding(
+        rule="columns_fail",
+        sentence=f"A scoring service fails on samples, {ready.num_column_failures} times so far: "
+        f"{ready.column_failure}.",
+        cure="Mend its scorer, or what the scorer calls. A sample on which it fails three times is "
+        "replaced like that of a failed rollout; while what the scorer calls is away, it tries "
+        "again and again. `seamflow dead-letters` lists tasks that were given up.",
+        since=published(snapshot),
+    )
+
+
 def _columns_are_missing(snapshot: Snapshot) -> Iterator[Finding]:
     """Complete groups wait for a required column."""
     ready = snapshot.readiness
     if ready is None or not ready.num_incomplete_groups or has_enough(snapshot):
         return
+    if ready.column_failure:
+        return  # its consumer runs, and fails
     yield Finding(
         rule="columns_missing",
         sentence=f"The trainer waits for columns: {groups(ready.num_incomplete_groups)} complete "
@@ -388,6 +406,7 @@ _RULES: tuple[Callable[[Snapshot], Iterator[Finding]], ...] = (
     _no_agents,
     _no_tasks,
     _admission_is_closed,
+    _columns_fail,
     _columns_are_missing,
     _trainer_waits_for_groups,
     _late_switches,

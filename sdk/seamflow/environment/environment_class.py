@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from seamflow.client.messages import Tool
 from seamflow.client.task import Task
 from seamflow.environment.environment import RewardFunction
 from seamflow.environment.v1 import environment_service_pb2 as pb
+from seamflow.user_modules import import_user_module
 
 __all__ = ["EnvironmentClass", "load_object", "reward_function", "with_arguments"]
 
@@ -129,7 +129,7 @@ def load_object(name: str, field: str) -> Any:
     if not colon or not module_name or not attribute:
         raise ValueError(f"{field} is {name!r}: write it as 'package.module:Name'")
     try:
-        return getattr(importlib.import_module(module_name), attribute)
+        return getattr(import_user_module(module_name), attribute)
     except ModuleNotFoundError as error:
         raise ValueError(f"{field} is {name!r}: {error}; is its folder on PYTHONPATH?") from error
     except AttributeError as error:

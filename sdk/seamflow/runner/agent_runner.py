@@ -9,7 +9,6 @@ extended while agents work; a lost lease cancels its rollout.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import logging
 import math
@@ -29,6 +28,7 @@ from seamflow.credentials import Credentials
 from seamflow.environment.user_code import user_place
 from seamflow.errors import NotFoundError, RunEndedError, SeamflowError
 from seamflow.retry import OF_ONE_CALL, Backoff
+from seamflow.user_modules import import_user_module
 
 __all__ = ["AgentRunner", "RunnerConfig", "load_agent"]
 
@@ -237,7 +237,7 @@ def load_agent(name: str) -> Agent:
     if not colon:
         raise ValueError(f"agent {name!r}: write it as 'package.module:Class'")
     try:
-        kind = getattr(importlib.import_module(module_name), class_name)
+        kind = getattr(import_user_module(module_name), class_name)
     except ModuleNotFoundError as error:
         raise ValueError(f"agent {name!r}: {error}; is its folder on PYTHONPATH?") from error
     except AttributeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -30,7 +31,7 @@ def trainer(state: str, step: int = 6) -> trainer_pb.GetStatusResponse:
 
 
 def readiness(
-    ready: int = 0, running: int = 2, admissible: int = 1, queued: int = 9, **more: int
+    ready: int = 0, running: int = 2, admissible: int = 1, queued: int = 9, **more: Any
 ) -> Readiness:
     """Groups; a step takes 4, a running group has 3 rollouts under way."""
     return Readiness(
@@ -202,6 +203,17 @@ def test_closed_admission_with_nothing_running_or_ready_is_the_cap() -> None:
     assert "12,345 tokens" in first.sentence
     assert "seamflow export" in first.cure
     assert not first.normal
+
+
+def test_a_scorer_that_fails_is_named_with_its_error() -> None:
+    """And no consumer is looked for, as one runs."""
+    failing = readiness(
+        1, 0, 0, num_incomplete_groups=3, num_column_failures=7, column_failure="column rm: E: bad"
+    )
+    found = findings(trainer=trainer("WAITING"), readiness=failing)
+    assert "7 times so far: column rm: E: bad." in found["columns_fail"].sentence
+    assert not found["columns_fail"].normal
+    assert "columns_missing" not in found
 
 
 @pytest.mark.parametrize("running", [0, 2])

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from tests.trajectory_manager.memory.run_state import Cell, Runs, RunState
 from trajectory_manager.model.records import Purpose, SlotName, Topic
 from trajectory_manager.store.column_interface import (
+    MAX_COLUMN_TRIES,
     Backlog,
+    CellFailure,
     ColumnLease,
     ColumnsWritten,
     LeasedCells,
@@ -123,6 +125,7 @@ class MemoryColumnStore:
             cell.written = True
             num_ready += self._makes_ready(run, sample_id)
         if cells:
+            run.column_failures.pop(column, None)
             run.changed(Topic.COLUMNS)
         return ColumnsWritten(num_written=len(cells), num_ready_groups=num_ready)
 
@@ -151,6 +154,41 @@ class MemoryColumnStore:
         if held:
             run.changed(Topic.COLUMNS)
         return len(held)
+
+    async def fail(
+        self, run_id: str, column: str, epoch: int, failures: Mapping[str, CellFailure]
+    ) -> int:
+        """See `ColumnStore`."""
+        run, num_replaced = self._runs.get(run_id), 0
+        for sample_id, failure in failures.items():
+            cell = run.cells.get((column, sample_id))
+            if cell is None or cell.epoch != epoch or cell.written or cell.expires <= self._clock():
+                continue
+            run.column_failures[column] = failure.message
+            run.num_column_failures += 1
+            cell.tries += failure.counts
+            if cell.tries < MAX_COLUMN_TRIES:
+                run.num_cell_places += 1
+                cell.epoch, cell.expires = 0, 0.0
+                cell.place = cell.place[0], run.num_cell_places
+            else:
+                self._give_up(run, sample_id, failure.message)
+                num_replaced += 1
+            run.changed(Topic.COLUMNS)
+        return num_replaced
+
+    def _give_up(self, run: RunState, sample_id: str, message: str) -> None:
+        name = SlotName.parse(rollout_of(sample_id))
+        assert name is not None, "a cell belongs to a leased rollout"
+        group = run.groups[name.task_id]
+        run.num_incomplete -= group.complete
+        slot = group.slots[name.slot]
+        assert slot.result is not None, "a cell belongs to a finished rollout"
+        for lost in slot.result.sample_ids:
+            for column in run.config.required_columns:
+                run.cells.pop((column, lost), None)
+        slot.result = None
+        run.replace(group, name, message, self._clock())
 
     async def backlog(self, run_id: str, column: str) -> Backlog:
         """See `ColumnStore`."""
@@ -223,4 +261,5 @@ def _is_unneeded(run: RunState, column: str, sample_id: str) -> bool:
     group = run.groups.get(name.task_id)
     if group is None or name.slot >= len(group.slots):
         return True
-    return group.slots[name.slot].attempt != name.attempt
+    slot = group.slots[name.slot]
+    return slot.attempt != name.attempt or slot.result is None

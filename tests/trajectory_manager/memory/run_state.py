@@ -10,8 +10,10 @@ from tests.trajectory_manager.memory.replay_draw import ReplayGroup
 from trajectory_manager.model.records import (
     DeadLetter,
     DeadLetterReason,
+    Effect,
     Purpose,
     RolloutResult,
+    SettleResult,
     SlotName,
     StalenessPolicy,
     Task,
@@ -20,7 +22,7 @@ from trajectory_manager.model.records import (
 from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.steps import StepLease
 from trajectory_manager.store.errors import store_error
-from trajectory_manager.store.interface import MAX_DEAD_LETTERS
+from trajectory_manager.store.interface import MAX_DEAD_LETTERS, MAX_REPLACEMENTS
 
 
 @dataclass(slots=True)
@@ -29,6 +31,7 @@ class SlotState:
 
     attempt: int = 0
     leased: bool = False
+    surplus: bool = False
     result: RolloutResult | None = None
 
 
@@ -48,7 +51,7 @@ class GroupState:
 
     def is_open(self, index: int) -> bool:
         slot = self.slots[index]
-        return not (slot.leased or slot.result or self.complete)
+        return not (slot.leased or slot.result or slot.surplus or self.complete)
 
     @property
     def min_weight_version(self) -> int:
@@ -90,6 +93,7 @@ class Cell:
     epoch: int = 0
     expires: float = 0.0
     written: bool = False
+    tries: int = 0
 
 
 def _per_purpose_tasks() -> dict[Purpose, deque[Task]]:
@@ -148,6 +152,8 @@ class RunState:
     num_replaced: int = 0
     num_incomplete: int = 0
     num_stored_tokens: int = 0
+    num_column_failures: int = 0
+    column_failures: dict[str, str] = field(default_factory=dict)
 
     @property
     def leased_step(self) -> int:
@@ -247,8 +253,22 @@ class RunState:
         for index, slot in enumerate(group.slots):
             lease = self.leases.get(str(SlotName(group.task.task_id, index, slot.attempt)))
             slot.leased = False
+            slot.surplus = slot.result is None
             if lease is not None:
                 lease.surplus = True
+
+    def replace(self, group: GroupState, name: SlotName, message: str, time: float) -> SettleResult:
+        """Another sample takes the slot; a group that has had too many becomes a dead letter."""
+        group.num_replaced += 1
+        self.num_replaced += 1
+        if group.num_replaced > MAX_REPLACEMENTS:
+            reason = DeadLetterReason.FAILURES
+            self.discard(group, reason, message, time)
+            return SettleResult(effect=Effect.DISCARDED, reason=reason.name.lower())
+        if not group.task.own:
+            self.open_slots[group.task.purpose].appendleft((name.task_id, name.slot))
+        self.changed(Topic.TASKS)
+        return SettleResult(effect=Effect.REPLACED)
 
     def discard(
         self, group: GroupState, reason: DeadLetterReason, message: str, time: float

@@ -34,7 +34,6 @@ from trajectory_manager.model.records import (
 from trajectory_manager.model.run_counts import RunCounts
 from trajectory_manager.model.runs import Run, RunConfig
 from trajectory_manager.store.errors import store_error
-from trajectory_manager.store.interface import MAX_REPLACEMENTS
 
 
 class MemoryRunStore:
@@ -300,25 +299,13 @@ class MemoryRunStore:
             return SettleResult(effect=Effect.IGNORED)
         slot.leased = False
         if not result.finished:
-            return self._replace(run, group, name, result.failure_message)
+            return run.replace(group, name, result.failure_message, self._clock())
         slot.result = result
         run.queue_cells(group)
         if not group.complete:
             return SettleResult(effect=Effect.DONE)
         run.end_leases(group)
         return self._complete(run, group)
-
-    def _replace(
-        self, run: RunState, group: GroupState, name: SlotName, failure_message: str
-    ) -> SettleResult:
-        group.num_replaced += 1
-        run.num_replaced += 1
-        if group.num_replaced > MAX_REPLACEMENTS:
-            return self._discard(run, group, DeadLetterReason.FAILURES, failure_message)
-        if not group.task.own:
-            run.open_slots[group.task.purpose].appendleft((name.task_id, name.slot))
-        run.changed(Topic.TASKS)
-        return SettleResult(effect=Effect.REPLACED)
 
     def _complete(self, run: RunState, group: GroupState) -> SettleResult:
         if group.task.purpose is Purpose.EVAL:
@@ -400,6 +387,12 @@ class MemoryRunStore:
             num_stored_tokens=run.num_stored_tokens,
             num_kept_back_groups=len(run.ready) - len(run.leasable()),
             num_open_groups=run.num_streamed,
+            num_column_failures=run.num_column_failures,
+            column_failure="; ".join(
+                run.column_failures[name]
+                for name in run.config.required_columns
+                if name in run.column_failures
+            ),
         )
 
 

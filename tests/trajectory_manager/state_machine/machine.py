@@ -110,6 +110,7 @@ class Trainers(Machine):
             "lease_column",
             "write_column",
             "return_cells",
+            "fail_cells",
             "compute_columns",
             "retain",
             "kill_redis",

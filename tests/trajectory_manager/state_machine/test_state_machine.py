@@ -22,6 +22,7 @@ from tests.trajectory_manager.state_machine.machine import (
 from tests.trajectory_manager.support import RULES, Run, refused
 from trajectory_manager.model.records import Purpose, RolloutResult, RolloutState, Task, Topic
 from trajectory_manager.model.tokens import Append, TurnEnd
+from trajectory_manager.store.column_interface import CellFailure
 from trajectory_manager.store.interface import Store
 from trajectory_manager.store.retention_interface import EndedGroup
 
@@ -112,6 +113,9 @@ CALLS: dict[str, Callable[[Store, str], Awaitable[object]]] = {
     "columns.leased": lambda store, run: store.columns.leased(run, "critic", 1, ["a/0/1#t"]),
     "columns.complete": lambda store, run: store.columns.complete(run, "critic", 1, ["a/0/1#t"]),
     "columns.give_back": lambda store, run: store.columns.give_back(run, "critic", 1, ["a/0/1#t"]),
+    "columns.fail": lambda store, run: store.columns.fail(
+        run, "critic", 1, {"a/0/1#t": CellFailure("why", True)}
+    ),
     "columns.backlog": lambda store, run: store.columns.backlog(run, "critic"),
     "columns.status": lambda store, run: store.columns.status(run, "", 1),
     "needed": lambda store, run: store.retention.needed(run, ["a"]),

@@ -10,6 +10,7 @@ from hypothesis.stateful import precondition, rule
 
 from services.chassis.errors import ServiceError
 from tests.trajectory_manager.state_machine.base import COLUMNS, LOST, PICK, RUN_ID, Base, picked
+from trajectory_manager.store.column_interface import CellFailure
 
 PROGRESS: dict[str, Any] = {"number": st.integers(1, 3), "commit": st.booleans()}
 STALE = st.sampled_from([False] * 9 + [True])
@@ -205,6 +206,21 @@ class Consumers(Base):
         names = cells.sample_ids[:1] if part else cells.sample_ids
         about = (RUN_ID, cells.column, cells.epoch)
         self.both(lambda on: on.store.columns.give_back(*about, names), lost=lost, stable=type)
+
+    @precondition(lambda self: self.cells)
+    @rule(number=PICK, part=st.booleans(), tries=st.integers(1, 3), fault=st.booleans(), lost=LOST)
+    def fail_cells(self, number: int, part: bool, tries: int, fault: bool, lost: bool) -> None:
+        """A consumer cannot compute what it leased, perhaps again and again."""
+        cells = picked(self.cells, number)
+        for _ in range(tries):
+            names = cells.sample_ids[:1] if part else cells.sample_ids
+            about, why = (
+                (RUN_ID, cells.column, cells.epoch),
+                dict.fromkeys(names, CellFailure("why", fault)),
+            )
+            self.both(lambda on: on.store.columns.fail(*about, why), lost=lost, stable=type)  # noqa: B023
+            self.lease_column(cells.column, needs=False, number=3, lost=False)
+            cells = self.cells[-1]
 
     def _put(
         self, about: tuple[str, str, int], values: dict[str, bytes], new: bool, lost: bool

@@ -8,7 +8,9 @@ from typing import Any
 from services.chassis.errors import ServiceError
 from services.chassis.redis.scripts import Scripts
 from trajectory_manager.store.column_interface import (
+    MAX_COLUMN_TRIES,
     Backlog,
+    CellFailure,
     ColumnLease,
     ColumnsWritten,
     LeasedCells,
@@ -16,6 +18,7 @@ from trajectory_manager.store.column_interface import (
     rollout_of,
 )
 from trajectory_manager.store.errors import unwrap
+from trajectory_manager.store.interface import MAX_DEAD_LETTERS, MAX_REPLACEMENTS
 from trajectory_manager.store.redis import keys
 
 
@@ -70,6 +73,16 @@ class RedisColumnStore:
     ) -> int:
         """Queue those of the cells again that `epoch` holds; how many."""
         (number,) = await self._call("return_cells", run_id, column, epoch, *sample_ids)
+        return int(number)
+
+    async def fail(
+        self, run_id: str, column: str, epoch: int, failures: Mapping[str, CellFailure]
+    ) -> int:
+        """Queue those of the cells again that `epoch` holds; how many samples were replaced."""
+        args: list[Any] = [MAX_COLUMN_TRIES, MAX_REPLACEMENTS, MAX_DEAD_LETTERS]
+        for sample_id, failure in failures.items():
+            args += sample_id, failure.message, int(failure.counts)
+        (number,) = await self._call("fail_cells", run_id, column, epoch, *args)
         return int(number)
 
     async def backlog(self, run_id: str, column: str) -> Backlog:

@@ -57,7 +57,8 @@ its turns. Only slots that are done count; a surplus one was not needed. Numbers
 integers are texts: Lua writes 14 digits.
 
 A cell is one column of one sample, "column sample_id". Its state is "number" when queued,
-"number epoch" when leased, "=epoch" when written.
+"number epoch" when leased, "=epoch" when written. "tries column sample_id" counts how often a
+consumer failed on it, "failure column" says why the newest did since the column was last written.
 
 A ledger entry is {"groups": [task_id...], "samples": [fresh sample_id...], "replayed": [...],
 "base": weight version, "deliveries": number, "epoch": the newest trainer it was delivered to,

@@ -240,8 +240,9 @@ class RedisRunStore:
 
     async def run_counts(self, run_id: str) -> RunCounts:
         """Counts of the run."""
-        counts = await self._call("run_counts", run_id)
-        return RunCounts(**dict(zip(RunCounts.__dataclass_fields__, counts, strict=True)))
+        *counts, failure = await self._call("run_counts", run_id)
+        values = *counts, failure.decode()
+        return RunCounts(**dict(zip(RunCounts.__dataclass_fields__, values, strict=True)))
 
     async def _call(self, script: str, run_id: str, *args: Any) -> list[Any]:
         reply = await self._scripts.call(script, keys=keys.run_keys(run_id), args=[run_id, *args])

@@ -16,19 +16,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ printf "%s/%s:%s" $root.Values.image.registry $name ($root.Values.image.tag | default $root.Chart.AppVersion) }}
 {{- end -}}
 
-{{/* Settings that every process shares; the argument is its service, whose certificate it shows. */}}
+{{/* Settings that every process shares: (dict "root" $ "service" whose-certificate-it-shows). */}}
 {{- define "seamflow.common" -}}
-host: "0.0.0.0"
+host: {{ .root.Values.listenAddress | quote }}
 admin_port: 9100
 certificate_identities: true
-tls_ca_file: /secrets/{{ . }}/ca.crt
-tls_cert_file: /secrets/{{ . }}/tls.crt
-tls_key_file: /secrets/{{ . }}/tls.key
+tls_ca_file: /secrets/{{ .service }}/ca.crt
+tls_cert_file: /secrets/{{ .service }}/tls.crt
+tls_key_file: /secrets/{{ .service }}/tls.key
 {{- end -}}
 
 {{/* A table of settings as TOML: (dict "root" $ "service" name "settings" map). "{name}" is the deployment's. */}}
 {{- define "seamflow.toml" -}}
-{{- $common := fromYaml (include "seamflow.common" .service) -}}
+{{- $common := fromYaml (include "seamflow.common" .) -}}
 {{- $settings := mergeOverwrite $common .settings -}}
 {{- toToml (dict (.service | replace "-" "_") $settings) | replace "{name}" .root.Values.name | replace "{{" "{" | replace "}}" "}" -}}
 {{- end -}}
@@ -43,11 +43,18 @@ tls_key_file: /secrets/{{ . }}/tls.key
 serviceAccountName: {{ include "seamflow.serviceAccountName" $root }}
 automountServiceAccountToken: false
 enableServiceLinks: false
-terminationGracePeriodSeconds: {{ .graceSeconds | default 30 }}
+terminationGracePeriodSeconds: {{ add (.graceSeconds | default 30) $root.Values.preStopSeconds }}
 securityContext: {{- toYaml $root.Values.podSecurityContext | nindent 2 }}
 {{- with $root.Values.image.pullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end -}}
+
+{{/* New connections are served until every load balancer knows that the pod ends; the argument is the root. */}}
+{{- define "seamflow.preStop" -}}
+lifecycle:
+  preStop:
+    exec: {command: [sleep, {{ .Values.preStopSeconds | quote }}]}
 {{- end -}}
 
 {{- define "seamflow.probes" -}}

@@ -13,10 +13,11 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from seamflow.common.v1 import tokens_pb2 as seamflow_dot_common_dot_v1_dot_tokens__pb2
 from seamflow.trajectory.v1 import trajectory_pb2 as seamflow_dot_trajectory_dot_v1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+seamflow/trajectory/v1/column_service.proto\x12\x16seamflow.trajectory.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\'seamflow/trajectory/v1/trajectory.proto\"\x95\x01\n\x12LeaseColumnRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63olumn\x18\x02 \x01(\t\x12\r\n\x05needs\x18\x03 \x03(\t\x12\x13\n\x0bmax_samples\x18\x04 \x01(\x05\x12\'\n\x04wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x06 \x01(\t\"\x8e\x01\n\x13LeaseColumnResponse\x12/\n\x07samples\x18\x01 \x03(\x0b\x32\x1e.seamflow.trajectory.v1.Sample\x12\x13\n\x0blease_token\x18\x02 \x01(\t\x12\x31\n\x0elease_duration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x9c\x01\n\x12WriteColumnRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63olumn\x18\x02 \x01(\t\x12\x13\n\x0blease_token\x18\x03 \x01(\t\x12\x34\n\x06values\x18\x04 \x03(\x0b\x32$.seamflow.trajectory.v1.ColumnValues\x12\x1b\n\x13returned_sample_ids\x18\x05 \x03(\t\"1\n\x0c\x43olumnValues\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"D\n\x13WriteColumnResponse\x12\x13\n\x0bnum_written\x18\x01 \x01(\x05\x12\x18\n\x10num_ready_groups\x18\x02 \x01(\x05\"w\n\x17GetColumnBacklogRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63olumn\x18\x02 \x01(\t\x12\x13\n\x0bmin_samples\x18\x03 \x01(\x05\x12\'\n\x04wait\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"M\n\x18GetColumnBacklogResponse\x12\x13\n\x0bnum_samples\x18\x01 \x01(\x05\x12\x1c\n\x14num_running_rollouts\x18\x02 \x01(\x05\"P\n\x17ListSampleStatusRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"j\n\x18ListSampleStatusResponse\x12\x35\n\x07samples\x18\x01 \x03(\x0b\x32$.seamflow.trajectory.v1.SampleStatus\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"w\n\x0cSampleStatus\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x15\n\rready_columns\x18\x03 \x03(\t\x12\x16\n\x0eleased_columns\x18\x04 \x03(\t\x12\x13\n\x0bleased_step\x18\x05 \x01(\x03\x32\xcd\x03\n\rColumnService\x12\x66\n\x0bLeaseColumn\x12*.seamflow.trajectory.v1.LeaseColumnRequest\x1a+.seamflow.trajectory.v1.LeaseColumnResponse\x12\x66\n\x0bWriteColumn\x12*.seamflow.trajectory.v1.WriteColumnRequest\x1a+.seamflow.trajectory.v1.WriteColumnResponse\x12u\n\x10GetColumnBacklog\x12/.seamflow.trajectory.v1.GetColumnBacklogRequest\x1a\x30.seamflow.trajectory.v1.GetColumnBacklogResponse\x12u\n\x10ListSampleStatus\x12/.seamflow.trajectory.v1.ListSampleStatusRequest\x1a\x30.seamflow.trajectory.v1.ListSampleStatusResponseBX\n\x16seamflow.trajectory.v1P\x01Z#seamflow/trajectory/v1;trajectoryv1\xaa\x02\x16Seamflow.Trajectory.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+seamflow/trajectory/v1/column_service.proto\x12\x16seamflow.trajectory.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fseamflow/common/v1/tokens.proto\x1a\'seamflow/trajectory/v1/trajectory.proto\"\x95\x01\n\x12LeaseColumnRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63olumn\x18\x02 \x01(\t\x12\r\n\x05needs\x18\x03 \x03(\t\x12\x13\n\x0bmax_samples\x18\x04 \x01(\x05\x12\'\n\x04wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nrequest_id\x18\x06 \x01(\t\"\x8e\x01\n\x13LeaseColumnResponse\x12/\n\x07samples\x18\x01 \x03(\x0b\x32\x1e.seamflow.trajectory.v1.Sample\x12\x13\n\x0blease_token\x18\x02 \x01(\t\x12\x31\n\x0elease_duration\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xd5\x01\n\x12WriteColumnRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63olumn\x18\x02 \x01(\t\x12\x13\n\x0blease_token\x18\x03 \x01(\t\x12\x34\n\x06values\x18\x04 \x03(\x0b\x32$.seamflow.trajectory.v1.ColumnValues\x12\x1b\n\x13returned_sample_ids\x18\x05 \x03(\t\x12\x37\n\x08\x66\x61ilures\x18\x06 \x03(\x0b\x32%.seamflow.trajectory.v1.ColumnFailure\"l\n\rColumnFailure\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\x37\n\rfailure_class\x18\x02 \x01(\x0e\x32 .seamflow.common.v1.FailureClass\x12\x0f\n\x07message\x18\x03 \x01(\t\"1\n\x0c\x43olumnValues\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\"Z\n\x13WriteColumnResponse\x12\x13\n\x0bnum_written\x18\x01 \x01(\x05\x12\x18\n\x10num_ready_groups\x18\x02 \x01(\x05\x12\x14\n\x0cnum_replaced\x18\x03 \x01(\x05\"w\n\x17GetColumnBacklogRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63olumn\x18\x02 \x01(\t\x12\x13\n\x0bmin_samples\x18\x03 \x01(\x05\x12\'\n\x04wait\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"M\n\x18GetColumnBacklogResponse\x12\x13\n\x0bnum_samples\x18\x01 \x01(\x05\x12\x1c\n\x14num_running_rollouts\x18\x02 \x01(\x05\"P\n\x17ListSampleStatusRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"j\n\x18ListSampleStatusResponse\x12\x35\n\x07samples\x18\x01 \x03(\x0b\x32$.seamflow.trajectory.v1.SampleStatus\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"w\n\x0cSampleStatus\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x15\n\rready_columns\x18\x03 \x03(\t\x12\x16\n\x0eleased_columns\x18\x04 \x03(\t\x12\x13\n\x0bleased_step\x18\x05 \x01(\x03\x32\xcd\x03\n\rColumnService\x12\x66\n\x0bLeaseColumn\x12*.seamflow.trajectory.v1.LeaseColumnRequest\x1a+.seamflow.trajectory.v1.LeaseColumnResponse\x12\x66\n\x0bWriteColumn\x12*.seamflow.trajectory.v1.WriteColumnRequest\x1a+.seamflow.trajectory.v1.WriteColumnResponse\x12u\n\x10GetColumnBacklog\x12/.seamflow.trajectory.v1.GetColumnBacklogRequest\x1a\x30.seamflow.trajectory.v1.GetColumnBacklogResponse\x12u\n\x10ListSampleStatus\x12/.seamflow.trajectory.v1.ListSampleStatusRequest\x1a\x30.seamflow.trajectory.v1.ListSampleStatusResponseBX\n\x16seamflow.trajectory.v1P\x01Z#seamflow/trajectory/v1;trajectoryv1\xaa\x02\x16Seamflow.Trajectory.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -24,26 +25,28 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'seamflow.trajectory.v1.colu
 if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['DESCRIPTOR']._options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\026seamflow.trajectory.v1P\001Z#seamflow/trajectory/v1;trajectoryv1\252\002\026Seamflow.Trajectory.V1'
-  _globals['_LEASECOLUMNREQUEST']._serialized_start=145
-  _globals['_LEASECOLUMNREQUEST']._serialized_end=294
-  _globals['_LEASECOLUMNRESPONSE']._serialized_start=297
-  _globals['_LEASECOLUMNRESPONSE']._serialized_end=439
-  _globals['_WRITECOLUMNREQUEST']._serialized_start=442
-  _globals['_WRITECOLUMNREQUEST']._serialized_end=598
-  _globals['_COLUMNVALUES']._serialized_start=600
-  _globals['_COLUMNVALUES']._serialized_end=649
-  _globals['_WRITECOLUMNRESPONSE']._serialized_start=651
-  _globals['_WRITECOLUMNRESPONSE']._serialized_end=719
-  _globals['_GETCOLUMNBACKLOGREQUEST']._serialized_start=721
-  _globals['_GETCOLUMNBACKLOGREQUEST']._serialized_end=840
-  _globals['_GETCOLUMNBACKLOGRESPONSE']._serialized_start=842
-  _globals['_GETCOLUMNBACKLOGRESPONSE']._serialized_end=919
-  _globals['_LISTSAMPLESTATUSREQUEST']._serialized_start=921
-  _globals['_LISTSAMPLESTATUSREQUEST']._serialized_end=1001
-  _globals['_LISTSAMPLESTATUSRESPONSE']._serialized_start=1003
-  _globals['_LISTSAMPLESTATUSRESPONSE']._serialized_end=1109
-  _globals['_SAMPLESTATUS']._serialized_start=1111
-  _globals['_SAMPLESTATUS']._serialized_end=1230
-  _globals['_COLUMNSERVICE']._serialized_start=1233
-  _globals['_COLUMNSERVICE']._serialized_end=1694
+  _globals['_LEASECOLUMNREQUEST']._serialized_start=178
+  _globals['_LEASECOLUMNREQUEST']._serialized_end=327
+  _globals['_LEASECOLUMNRESPONSE']._serialized_start=330
+  _globals['_LEASECOLUMNRESPONSE']._serialized_end=472
+  _globals['_WRITECOLUMNREQUEST']._serialized_start=475
+  _globals['_WRITECOLUMNREQUEST']._serialized_end=688
+  _globals['_COLUMNFAILURE']._serialized_start=690
+  _globals['_COLUMNFAILURE']._serialized_end=798
+  _globals['_COLUMNVALUES']._serialized_start=800
+  _globals['_COLUMNVALUES']._serialized_end=849
+  _globals['_WRITECOLUMNRESPONSE']._serialized_start=851
+  _globals['_WRITECOLUMNRESPONSE']._serialized_end=941
+  _globals['_GETCOLUMNBACKLOGREQUEST']._serialized_start=943
+  _globals['_GETCOLUMNBACKLOGREQUEST']._serialized_end=1062
+  _globals['_GETCOLUMNBACKLOGRESPONSE']._serialized_start=1064
+  _globals['_GETCOLUMNBACKLOGRESPONSE']._serialized_end=1141
+  _globals['_LISTSAMPLESTATUSREQUEST']._serialized_start=1143
+  _globals['_LISTSAMPLESTATUSREQUEST']._serialized_end=1223
+  _globals['_LISTSAMPLESTATUSRESPONSE']._serialized_start=1225
+  _globals['_LISTSAMPLESTATUSRESPONSE']._serialized_end=1331
+  _globals['_SAMPLESTATUS']._serialized_start=1333
+  _globals['_SAMPLESTATUS']._serialized_end=1452
+  _globals['_COLUMNSERVICE']._serialized_start=1455
+  _globals['_COLUMNSERVICE']._serialized_end=1916
 # @@protoc_insertion_point(module_scope)

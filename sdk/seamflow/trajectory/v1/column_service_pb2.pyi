@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.message
+import seamflow.common.v1.tokens_pb2
 import seamflow.trajectory.v1.trajectory_pb2
 import typing
 
@@ -99,6 +100,7 @@ class WriteColumnRequest(google.protobuf.message.Message):
     LEASE_TOKEN_FIELD_NUMBER: builtins.int
     VALUES_FIELD_NUMBER: builtins.int
     RETURNED_SAMPLE_IDS_FIELD_NUMBER: builtins.int
+    FAILURES_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     column: builtins.str
@@ -113,6 +115,10 @@ class WriteColumnRequest(google.protobuf.message.Message):
     def returned_sample_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Leased samples that the caller does not compute after all: they may be leased again at once."""
 
+    @property
+    def failures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ColumnFailure]:
+        """Leased samples that the caller failed on."""
+
     def __init__(
         self,
         *,
@@ -121,10 +127,39 @@ class WriteColumnRequest(google.protobuf.message.Message):
         lease_token: builtins.str = ...,
         values: collections.abc.Iterable[global___ColumnValues] | None = ...,
         returned_sample_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        failures: collections.abc.Iterable[global___ColumnFailure] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["column", b"column", "lease_token", b"lease_token", "returned_sample_ids", b"returned_sample_ids", "run_id", b"run_id", "values", b"values"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["column", b"column", "failures", b"failures", "lease_token", b"lease_token", "returned_sample_ids", b"returned_sample_ids", "run_id", b"run_id", "values", b"values"]) -> None: ...
 
 global___WriteColumnRequest = WriteColumnRequest
+
+@typing.final
+class ColumnFailure(google.protobuf.message.Message):
+    """A sample whose column could not be computed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SAMPLE_ID_FIELD_NUMBER: builtins.int
+    FAILURE_CLASS_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    sample_id: builtins.str
+    """Sample."""
+    failure_class: seamflow.common.v1.tokens_pb2.FailureClass.ValueType
+    """ENVIRONMENT: this sample cannot be computed. After three such tries it is replaced, as that of a failed rollout is.
+    INFRASTRUCTURE: it was none of its fault; it may be leased again at once, without end.
+    """
+    message: builtins.str
+    """Why, for people; at most 4,096 characters."""
+    def __init__(
+        self,
+        *,
+        sample_id: builtins.str = ...,
+        failure_class: seamflow.common.v1.tokens_pb2.FailureClass.ValueType = ...,
+        message: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failure_class", b"failure_class", "message", b"message", "sample_id", b"sample_id"]) -> None: ...
+
+global___ColumnFailure = ColumnFailure
 
 @typing.final
 class ColumnValues(google.protobuf.message.Message):
@@ -156,17 +191,21 @@ class WriteColumnResponse(google.protobuf.message.Message):
 
     NUM_WRITTEN_FIELD_NUMBER: builtins.int
     NUM_READY_GROUPS_FIELD_NUMBER: builtins.int
+    NUM_REPLACED_FIELD_NUMBER: builtins.int
     num_written: builtins.int
     """Samples whose column was new."""
     num_ready_groups: builtins.int
     """Groups that became ready for the trainer by this call."""
+    num_replaced: builtins.int
+    """Samples that are replaced, as this was their last try."""
     def __init__(
         self,
         *,
         num_written: builtins.int = ...,
         num_ready_groups: builtins.int = ...,
+        num_replaced: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["num_ready_groups", b"num_ready_groups", "num_written", b"num_written"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_ready_groups", b"num_ready_groups", "num_replaced", b"num_replaced", "num_written", b"num_written"]) -> None: ...
 
 global___WriteColumnResponse = WriteColumnResponse
 

@@ -57,7 +57,7 @@ class ColumnServiceServicer(object):
     def WriteColumn(self, request, context):
         """Writes the column for leased samples. Idempotent; the first value stays. A complete group whose
         samples have all required columns becomes ready for the trainer. Samples of groups that were
-        discarded meanwhile are skipped.
+        discarded meanwhile are skipped. Samples that the caller failed on are leased again, or replaced.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

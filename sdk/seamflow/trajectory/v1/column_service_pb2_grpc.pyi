@@ -39,7 +39,7 @@ class ColumnServiceStub:
     ]
     """Writes the column for leased samples. Idempotent; the first value stays. A complete group whose
     samples have all required columns becomes ready for the trainer. Samples of groups that were
-    discarded meanwhile are skipped.
+    discarded meanwhile are skipped. Samples that the caller failed on are leased again, or replaced.
     """
 
     GetColumnBacklog: grpc.UnaryUnaryMultiCallable[
@@ -77,7 +77,7 @@ class ColumnServiceAsyncStub:
     ]
     """Writes the column for leased samples. Idempotent; the first value stays. A complete group whose
     samples have all required columns becomes ready for the trainer. Samples of groups that were
-    discarded meanwhile are skipped.
+    discarded meanwhile are skipped. Samples that the caller failed on are leased again, or replaced.
     """
 
     GetColumnBacklog: grpc.aio.UnaryUnaryMultiCallable[
@@ -119,7 +119,7 @@ class ColumnServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[seamflow.trajectory.v1.column_service_pb2.WriteColumnResponse, collections.abc.Awaitable[seamflow.trajectory.v1.column_service_pb2.WriteColumnResponse]]:
         """Writes the column for leased samples. Idempotent; the first value stays. A complete group whose
         samples have all required columns becomes ready for the trainer. Samples of groups that were
-        discarded meanwhile are skipped.
+        discarded meanwhile are skipped. Samples that the caller failed on are leased again, or replaced.
         """
 
     @abc.abstractmethod

@@ -595,6 +595,8 @@ class Readiness(google.protobuf.message.Message):
     NUM_STORED_TOKENS_FIELD_NUMBER: builtins.int
     NUM_KEPT_BACK_GROUPS_FIELD_NUMBER: builtins.int
     NUM_OPEN_GROUPS_FIELD_NUMBER: builtins.int
+    NUM_COLUMN_FAILURES_FIELD_NUMBER: builtins.int
+    COLUMN_FAILURE_FIELD_NUMBER: builtins.int
     num_ready_groups: builtins.int
     """Complete groups that wait for the trainer, in no step."""
     num_running_groups: builtins.int
@@ -631,6 +633,10 @@ class Readiness(google.protobuf.message.Message):
     """
     num_open_groups: builtins.int
     """Groups that an open step has: they are neither ready nor running."""
+    num_column_failures: builtins.int
+    """Failed tries of consumers to compute a column of a sample, since the run began."""
+    column_failure: builtins.str
+    """Why the newest of these failed, by column; empty if the column was written since."""
     def __init__(
         self,
         *,
@@ -651,7 +657,9 @@ class Readiness(google.protobuf.message.Message):
         num_stored_tokens: builtins.int = ...,
         num_kept_back_groups: builtins.int = ...,
         num_open_groups: builtins.int = ...,
+        num_column_failures: builtins.int = ...,
+        column_failure: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["committed_step", b"committed_step", "groups_per_step", b"groups_per_step", "leased_step", b"leased_step", "num_admissible_groups", b"num_admissible_groups", "num_admitted_groups", b"num_admitted_groups", "num_dead_letters", b"num_dead_letters", "num_discarded_groups", b"num_discarded_groups", "num_incomplete_groups", b"num_incomplete_groups", "num_kept_back_groups", b"num_kept_back_groups", "num_open_groups", b"num_open_groups", "num_queued_tasks", b"num_queued_tasks", "num_ready_groups", b"num_ready_groups", "num_replaced_samples", b"num_replaced_samples", "num_replay_groups", b"num_replay_groups", "num_running_groups", b"num_running_groups", "num_running_rollouts", b"num_running_rollouts", "num_stored_tokens", b"num_stored_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["column_failure", b"column_failure", "committed_step", b"committed_step", "groups_per_step", b"groups_per_step", "leased_step", b"leased_step", "num_admissible_groups", b"num_admissible_groups", "num_admitted_groups", b"num_admitted_groups", "num_column_failures", b"num_column_failures", "num_dead_letters", b"num_dead_letters", "num_discarded_groups", b"num_discarded_groups", "num_incomplete_groups", b"num_incomplete_groups", "num_kept_back_groups", b"num_kept_back_groups", "num_open_groups", b"num_open_groups", "num_queued_tasks", b"num_queued_tasks", "num_ready_groups", b"num_ready_groups", "num_replaced_samples", b"num_replaced_samples", "num_replay_groups", b"num_replay_groups", "num_running_groups", b"num_running_groups", "num_running_rollouts", b"num_running_rollouts", "num_stored_tokens", b"num_stored_tokens"]) -> None: ...
 
 global___Readiness = Readiness

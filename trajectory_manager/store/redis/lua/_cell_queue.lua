@@ -48,19 +48,26 @@ local function count_lacking_cells(task_id, group, columns)
   return redis.call('HINCRBY', KEYS[19], task_id, -1)
 end
 
--- Deletes the cells of a group: it is ready, or discarded.
-local function drop_cells(task_id, group, columns)
-  local cells, queue, leases = KEYS[19], KEYS[20], KEYS[21]
-  redis.call('HDEL', cells, task_id)
-  for _, slot in ipairs(#columns > 0 and group.slots or {}) do
-    for _, sample in ipairs(slot.samples or {}) do
-      for _, column in ipairs(columns) do
-        local field = column .. ' ' .. sample
-        local number = string.match(redis.call('HGET', cells, field) or '', '^%d+')
-        if number then redis.call('ZREM', queue, column .. ' ' .. number .. ' ' .. sample) end
-        redis.call('ZREM', leases, field)
-        redis.call('HDEL', cells, field)
+-- Deletes the cells of a slot's samples; returns how many were not written.
+local function drop_cells_of_slot(slot, columns)
+  local cells, queue, leases, dropped = KEYS[19], KEYS[20], KEYS[21], 0
+  for _, sample in ipairs(slot.samples or {}) do
+    for _, column in ipairs(columns) do
+      local field = column .. ' ' .. sample
+      local number = string.match(redis.call('HGET', cells, field) or '', '^%d+')
+      if number then
+        redis.call('ZREM', queue, column .. ' ' .. number .. ' ' .. sample)
+        dropped = dropped + 1
       end
+      redis.call('ZREM', leases, field)
+      redis.call('HDEL', cells, field, 'tries ' .. field)
     end
   end
+  return dropped
+end
+
+-- Deletes the cells of a group: it is ready, or discarded.
+local function drop_cells(task_id, group, columns)
+  redis.call('HDEL', KEYS[19], task_id)
+  for _, slot in ipairs(#columns > 0 and group.slots or {}) do drop_cells_of_slot(slot, columns) end
 end

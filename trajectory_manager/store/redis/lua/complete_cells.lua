@@ -28,5 +28,8 @@ for _, sample in ipairs(samples) do
     num_ready = num_ready + 1
   end
 end
-if #samples > 0 then redis.call('HINCRBY', counters, 'version:columns', 1) end
+if #samples > 0 then
+  redis.call('HDEL', cells, 'failure ' .. column)
+  redis.call('HINCRBY', counters, 'version:columns', 1)
+end
 return {'ok', #samples, num_ready}

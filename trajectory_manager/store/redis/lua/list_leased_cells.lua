@@ -7,13 +7,13 @@ if redis.call('EXISTS', config) == 0 then return {'error', 'UNKNOWN_RUN', run_id
 local samples, lost = leased_cells(cells, leases, column, epoch, 4)
 if not samples then return {'error', 'LOST_COLUMN', column, lost} end
 
--- Its group is committed or discarded, or is one of a requeued task, with later attempts.
+-- Its group is committed or discarded, or is one of a requeued task, with later attempts; or it is replaced.
 local function is_unneeded(sample)
   local task_id, index, attempt = string.match(sample, '^(.+)/(%d+)/(%d+)#')
   if not task_id or redis.call('HEXISTS', cells, column .. ' ' .. sample) == 1 then return false end
   local group = redis.call('HGET', groups, task_id)
   local slot = group and cjson.decode(group).slots[tonumber(index) + 1]
-  return not slot or slot.attempt ~= tonumber(attempt)
+  return not slot or slot.attempt ~= tonumber(attempt) or slot.state == 'open'
 end
 
 local unneeded = {}

@@ -5,9 +5,20 @@ local config, counters, leases, ready, letters, order, replay =
 local rules = redis.call('GET', config)
 if not rules then return {'error', 'UNKNOWN_RUN', ARGV[1]} end
 rules = cjson.decode(rules)
+
+-- What consumers failed on since they last wrote the column.
+local function column_failure(columns)
+  local failures = {}
+  for _, column in ipairs(columns) do
+    local message = redis.call('HGET', KEYS[19], 'failure ' .. column)
+    if message then table.insert(failures, message) end
+  end
+  return table.concat(failures, '; ')
+end
+
 local names = {
   'admitted', 'discarded', 'leased_groups', 'replaced', 'committed_step', 'leased_step', 'incomplete', 'tokens',
-  'open_groups', 'training'
+  'open_groups', 'training', 'column_failures'
 }
 local values, count = redis.call('HMGET', counters, unpack(names)), {}
 for i, name in ipairs(names) do count[name] = tonumber(values[i] or 0) end
@@ -25,4 +36,4 @@ return {'ok', num_ready, num_running, math.max(0, limit - outstanding),
   redis.call('LLEN', KEYS[4]) + redis.call('LLEN', KEYS[5]), redis.call('ZCOUNT', leases, '(0', '+inf'),
   rules.groups_per_step, count.committed_step, count.leased_step, count.admitted, count.discarded, count.replaced,
   count.incomplete, redis.call('HLEN', replay), redis.call('LLEN', letters), count.tokens,
-  num_outside, count.open_groups}
+  num_outside, count.open_groups, count.column_failures, column_failure(rules.required_columns)}

@@ -1,21 +1,18 @@
--- requires: _dead_letters _cell_queue
+-- requires: _dead_letters _cell_queue _replacements
 -- Applies the results of finished rollouts to their groups. Idempotent: only the leased attempt of a slot counts.
 -- Columns of a sample are queued with its rollout; complete_cells.lua makes a group ready that lacked some.
 -- ARGV: run_id, max_replacements, max_dead_letters, then rollout_id and result of each.
 -- Returns of each the effect and, for a discarded group, the reason.
-local config, counters, tasks, groups, leases, nonces, outbox, ready =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[13]
-local open_slots = {['1'] = KEYS[6], ['2'] = KEYS[7]}
+local config, counters, tasks, groups, leases, outbox, ready =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[8], KEYS[9], KEYS[11], KEYS[13]
 local run_id, max_replacements, max_dead_letters = unpack(ARGV, 1, 3)
 local rules = redis.call('GET', config)
 if not rules then return {'error', 'UNKNOWN_RUN', run_id} end
 rules = cjson.decode(rules)
-
--- The lease of the rollout can no longer be proved, nor asked for again.
-local function end_nonce(rollout_id)
-  local nonce = redis.call('HGET', nonces, rollout_id)
-  if nonce then redis.call('HDEL', nonces, rollout_id, nonce) end
-end
+local limits = {
+  required_columns = rules.required_columns,
+  max_replacements = tonumber(max_replacements), max_dead_letters = max_dead_letters
+}
 
 local function settle(rollout_id, result)
   redis.call('ZREM', outbox, rollout_id)
@@ -33,38 +30,6 @@ local function settle(rollout_id, result)
   result = cjson.decode(result)
 
   local function save() redis.call('HSET', groups, task_id, cjson.encode(group)) end
-
-  -- The group needs no running rollout any more: the sweep finishes them.
-  local function end_leases()
-    for i, other in ipairs(group.slots) do
-      local name = string.format('%s/%d/%d', task_id, i - 1, other.attempt)
-      redis.call('ZADD', leases, 'XX', 0, name)
-      end_nonce(name)
-    end
-  end
-
-  local function discard(reason, message)
-    end_leases()
-    drop_cells(task_id, group, rules.required_columns)
-    local committed = redis.call('HGET', counters, 'committed_step') or 0
-    dead_letter(task_id, group, reason, message, committed, max_dead_letters)
-    if group.purpose == '1' then redis.call('HINCRBY', counters, 'discarded', 1) end
-    redis.call('HINCRBY', counters, 'version:tasks', 1)
-    redis.call('HINCRBY', counters, 'version:ready', 1)
-    return {'discarded', reason}
-  end
-
-  local function replace()
-    group.replaced = group.replaced + 1
-    redis.call('HINCRBY', counters, 'replaced', 1)
-    if group.replaced > tonumber(max_replacements) then return discard(FAILURES, result.message) end
-    slot.state = 'open'
-    save()
-    -- An agent's own group is leased by its name.
-    if not group.own then redis.call('LPUSH', open_slots[group.purpose], task_id .. '/' .. index) end
-    redis.call('HINCRBY', counters, 'version:tasks', 1)
-    return {'replaced'}
-  end
 
   -- The reward of all samples of the group, if there are several and they differ by rounding alone:
   -- by a millionth, or by 1e-9 around 0.
@@ -88,7 +53,7 @@ local function settle(rollout_id, result)
       return {'complete'}
     end
     local reward = rules.zero_variance_reward ~= '' and common_reward()
-    if reward then return discard(ZERO_VARIANCE, 'all rewards are ' .. reward) end
+    if reward then return discard_group(task_id, group, limits, ZERO_VARIANCE, 'all rewards are ' .. reward) end
     if count_lacking_cells(task_id, group, rules.required_columns) > 0 then
       redis.call('HINCRBY', counters, 'incomplete', 1)
       return {'complete'}
@@ -101,7 +66,7 @@ local function settle(rollout_id, result)
 
   -- num_samples are done: the group is complete without its other slots.
   local function close_group()
-    end_leases()
+    end_group_leases(task_id, group)
     for _, other in ipairs(group.slots) do
       if other.state ~= 'done' then
         other.state = 'surplus'
@@ -114,7 +79,9 @@ local function settle(rollout_id, result)
     return complete()
   end
 
-  if not result.finished then return replace() end
+  if not result.finished then
+    return replace_sample(task_id, tonumber(index), group, limits, result.message)
+  end
   slot.state, slot.reward, slot.rewards = 'done', result.reward, result.rewards
   slot.min_version, slot.samples = result.min_version, result.samples
   group.done = group.done + 1
