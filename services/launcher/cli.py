@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -38,6 +39,7 @@ from services.launcher.report.run_end import recorded_end
 from services.launcher.run import Run
 from services.launcher.supervisor import child_environment
 from services.launcher.view import LiveView, PlainView
+from services.lib.model_files.end_ids import warn_of_end
 from services.lib.model_folder import check_chat_template, check_model_folder
 from services.lib.text_config import check_attention
 
@@ -206,6 +208,8 @@ def _check_model(config: LauncherConfig, folder: Path) -> None:
         check_model_folder(folder)
         if not config.raw_tokens:
             check_chat_template(folder)
+            if (warning := warn_of_end(folder)) is not None:
+                print(f"launcher: warning: {warning}", file=sys.stderr)
         engine = process_setting(config, _config_file(sys.argv), "rollout_server.engine")
         if engine in (None, _EMBEDDED):
             check_attention(folder)
@@ -258,10 +262,28 @@ def _dry_run(config: LauncherConfig, layout: Layout, plans: Mapping[str, Process
     for done in results:
         sys.stderr.write(done.stderr)
     worst = max((done.returncode for done in results), default=int(ExitCode.CLEAN))
+    if worst == 0:
+        worst = _show_adapters(config, layout, plans)
     if worst == 0 and (amount := _check_tasks(config, layout, plans)) is not None:
         print(amount)
     print("nothing was started" if worst == 0 else "the configuration has errors", flush=True)
     return worst
+
+
+def _show_adapters(config: LauncherConfig, layout: Layout, plans: Mapping[str, ProcessPlan]) -> int:
+    """Print which layers get an adapter, or what is wrong with lora.targets; an exit code."""
+    rank = process_setting(config, layout.config_file, "trainer.lora.rank")
+    trainer = next((plan for name, plan in plans.items() if name.startswith("trainer")), None)
+    if rank in (None, 0, "0") or config.prepare is not None or trainer is None:
+        return ExitCode.CLEAN
+    assert trainer.check is not None
+    words = (
+        "trainer.model.adapted_layers" if each == "trainer" else each for each in trainer.check
+    )
+    done = _checked(replace(trainer, check=tuple(words)[:-1]))
+    sys.stderr.write(done.stderr)
+    sys.stdout.write(done.stdout)
+    return done.returncode
 
 
 def _link_latest(folder: Path) -> None:

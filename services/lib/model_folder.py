@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["check_chat_template", "check_model_folder", "weight_files"]
+from services.lib.model_files.json_file import read_object
+from services.lib.model_files.quantization import check_not_quantized
+from services.lib.model_files.tokenizer_files import TOKENIZER_FILES, number_of_ids
+from services.lib.model_files.weight_headers import Header, read_headers, weight_files
 
-_TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"),
-    *("spiece.model", "sentencepiece.bpe.model", "tekken.json"),
-)
+__all__ = [
+    "check_chat_template",
+    "check_model_folder",
+    "check_vocabulary",
+    "vocabulary_size",
+    "weight_files",
+]
+
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
-_INDEX = "model.safetensors.index.json"
-_MAX_HEADER_BYTES = 100_000_000  # of the safetensors format
+_VOCABULARY_ROWS = (
+    *("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight"),
+    *("lm_head.weight", "embed_out.weight"),
+)
+"""Ends of names of tensors that have a row for each token id."""
 
 
 def check_model_folder(folder: Path) -> None:
@@ -27,13 +37,59 @@ def check_model_folder(folder: Path) -> None:
         raise ValueError(f"model {folder}: no such folder; give a local Hugging Face model folder")
     config = _config(folder)
     _check_kind(folder, config)
-    for file in weight_files(folder):
-        _check_file(folder, file)
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+    headers = read_headers(folder)
+    check_not_quantized(folder, config, headers)
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(
-            f"model {folder}: has no tokenizer ({', '.join(_TOKENIZER_FILES)}); save it there with "
+            f"model {folder}: has no tokenizer ({', '.join(TOKENIZER_FILES)}); save it there with "
             "tokenizer.save_pretrained()"
         )
+    check_vocabulary(folder, headers)
+
+
+def check_vocabulary(folder: Path, headers: Mapping[str, Header]) -> None:
+    """Check that there is a row of the embedding for each id of the tokenizer.
+
+    An embedding of more rows is usual: it is padded.
+
+    Args:
+        folder: of the model.
+        headers: of its weights, as far as they are there.
+
+    Raises:
+        ValueError: one line that names the folder, both sizes and the cure.
+    """
+    size = vocabulary_size(folder)
+    rows = {
+        name: each.shape[0]
+        for name, each in headers.items()
+        if name.endswith(_VOCABULARY_ROWS) and len(each.shape) == 2
+    }
+    for name, num_rows in rows.items():
+        if size is not None and num_rows != size:
+            raise ValueError(
+                f"model {folder}: config.json has vocab_size {size}, {name} has {num_rows} rows; "
+                "copy configuration and weights of the same model"
+            )
+    fewest = min(rows.values(), default=size)
+    if fewest is not None and (num_ids := number_of_ids(folder)) > fewest:
+        raise ValueError(
+            f"model {folder}: its tokenizer has ids up to {num_ids - 1}, {num_ids} tokens, and its "
+            f"embedding has {fewest} rows; call model.resize_token_embeddings({num_ids}) and "
+            "save the model, or use the tokenizer that belongs to it"
+        )
+
+
+def vocabulary_size(folder: Path) -> int | None:
+    """Rows of the embedding by config.json; None if it does not say.
+
+    Raises:
+        ValueError: there is no config.json, or it cannot be read.
+    """
+    config = _config(folder)
+    text = config.get("text_config") or config
+    size = text.get("vocab_size", config.get("vocab_size"))
+    return size if isinstance(size, int) else None
 
 
 def check_chat_template(folder: Path) -> None:
@@ -42,7 +98,7 @@ def check_chat_template(folder: Path) -> None:
     Raises:
         ValueError: names the folder and the cure.
     """
-    settings = _json(folder, "tokenizer_config.json")
+    settings = read_object(folder, "tokenizer_config.json")
     has_file = any((folder / f"chat_template.{kind}").is_file() for kind in ("jinja", "json"))
     if not settings.get("chat_template") and not has_file:
         raise ValueError(
@@ -51,30 +107,9 @@ def check_chat_template(folder: Path) -> None:
         )
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files, all that the index names.
-
-    Raises:
-        ValueError: one or all are missing; names the folder and the cure.
-    """
-    if not (folder / _INDEX).is_file():
-        found = sorted(folder.glob("*.safetensors"))
-        if not found:
-            raise ValueError(f"model {folder}: {_without_weights(folder)}")
-        return found
-    shards = sorted(set(_json(folder, _INDEX).get("weight_map", {}).values()))
-    missing = [name for name in shards if not (folder / name).is_file()]
-    if missing or not shards:
-        raise ValueError(
-            f"model {folder}: {_INDEX} names {', '.join(missing) or 'no file'}, which is not "
-            "there; copy the whole folder"
-        )
-    return [folder / name for name in shards]
-
-
 def _config(folder: Path) -> dict[str, Any]:
     if (folder / "config.json").is_file():
-        return _json(folder, "config.json")
+        return read_object(folder, "config.json")
     if (folder / "adapter_config.json").is_file():
         raise ValueError(
             f"model {folder}: is an adapter without its model; merge it into the model it belongs "
@@ -102,44 +137,3 @@ def _check_kind(folder: Path, config: dict[str, Any]) -> None:
             f"model {folder}: is {', '.join(names)}, not a causal language model; use one whose "
             "architecture ends in ForCausalLM"
         )
-
-
-def _without_weights(folder: Path) -> str:
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
-        return (
-            "has its weights in pickle files (.bin), which may run code; convert it with "
-            "AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)"
-        )
-    return "has no weights (*.safetensors); save them with model.save_pretrained()"
-
-
-def _check_file(folder: Path, file: Path) -> None:
-    """Compare a file's size with what its header promises."""
-    size = file.stat().st_size
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        try:
-            header = json.loads(opened.read(min(length, _MAX_HEADER_BYTES)))
-            ends = [each["data_offsets"][1] for name, each in header.items() if name[:2] != "__"]
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-            raise ValueError(
-                f"model {folder}: {file.name} is not a safetensors file, or damaged; copy it again"
-            ) from None
-    expected = 8 + length + max(ends, default=0)
-    if size != expected:
-        raise ValueError(
-            f"model {folder}: {file.name} has {size} bytes and should have {expected}; the copy "
-            "was cut short, so copy it again"
-        )
-
-
-def _json(folder: Path, name: str) -> dict[str, Any]:
-    try:
-        values = json.loads((folder / name).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ValueError(f"model {folder}: {name} cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"model {folder}: {name} is not a JSON object")  # noqa: TRY004
-    return values

@@ -8,7 +8,16 @@ from tests.field.kind import Kind
 
 __all__ = ["AREAS", "kinds_of"]
 
-AREAS: tuple[str, ...] = ("agent_requests", "credit", "forced_calls")
+AREAS: tuple[str, ...] = (
+    "agent_requests",
+    "credit",
+    "end_ids",
+    "forced_calls",
+    "lora",
+    "model_folders",
+    "rope",
+    "schedules",
+)
 """Modules of this folder with a tuple `KINDS`."""
 
 

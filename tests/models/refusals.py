@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from transformers import (
+    AutoTokenizer,
     BertConfig,
     BertForMaskedLM,
     T5Config,
@@ -97,6 +98,18 @@ def _truncated(folder: Path) -> None:
     (folder / _WEIGHTS).write_bytes(content[: len(content) // 2])
 
 
+def _quantized(folder: Path) -> None:
+    _llama(folder)
+    _change_config(folder, quantization_config={"quant_method": "fp8"})
+
+
+def _more_tokens(folder: Path) -> None:
+    _llama(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([f"<tool-{number}>" for number in range(7)])
+    tokenizer.save_pretrained(folder)
+
+
 def _shard_missing(folder: Path) -> None:
     ARCHITECTURES["llama-bfloat16-shards"].make(folder, 0)
     min(folder.glob("*.safetensors")).unlink()
@@ -115,6 +128,8 @@ REFUSALS = {
         Refusal(name="adapter-alone", problem="is an adapter without its model", make=_adapter),
         Refusal(name="empty", problem="has no config.json", make=Path.mkdir),
         Refusal(name="truncated", problem="was cut short", make=_truncated),
+        Refusal(name="quantized", problem="is quantized by fp8", make=_quantized),
+        Refusal(name="more-tokens", problem="268 tokens, and its embedding", make=_more_tokens),
         Refusal(name="shard-missing", problem="which is not there", make=_shard_missing),
         *(
             Refusal(

@@ -145,12 +145,13 @@ class OptimizerConfig(Settings):
     learning_rate: float = Field(1e-6, gt=0)
     """Highest learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up: constant, or along a line or half a cosine to final_share for the step
-    after the last one."""
+    """After the warm-up: constant, or along a line or half a cosine from the full rate, at the last
+    step of the warm-up or at the first one, to final_share for the step after the last one."""
     final_share: Share = 0.0
     """Share of the learning rate at which linear and cosine end."""
     warmup_steps: int = Field(0, ge=0)
-    """First steps, over which the learning rate grows linearly."""
+    """First steps, over which the learning rate grows linearly: step k of w has k/w of it, so that
+    none has 0. 0: the first step has the full rate."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay."""
     beta1: Decay = 0.9
@@ -169,5 +170,6 @@ class LoRAConfig(Settings):
     alpha: float = Field(0.0, ge=0)
     """Adapters are scaled by alpha / rank; 0: twice the rank."""
     targets: tuple[str, ...] = ()
-    """Names of linear layers that get one, such as q_proj; none: all but the output. Experts that
-    are stacked into one tensor stay frozen."""
+    """Names of linear layers that get one, such as q_proj, or their last parts, such as
+    self_attn.q_proj; none: all of attention, dense MLPs and shared experts, not the output. Routed
+    experts, which are stacked into one tensor, and routers stay frozen."""

@@ -11,17 +11,23 @@ Shape suffixes: I inputs and O outputs of a layer, R rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from services.chassis import log
 from trainer.config import Setting, TrainerConfig
 
 __all__ = [
+    "adapted_layers",
     "adapter_settings",
     "add_adapter",
+    "describe_layers",
     "is_adapter",
     "merged",
     "plain_name",
@@ -31,15 +37,16 @@ __all__ = [
 _ADAPTER = "default"
 _BASE = ".base_layer."
 _PARTS = ("lora_A", "lora_B")
+_HELD = "model_of_this_run"
+_EXPERTS = "experts"
+_NUMBER = re.compile(r"\b\d+\.")
 
 
 def add_adapter(model: nn.Module, config: TrainerConfig) -> None:
     """Freeze the model and add adapters to its linear layers: those of `lora.targets`, or all.
 
-    Experts stacked into one tensor are not separate layers and get no adapter.
-
     Raises:
-        ValueError: peft is not installed, or the model has no such layers.
+        ValueError: peft is not installed, or a target is no layer that can have an adapter.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -48,43 +55,138 @@ def add_adapter(model: nn.Module, config: TrainerConfig) -> None:
             f"lora.rank is {config.lora.rank} but peft is not installed: pip install "
             "'seamflow[lora]', or set lora.rank to 0"
         ) from error
-    layers = _chosen(model, config.lora.targets)
+    layers = adapted_layers(model, config)
     transposed = any(not isinstance(layer, nn.Linear) for layer in layers.values())
+    names = [f"{_HELD}.{name}" for name in layers]
+    settings: Any = {**adapter_settings(config), "target_modules": names}
+    # Of a model that it recognises, peft takes `mlp.up_proj` for the up projections of the experts.
+    holder = nn.Module()
+    holder.add_module(_HELD, model)
+    inject_adapter_in_model(LoraConfig(**settings, fan_in_fan_out=transposed), holder, _ADAPTER)
+    _check_injected(model, layers)
+    log.get_logger().info("lora_adapters", layers=describe_layers(layers))
+
+
+def adapted_layers(model: nn.Module, config: TrainerConfig) -> dict[str, nn.Module]:
+    """The layers that get an adapter, by full name; the model may be without memory.
+
+    Without targets: every linear layer but the output and those of single experts. Experts that are
+    stacked into one tensor, and routers that choose them, are no such layers and stay frozen.
+
+    Raises:
+        ValueError: a target is no such layer; names those that there are.
+    """
+    from transformers.pytorch_utils import Conv1D  # GPT-2's linear layers
+
+    kinds = nn.Linear | Conv1D
+    linear = {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, kinds) and _gives_product(layer)
+    }
+    output: Any = model.get_output_embeddings()  # type: ignore[operator]
+    targets = config.lora.targets
+    for target in targets:
+        _check_target(model, target, linear)
+    chosen: dict[str, nn.Module] = {
+        name: layer
+        for name, layer in linear.items()
+        if (
+            any(_is_named(name, target) for target in targets)
+            if targets
+            else layer is not output and not _is_expert(name)
+        )
+    }
+    _check_chosen(model, chosen, config)
+    return chosen
+
+
+@torch.no_grad()
+def _gives_product(layer: Any) -> bool:
+    """Whether it answers with a matrix product; some routers are subclasses that choose experts."""
+    if not isinstance(layer, nn.Linear):
+        return True
+    try:
+        found = layer(layer.weight.new_zeros(1, layer.in_features))
+    except (RuntimeError, TypeError, ValueError):
+        return False
+    return isinstance(found, torch.Tensor) and found.shape == (1, layer.out_features)
+
+
+def describe_layers(layers: Iterable[str]) -> str:
+    """Which layers, and how many: `mlp.down_proj x2, self_attn.q_proj x2`."""
+    kinds = Counter(_NUMBER.sub("*.", name).rpartition("*.")[2] for name in layers)
+    return ", ".join(f"{name} x{count}" for name, count in sorted(kinds.items()))
+
+
+def _is_named(name: str, target: str) -> bool:
+    """Whether a target is the last parts of a layer's name; single experts are named as such."""
+    is_named = name == target or name.endswith(f".{target}")
+    return is_named and (_EXPERTS in target or not _is_expert(name))
+
+
+def _is_expert(name: str) -> bool:
+    """Whether it is a layer of a routed expert, as in `mlp.experts.7.down_proj`."""
+    parts = name.split(".")
+    return any(
+        first == _EXPERTS and second.isdigit() for first, second in itertools.pairwise(parts)
+    )
+
+
+def _check_target(model: nn.Module, target: str, linear: Mapping[str, nn.Module]) -> None:
+    if any(_is_named(name, target) for name in linear):
+        return
+    stacked = {
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.dim() > 2 and f".{target}." in f".{name}."
+    }
+    why = (
+        f"its experts are stacked into tensors ({min(stacked)}), which get no adapter"
+        if stacked
+        else "the model has no linear layer of that name"
+    )
+    names = {name.rpartition(".")[2] for name in linear if not _is_expert(name)}
+    raise ValueError(
+        f"lora.targets has {target!r}, but {why}: use {', '.join(sorted(names))}, or the last "
+        "parts of a layer's name, such as self_attn.q_proj"
+    )
+
+
+def _check_chosen(model: nn.Module, chosen: Mapping[str, nn.Module], config: TrainerConfig) -> None:
+    if not chosen:
+        raise ValueError(
+            f"lora.rank is {config.lora.rank}, but {type(model).__name__} has no linear layers: "
+            "set it to 0"
+        )
+    output: Any = model.get_output_embeddings()  # type: ignore[operator]
+    inputs: Any = model.get_input_embeddings()  # type: ignore[operator]
+    tied = getattr(model.config, "tie_word_embeddings", False) or (
+        output is not None and output.weight is inputs.weight
+    )
+    if tied and any(layer is output for layer in chosen.values()):
+        raise ValueError(
+            "lora.targets has the output layer, which shares its weights with the input "
+            "embeddings: remove it"
+        )
+    transposed = any(not isinstance(layer, nn.Linear) for layer in chosen.values())
     if transposed and config.publish.content == "adapter":
         raise ValueError(
             f"publish is 'adapter' but {type(model).__name__} stores its matrices transposed: "
             "publish weights"
         )
-    settings: Any = {**adapter_settings(config), "target_modules": list(layers)}
-    inject_adapter_in_model(LoraConfig(**settings, fan_in_fan_out=transposed), model, _ADAPTER)
 
 
-def _chosen(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Module]:
-    """The layers that get an adapter, by full name."""
-    from transformers.pytorch_utils import Conv1D  # GPT-2's linear layers
-
-    kinds = nn.Linear | Conv1D
-    linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, kinds)}
-    output: Any = model.get_output_embeddings()  # type: ignore[operator]
-    names = {name.rpartition(".")[2] for name in linear}
-    for target in targets:
-        if target not in names:
-            raise ValueError(
-                f"lora.targets has {target!r}, but the model has no linear layer of that name: use "
-                f"{', '.join(sorted(names))}"
-            )
-    chosen: dict[str, nn.Module] = {
-        name: layer
-        for name, layer in linear.items()
-        if (name.rpartition(".")[2] in targets if targets else layer is not output)
+def _check_injected(model: nn.Module, chosen: Collection[str]) -> None:
+    """Check that peft has adapted just the chosen layers, and left the others as they were."""
+    adapted = {
+        name.partition(".lora_")[0] for name, _ in model.named_parameters() if is_adapter(name)
     }
-    inputs: Any = model.get_input_embeddings()  # type: ignore[operator]
-    if output in chosen.values() and output.weight is inputs.weight:
+    if adapted != set(chosen):
         raise ValueError(
-            "lora.targets has the output layer, which shares its weights with the input "
-            "embeddings: remove it"
+            f"peft has added adapters to {describe_layers(adapted)} instead of "
+            f"{describe_layers(chosen)}: install a version of peft that pyproject.toml allows"
         )
-    return chosen
 
 
 def adapter_settings(config: TrainerConfig) -> dict[str, Setting]:

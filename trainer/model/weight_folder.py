@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from seamflow.weights.v1 import weight_service_pb2 as weight_pb2
 
+from services.lib.model_files.quantization import QUANTIZATION_FILES, without_quantization
 from services.lib.weight_files.folder_names import ADAPTER_BASE, COPIED_SUFFIXES, fingerprint
 from trainer import fsync_files
 from trainer.config import Setting
@@ -28,6 +29,8 @@ _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _ADAPTER_SETTINGS, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _MANIFEST = "manifest.json"
+_OF_WEIGHTS = frozenset({_MANIFEST, *QUANTIZATION_FILES})
+"""Files about the weights of a folder, which are others in the next."""
 _FILE_BYTES = 4 << 30
 
 
@@ -81,10 +84,10 @@ def _write_adapter(
 def _copy_settings(source: Path, target: Path, dtype: torch.dtype) -> None:
     """Copy configuration and tokenizer files; no weights, no code."""
     for path in sorted(source.iterdir()):
-        weights_index = path.name.endswith(".index.json") or path.name == _MANIFEST
-        if path.is_file() and path.suffix in COPIED_SUFFIXES and not weights_index:
+        of_weights = path.name.endswith(".index.json") or path.name in _OF_WEIGHTS
+        if path.is_file() and path.suffix in COPIED_SUFFIXES and not of_weights:
             shutil.copyfile(path, target / path.name)
-    config = json.loads((source / "config.json").read_text())
+    config = without_quantization(json.loads((source / "config.json").read_text()))
     name = "torch_dtype" if "torch_dtype" in config else "dtype"
     config[name] = str(dtype).removeprefix("torch.")
     _write_json(target / "config.json", config)

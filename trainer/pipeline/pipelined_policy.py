@@ -158,8 +158,9 @@ class PipelinedPolicy(Policy):
         return whole
 
     def _inputs(self, command: Accumulate | Predict) -> list[ModelInput]:
+        by_row = any(stage.by_row for stage in self._stages.values())
         return [
-            model_input(batch, self._config.device, packed=self.packed)
+            model_input(batch, self._config.device, packed=self.packed, by_row=by_row)
             for batch in command.micro_batches
         ]
 

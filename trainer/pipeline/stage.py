@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from services.lib.transformer.row_rope import row_rope
 from trainer.data.micro_batch import weightless
 from trainer.policy.critic import VALUE_HEAD, CriticModel
 from trainer.policy.model_input import ModelInput, model_input
@@ -38,12 +39,14 @@ class Stage(nn.Module):
         self.is_first, self.is_last = index == 0, index == num_stages - 1
         self.model: Any = model
         """The model with the layers of this stage."""
+        self.by_row = row_rope(model) is not None
+        """Whether it needs the length of each row."""
         self.hidden_size = _backbone(model).config.hidden_size
         """Of what passes from stage to stage."""
         self._span = _span(model, index, num_stages)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         _set_value_head(model, 1.0)  # at first 0, which hides what is before it
-        given, hidden, expected = self._tried(_trial_input(packed, device))
+        given, hidden, expected = self._tried(_trial_input(packed, self.by_row, device))
         self._cut()
         self.trained = {names[id(each)]: each for each in model.parameters()}
         """Its parameters by their names in the whole model."""
@@ -178,7 +181,7 @@ def _watch(layer: nn.Module, number: int, seen: dict[int, torch.Tensor]) -> Any:
     return layer.register_forward_pre_hook(keep, with_kwargs=True)
 
 
-def _trial_input(packed: bool, device: str) -> ModelInput:
+def _trial_input(packed: bool, by_row: bool, device: str) -> ModelInput:
     ones = np.ones((1, 4))
     batch = replace(
         weightless(),
@@ -187,4 +190,4 @@ def _trial_input(packed: bool, device: str) -> ModelInput:
         loss_mask_BT=ones.astype(np.bool_),
         temperatures_BT=ones.astype(np.float32),
     )
-    return model_input(batch, device, packed=packed)
+    return model_input(batch, device, packed=packed, by_row=by_row)

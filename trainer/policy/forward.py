@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from services.lib.transformer.row_rope import row_rope
 from trainer.data.micro_batch import MicroBatch
 from trainer.policy.critic import take_values
 from trainer.policy.model_input import ModelInput, model_input
@@ -47,7 +48,9 @@ def forward(
         packed: whether they compute without padding.
         critic: a model of its own, if the critic is one.
     """
-    given = model_input(batch, device, packed=packed)
+    models = (model,) if critic is None else (model, critic)
+    by_row = any(row_rope(each) is not None for each in models)
+    given = model_input(batch, device, packed=packed, by_row=by_row)
     logits = model(**given.arguments, **given.output_arguments).logits
     values = take_values(model) if critic is None else _values(critic, given)
     return Predicted(

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from services.lib.model_folder import check_model_folder
+from services.lib.transformer.load_causal import load_causal
 from services.lib.transformer.packing import can_pack
 from services.lib.transformer.transformer_blocks import transformer_blocks
 from trainer.config import TrainerConfig
@@ -122,22 +122,8 @@ def load_whole(config: TrainerConfig, folder: Path) -> nn.Module:
     Raises:
         ValueError: the folder is incomplete, or holds another kind of model.
     """
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    check_model_folder(folder)
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     master = torch.float32 if config.dtype == "bfloat16" else DTYPES[config.dtype]
-    try:
-        model: nn.Module = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=master,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"model {folder}: {error}") from error
+    model: nn.Module = load_causal(folder, master)
     # What is kept on the host may be more than the device holds: blocks go there one by one.
     return model if config.cpu_offload else model.to(config.device)
 

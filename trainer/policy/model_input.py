@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from services.lib.transformer.packing import Packing
+from services.lib.transformer.row_rope import row_positions
 from trainer.data.micro_batch import MicroBatch
 
 __all__ = ["ModelInput", "PackedInput", "PaddedInput", "model_input", "token_logprobs"]
@@ -20,13 +21,16 @@ __all__ = ["ModelInput", "PackedInput", "PaddedInput", "model_input", "token_log
 class PaddedInput:
     """Rows padded on the right; attention is causal, so no mask is needed."""
 
-    def __init__(self, batch: MicroBatch, device: str) -> None:
+    def __init__(self, batch: MicroBatch, device: str, *, by_row: bool = False) -> None:
         self._token_ids_BT = torch.from_numpy(batch.token_ids_BT).to(device, torch.int64)
         self._temperatures_BT = torch.from_numpy(batch.temperatures_BT[:, 1:]).to(device)
         self.shape = tuple(self._token_ids_BT.shape)
         """Of the tokens that a model computes."""
         self.arguments: dict[str, Any] = {"input_ids": self._token_ids_BT, "use_cache": False}
         """Of the model's forward pass."""
+        if by_row:
+            lengths_B = torch.from_numpy(batch.lengths_B).to(device)
+            self.arguments["position_ids"] = row_positions(lengths_B, self.shape[1])
         self.output_arguments: dict[str, Any] = {}
         """Of its output layer."""
 
@@ -79,9 +83,18 @@ class PackedInput:
 ModelInput = PaddedInput | PackedInput
 
 
-def model_input(batch: MicroBatch, device: str, *, packed: bool) -> ModelInput:
-    """The input of a micro-batch for a model that computes packed rows, or that does not."""
-    return PackedInput(batch, device) if packed else PaddedInput(batch, device)
+def model_input(
+    batch: MicroBatch, device: str, *, packed: bool, by_row: bool = False
+) -> ModelInput:
+    """The input of a micro-batch for a model that computes packed rows, or that does not.
+
+    Args:
+        batch: the micro-batch.
+        device: of the model.
+        packed: without padding.
+        by_row: a padded model needs the length of each row (`row_rope`).
+    """
+    return PackedInput(batch, device) if packed else PaddedInput(batch, device, by_row=by_row)
 
 
 def token_logprobs(

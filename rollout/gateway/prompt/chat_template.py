@@ -28,6 +28,9 @@ from rollout.gateway.prompt.response_format import (
 )
 from rollout.gateway.prompt.system_messages import joins_system_messages, with_joined_system
 from services.chassis.errors import ConfigError
+from services.chassis.log import get_logger
+from services.lib.model_files.end_ids import end_ids, warn_of_end
+from services.lib.model_folder import check_vocabulary, vocabulary_size
 
 __all__ = ["ChatTemplate"]
 
@@ -46,6 +49,7 @@ class ChatTemplate:
     def __init__(self, folder: Path, response_format: str = "auto") -> None:
         """Load from a Hugging Face folder. Raises `ConfigError` that names the missing file."""
         self._tokenizer = _load_tokenizer(folder)
+        _check_vocabulary(folder)
         self.name = folder.resolve().name
         """Name of the folder."""
         self.source: str = self._tokenizer.chat_template or ""
@@ -53,11 +57,11 @@ class ChatTemplate:
         parts = [self.source, _vocabulary_digest(folder)]
         self.fingerprint = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         """Changes whenever the same messages could give other ids."""
-        self.stop_token_ids = _stop_token_ids(folder, self._tokenizer)
+        self.stop_token_ids = end_ids(folder)
         """Ids that end an answer."""
         self.vocabulary_size = len(self._tokenizer)
         """Ids below this are valid in a prompt."""
-        self.model_vocabulary_size = _model_vocabulary_size(folder, self.vocabulary_size)
+        self.model_vocabulary_size = max(vocabulary_size(folder) or _ANY_ID, self.vocabulary_size)
         """Ids below this may be sampled: a model may have more than its tokenizer."""
         self.byte_ids = _byte_ids(self._tokenizer)
         """Ids of single bytes, of a tokenizer of letters that falls back to bytes."""
@@ -74,6 +78,8 @@ class ChatTemplate:
         self._kept: dict[str, None] = {}
         self._lock = threading.Lock()
         self._backend = _backend(self._tokenizer)
+        if (warning := warn_of_end(folder)) is not None:
+            get_logger().warning("answers_do_not_end", problem=warning)
 
     def fingerprint_of(self, conversation: Conversation) -> str:
         """The fingerprint with the conversation's tools and template arguments."""
@@ -312,6 +318,14 @@ def _load_tokenizer(folder: Path) -> Any:
         raise missing from error
 
 
+def _check_vocabulary(folder: Path) -> None:
+    """Check that the model knows each id of the tokenizer; weights need not be here."""
+    try:
+        check_vocabulary(folder, {})
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
 def _backend(tokenizer: Any) -> Any:
     """The tokenizer in Rust, which threads may share; None: it has none."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -345,21 +359,3 @@ def _byte_ids(tokenizer: Any) -> frozenset[int]:
     vocabulary = tokenizer.get_vocab()
     tokens = (f"<0x{value:02X}>" for value in range(256))
     return frozenset(vocabulary[token] for token in tokens if token in vocabulary)
-
-
-def _model_vocabulary_size(folder: Path, least: int) -> int:
-    """Rows of the model's embedding, by its config.json; without them any id may be sampled."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    text = config.get("text_config") or config
-    size = text.get("vocab_size", config.get("vocab_size"))
-    return max(size, least) if isinstance(size, int) else _ANY_ID
-
-
-def _stop_token_ids(folder: Path, tokenizer: Any) -> frozenset[int]:
-    """End-of-sequence ids of the tokenizer and of generation_config.json, as engines use them."""
-    ids = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
-    file = folder / "generation_config.json"
-    if file.is_file():
-        given = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-        ids |= set(given if isinstance(given, list) else [given]) - {None}
-    return frozenset(ids)

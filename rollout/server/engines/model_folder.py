@@ -1,15 +1,13 @@
-"""Reads a Hugging Face model folder: configuration, context, end-of-sequence ids."""
+"""Reads a Hugging Face model folder: configuration and context."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, GenerationConfig
-
 from services.lib.text_config import check_layers, read_text_config
 
-__all__ = ["context", "eos_token_ids", "read_config"]
+__all__ = ["context", "read_config"]
 
 
 def read_config(folder: Path) -> Any:
@@ -29,31 +27,17 @@ def context(config: Any, max_context: int | None) -> int:
     )
     if window and uses_window and getattr(config, "use_sliding_window", True):
         limit = min(limit, int(window))
-    if max_context is not None and max_context > limit:
-        raise ValueError(f"max_context is {max_context}: this model reads at most {limit} tokens")
+    most = int(limit * _growth(config))
+    if max_context is not None and max_context > most:
+        raise ValueError(f"max_context is {max_context}: this model reads at most {most} tokens")
     return max_context or limit
 
 
-def eos_token_ids(folder: Path, config: Any) -> tuple[int, ...]:
-    """Return the end-of-sequence ids of the generation config, the model or the tokenizer."""
-    found = None
-    if (folder / "generation_config.json").is_file():
-        found = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
-    if found is None:
-        found = config.eos_token_id
-    if found is None:
-        found = _tokenizer_eos(folder)
-    if found is None:
-        return ()
-    return tuple(found) if isinstance(found, list) else (int(found),)
-
-
-def _tokenizer_eos(folder: Path) -> int | None:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-    except (ValueError, OSError) as error:
-        raise ValueError(f"model is {folder}: its tokenizer cannot be used: {error}") from error
-    found: int | None = tokenizer.eos_token_id
-    return found
+def _growth(config: Any) -> float:
+    """How many times its context a model reads if asked to: `dynamic` rope grows with the row."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    parameters = (rope, *(each for each in rope.values() if isinstance(each, dict)))
+    return max(
+        (float(p.get("factor") or 1) for p in parameters if p.get("rope_type") == "dynamic"),
+        default=1.0,
+    )

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from services.chassis.log import get_logger
+from services.lib.transformer.row_rope import row_rope
 from services.lib.transformer.shared_prefix import shared_tokens
 
 __all__ = ["Packing", "can_pack"]
@@ -90,8 +91,8 @@ class Packing:
 def can_pack(model: nn.Module, outputs: Outputs | None = None) -> bool:
     """Whether the model gives the same results packed as padded; if so, it accepts `rows`.
 
-    Models with recurrent layers or custom attention do not. What a model declares is verified on
-    two short rows.
+    Models with recurrent layers or custom attention do not, nor those whose rotary frequencies
+    depend on the length of a row. What a model declares is verified on two short rows.
 
     Args:
         model: of any head, if `outputs` is given, else a causal language model.
@@ -125,6 +126,7 @@ def _claims_to(model: nn.Module) -> bool:
         all(getattr(model, flag, False) for flag in flags)
         and not getattr(model, "_is_stateful", False)
         and set(layers) <= _LAYERS
+        and row_rope(model) is None
     )
 
 

@@ -37,7 +37,7 @@ def load_frozen(config: ScoringConfig, auto_class: Any, **settings: Any) -> nn.M
             use_safetensors=True,
             **settings,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise ValueError(f"model {config.model}: {error}") from error
     model.eval().requires_grad_(False)
     return _offload(model, config.device) if config.cpu_offload else model.to(config.device)

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.lib.transformer.packing import Packing, can_pack
+from services.lib.transformer.row_rope import row_positions, row_rope
 from services.scoring.config import ScoringConfig
 from services.scoring.row_batches import padded_batches, prefix_batches, token_ids
 from services.scoring.scorer import Row
@@ -74,9 +75,13 @@ class LogProbs:
 
     def _padded(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         # Padding is on the right and attention is causal, so no mask is needed.
-        ids_BT, _ = token_ids(rows)
+        ids_BT, lengths_B = token_ids(rows)
         given_BT = torch.from_numpy(ids_BT).long().to(self._device)
-        logits_BTV = self._model(input_ids=given_BT, use_cache=False).logits[:, :-1]
+        arguments = {"input_ids": given_BT}
+        if row_rope(self._model) is not None:
+            on_device_B = torch.from_numpy(lengths_B).to(self._device)
+            arguments["position_ids"] = row_positions(on_device_B, ids_BT.shape[1])
+        logits_BTV = self._model(**arguments, use_cache=False).logits[:, :-1]
         found_BT = self._logprobs(logits_BTV, ids_BT[:, 1:], _temperatures(rows)[:, 1:])
         return np.pad(found_BT, ((0, 0), (1, 0)))
 

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.lib.transformer.packing import Packing, can_pack
+from services.lib.transformer.row_rope import row_rope
 from services.scoring.config import ScoringConfig
 from services.scoring.row_batches import prefix_batches, token_ids
 from services.scoring.scorer import Row
@@ -37,6 +38,7 @@ class RewardModel:
         if num_labels != 1:
             raise ValueError(f"model {config.model}: has {num_labels} labels, a reward model has 1")
         has_head = hasattr(model, "score")
+        row_rope(model)  # what was scored before must not change a row
         self._packs = config.packing and has_head and can_pack(model, self._outputs)
 
     @torch.no_grad()

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, inject_adapter_in_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from rollout.server.engines.engine import WeightsError
 from rollout.server.weights.merge_lora import merge_lora
+from tests.field.tiny_models import make_config
+from tests.field.tiny_models import make_model as make_tiny
 from tests.rollout.server.weights.test_weight_cache import cache_of
 from tests.rollout.server.weights.weight_service import TinyWeightService
 from tests.trainer.ranks.forked_ranks import run_forked
@@ -30,6 +32,8 @@ from tests.trainer.training import Training
 from trainer.checkpoint.resume import find_checkpoint
 from trainer.config import TrainerConfig
 from trainer.model.lora import (
+    _check_injected,
+    adapted_layers,
     adapter_settings,
     add_adapter,
     is_adapter,
@@ -225,6 +229,18 @@ def test_invalid_adapter_settings_are_rejected(
     """With the setting and the cure."""
     with pytest.raises(ValueError, match=message):
         add_adapter(AutoModelForCausalLM.from_pretrained(model), settings(model, **fields))
+
+
+@pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")  # peft says how it adapts experts
+def test_layers_that_were_not_chosen_are_noticed(model: Path) -> None:
+    """Negative control: peft by itself takes the experts for the MLP of the dense layer."""
+    config = settings(model, lora__targets=())
+    experts = make_tiny(make_config("deepseek_v3"))
+    chosen = adapted_layers(experts, config)
+    given: Any = {**adapter_settings(config), "target_modules": list(chosen)}
+    inject_adapter_in_model(LoraConfig(**given), experts, "default")
+    with pytest.raises(ValueError, match=r"mlp\.experts.* instead of .*mlp\.down_proj"):
+        _check_injected(experts, chosen)
 
 
 def test_without_peft_its_extra_is_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def make(kind: str, **extra: Any) -> PreTrainedModel:
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **SMALL, **extra)
+    config = AutoConfig.for_model(kind, **{**SMALL, **extra})
     model = AutoModelForCausalLM.from_config(config).eval()  # type: ignore[no-untyped-call]
     # The kernel of its experts has no float64.
     assert isinstance(model, PreTrainedModel)

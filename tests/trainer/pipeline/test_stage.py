@@ -49,6 +49,20 @@ def test_stages_one_after_the_other_are_the_model(kind: str, packed: bool) -> No
     assert set().union(*(stage.trained for stage in stages)) == places.keys()
 
 
+def test_stages_of_a_rope_that_depends_on_the_length_compute_each_row_as_if_alone() -> None:
+    """Rows on both sides of the original context of 16, in the same micro-batch."""
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    models = [make("qwen3", rope_parameters=rope, max_position_embeddings=16) for _ in range(3)]
+    rows = [list(range(8)) * 4, list(range(9))]
+    stages = [Stage(models[n], n, 2, packed=False, device="cpu") for n in range(2)]
+    given = model_input(batch_of(rows), "cpu", packed=False, by_row=stages[0].by_row)
+    with torch.no_grad():
+        found = stages[1](given, stages[0](given, None))
+        for row, logits in zip(reversed(rows), reversed(found), strict=True):
+            alone = models[2](torch.tensor([row]), use_cache=False).logits[0]
+            assert (logits[: len(row)] - alone).abs().max() < 1e-6
+
+
 def test_a_critic_is_cut_as_the_policy_is() -> None:
     """Its values come out of the last stage; the first has no head."""
     whole = CriticModel(make("qwen3"))

@@ -22,13 +22,13 @@ def rates(**changes: object) -> list[float]:
     [
         ({}, [1, 1, 1, 1]),
         ({"optimizer__warmup_steps": 2}, [0.5, 1, 1, 1]),
-        ({"optimizer__schedule": "linear"}, [0.8, 0.6, 0.4, 0.2]),
+        ({"optimizer__schedule": "linear"}, [1, 0.75, 0.5, 0.25]),
         ({"optimizer__schedule": "linear", "optimizer__warmup_steps": 2}, [0.5, 1, 2 / 3, 1 / 3]),
-        ({"optimizer__schedule": "linear", "optimizer__final_share": 0.5}, [0.9, 0.8, 0.7, 0.6]),
-        ({"optimizer__schedule": "cosine", "num_steps": 3}, [0.8535534, 0.5, 0.1464466, 0.0]),
+        ({"optimizer__schedule": "linear", "optimizer__final_share": 0.5}, [1, 0.875, 0.75, 0.625]),
+        ({"optimizer__schedule": "cosine", "num_steps": 3}, [1, 0.75, 0.25, 0.0]),
         (
             {"optimizer__schedule": "cosine", "optimizer__final_share": 0.1, "num_steps": 3},
-            [0.8681981, 0.55, 0.2318019, 0.1],
+            [1, 0.775, 0.325, 0.1],
         ),
     ],
 )

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rollout.server.engines.engine import EngineInfo, WeightsError
+from services.lib.model_files.end_ids import end_ids
+from services.lib.model_folder import check_model_folder
 
 __all__ = ["ModelFolder", "describe", "memory_bytes", "num_ranks"]
 
@@ -20,16 +22,13 @@ class ModelFolder:
     """The Hugging Face folder a run starts from: its vocabulary, and the shapes of its weights."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `ValueError` naming the first missing file."""
-        if not (folder / "config.json").is_file():
-            raise ValueError(f"model is {folder}: it has no config.json")
+        """Raises `ValueError` for a folder that cannot be trained."""
+        check_model_folder(folder)
         self.folder = folder.resolve()
         config = _read_json(folder / "config.json")
         text = config.get("text_config", config)
         self.vocab_size = int(text["vocab_size"])
-        generation = _read_json(folder / "generation_config.json")
-        ids = (_ids(text.get("eos_token_id")), _ids(generation.get("eos_token_id")))
-        self.eos_token_ids = tuple(sorted(ids[0] | ids[1]))
+        self.eos_token_ids = tuple(sorted(end_ids(folder)))
         tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
         self._optional = {"lm_head.weight"} if tied else set()
         try:
@@ -120,9 +119,3 @@ def _header(opened: BinaryIO) -> Shapes:
 def _read_json(file: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
     return content
-
-
-def _ids(value: int | list[int] | None) -> set[int]:
-    if value is None:
-        return set()
-    return {value} if isinstance(value, int) else set(value)

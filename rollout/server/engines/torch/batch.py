@@ -114,16 +114,20 @@ class Batch:
         """Tokens still to be prefilled."""
         return sum(sequence.unfilled for sequence in self._filling)
 
-    def admit(self, sequence: Sequence) -> bool:
+    def admit(self, sequence: Sequence, *, waits: bool = True) -> bool:
         """Give `sequence` a slot, and copy a cached prefix into it.
 
         False, changing nothing, if another is prefilling what it could copy: it is to come again.
+        Unless it `waits`, it is then prefilled itself.
         """
-        found = self._prefixes.find(sequence.token_ids)
+        rotation = self._model.rows.rotation(len(sequence.token_ids))
+        found = self._prefixes.find(sequence.token_ids, rotation)
         if found is not None and found[0].cached < found[1]:
-            return False
+            if waits:
+                return False
+            found = None
         sequence.slot = self._free_slots.pop(0)
-        sequence.prefix_entry = self._prefixes.begin(sequence.token_ids, sequence.slot)
+        sequence.prefix_entry = self._prefixes.begin(sequence.token_ids, sequence.slot, rotation)
         if found is not None:
             entry, length = found
             rows = self._model.rows
@@ -138,6 +142,8 @@ class Batch:
 
         Returns each sequence that decoded with its new token and log-prob, in row order.
         """
+        if self._model.changes_rotation:
+            self._prefill_again()
         self._start_rows([sequence for sequence in self._filling if sequence.unfilled == 0])
         rows = len(self._rows)
         step = Step(
@@ -161,6 +167,19 @@ class Batch:
             sequence.prefix_entry.cached = len(sequence.token_ids)
         return list(zip(self._rows, ids_R.tolist(), logprobs_R.tolist(), strict=True))
 
+    def _prefill_again(self) -> None:
+        """Sequences whose cached keys are rotated otherwise than their length now asks for."""
+        changed = []
+        for sequence in self._rows:
+            assert sequence.prefix_entry is not None
+            rotation = self._model.rows.rotation(len(sequence.token_ids))
+            if rotation != sequence.prefix_entry.rotation:
+                changed.append(sequence)
+        if changed:
+            self.remove(changed)
+        for sequence in changed:
+            self.admit(sequence, waits=False)
+
     def _parts(self, tokens: int) -> list[Part]:
         """The next parts to prefill, in order of arrival."""
         parts = []
@@ -171,7 +190,8 @@ class Batch:
             assert sequence.prefix_entry is not None
             start, tokens = sequence.prefix_entry.cached, tokens - count
             part = sequence.token_ids[start : start + count]
-            parts.append(Part(slot=sequence.slot, start=start, token_ids=part))
+            whole = len(sequence.token_ids)
+            parts.append(Part(slot=sequence.slot, start=start, token_ids=part, row_length=whole))
         return parts
 
     def _start_rows(self, sequences: list[Sequence]) -> None:

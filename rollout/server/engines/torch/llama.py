@@ -173,6 +173,10 @@ class LlamaModel:
         )
         self.read, self.write, self.free = self._cache.read, self._cache.write, self._cache.free
 
+    def rotation(self, length: int) -> int:
+        """One for all lengths."""
+        return 0
+
     def forward(self, step: Step) -> Tensor | None:
         """Run a pass; return the logits [R, V] of what follows the rows' tokens."""
         weights = self._weights

@@ -24,6 +24,8 @@ class CachedPrefix:
     """Grows while the sequence runs."""
     slot: int | None
     """Its slot while it runs; None once it has ended."""
+    rotation: int = 0
+    """What its keys are rotated by (`RowModel.rotation`)."""
     cached: int = 0
     """Number of cached positions."""
     copy: Any = None
@@ -41,20 +43,27 @@ class PrefixIndex:
         self._entries: dict[int, CachedPrefix] = {}
         self._ended: OrderedDict[CachedPrefix, None] = OrderedDict()
 
-    def find(self, token_ids: list[int]) -> tuple[CachedPrefix, int] | None:
-        """Return the entry with the longest prefix of `token_ids[:-1]`, and that length."""
-        for key, length in reversed(list(_prefixes(token_ids, len(token_ids) - 1))):
+    def find(self, token_ids: list[int], rotation: int = 0) -> tuple[CachedPrefix, int] | None:
+        """Return the entry with the longest prefix of `token_ids[:-1]`, and that length.
+
+        Its keys are rotated by `rotation`.
+        """
+        for key, length in reversed(list(_prefixes(token_ids, len(token_ids) - 1, rotation))):
             entry = self._entries.get(key)
-            if entry is not None and entry.token_ids[:length] == token_ids[:length]:
+            if (
+                entry is not None
+                and entry.rotation == rotation
+                and entry.token_ids[:length] == token_ids[:length]
+            ):
                 if entry in self._ended:
                     self._ended.move_to_end(entry)
                 return entry, _extend(entry, token_ids, length)
         return None
 
-    def begin(self, token_ids: list[int], slot: int) -> CachedPrefix:
+    def begin(self, token_ids: list[int], slot: int, rotation: int = 0) -> CachedPrefix:
         """Add a sequence in `slot`: all but its last token."""
-        entry = CachedPrefix(token_ids, slot)
-        for key, length in _prefixes(token_ids, len(token_ids) - 1):
+        entry = CachedPrefix(token_ids, slot, rotation)
+        for key, length in _prefixes(token_ids, len(token_ids) - 1, rotation):
             entry.lengths[key] = length
             self._entries.setdefault(key, entry)
         return entry
@@ -64,7 +73,7 @@ class PrefixIndex:
         self.forget(entry)
         entry.slot, entry.copy = None, copy
         entry.token_ids = entry.token_ids[: entry.cached]
-        entry.lengths |= dict(_prefixes(entry.token_ids, entry.cached))
+        entry.lengths |= dict(_prefixes(entry.token_ids, entry.cached, entry.rotation))
         for key, length in entry.lengths.items():
             if length <= entry.cached:
                 # The latest to end is kept longest.
@@ -93,9 +102,9 @@ def _extend(entry: CachedPrefix, token_ids: list[int], length: int) -> int:
     return length
 
 
-def _prefixes(token_ids: list[int], positions: int) -> Iterator[tuple[int, int]]:
+def _prefixes(token_ids: list[int], positions: int, rotation: int = 0) -> Iterator[tuple[int, int]]:
     """Yield key and length of each prefix of `positions` tokens, ascending."""
-    key = 0
+    key = rotation
     for end in (*range(_BLOCK, positions, _BLOCK), positions):
         key = hash((key, *token_ids[end - 1 - (end - 1) % _BLOCK : end]))
         if end > 0:

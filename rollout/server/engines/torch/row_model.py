@@ -30,6 +30,8 @@ class Part:
     """Position of the first token; those before it are cached."""
     token_ids: list[int]
     """At least one."""
+    row_length: int
+    """Tokens of the sequence, which are more than those of the parts so far."""
 
     @property
     def end(self) -> int:
@@ -59,6 +61,13 @@ class RowModel(Protocol):
     @property
     def supports_mixed_batches(self) -> bool:
         """Whether prompt parts share the pass of the decoding rows instead of needing their own."""
+        ...
+
+    def rotation(self, length: int) -> int:
+        """A number for what rotates the keys of a sequence of `length` tokens.
+
+        Cached keys are of use to a sequence only while its number is that of their own sequence.
+        """
         ...
 
     def forward(self, step: Step) -> Tensor | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,20 +20,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
-from rollout.server.engines.model_folder import (
-    context,
-    eos_token_ids,
-    read_config,
-)
+from rollout.server.engines.model_folder import context, read_config
 from rollout.server.engines.torch.converted_weights import has_module_names, load_converted
 from rollout.server.engines.torch.llama import LlamaModel, is_llama
 from rollout.server.engines.torch.row_model import Part, RowModel, Step
 from rollout.server.engines.torch.safetensors_reader import Storages, load_checked, storages
 from rollout.server.engines.torch.slot_cache import SlotCache
+from services.chassis.log import get_logger
+from services.lib.model_files.end_ids import end_ids
 from services.lib.model_folder import check_model_folder
+from services.lib.transformer.load_causal import load_causal
+from services.lib.transformer.row_rope import row_rope
 
 __all__ = ["LoadedModel", "TransformersModel", "load_model"]
 
@@ -52,6 +51,8 @@ class LoadedModel:
     """V."""
     eos_token_ids: tuple[int, ...]
     """Ids that end a sequence."""
+    changes_rotation: bool
+    """Whether the keys of a sequence are rotated otherwise as it grows (`RowModel.rotation`)."""
     device: torch.device
     """Where the columns of a batch must be."""
 
@@ -73,15 +74,15 @@ def load_model(
         device: "cpu", "cuda" or "auto", a GPU if there is one.
     """
     check_model_folder(folder)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     config = read_config(folder)
     most = context(config, max_context)
     place = _device(device)
-    model = _load(folder, _dtype(dtype, place), place)
+    model = load_causal(folder, _dtype(dtype, place)).eval().requires_grad_(False).to(place)
     # Names and ties, before the model may go.
     names = storages(model.state_dict())
     rows: RowModel = TransformersModel(model, config, names, num_slots, most)
-    if is_llama(config):
+    changes_rotation = _changes_rotation(rows, most)
+    if is_llama(config) and row_rope(model) is None:
         with torch.inference_mode():
             faster = LlamaModel(model, names, most)
             judge = TransformersModel(model, config, names, 1, most)
@@ -91,9 +92,25 @@ def load_model(
         rows=rows,
         max_context=most,
         vocab_size=int(config.vocab_size),
-        eos_token_ids=eos_token_ids(folder, config),
+        eos_token_ids=tuple(sorted(end_ids(folder))),
+        changes_rotation=changes_rotation,
         device=place,
     )
+
+
+def _changes_rotation(rows: RowModel, max_context: int) -> bool:
+    """Whether sequences change their rotary frequencies as they grow; if so, warn of it."""
+    if rows.rotation(max_context) == (first := rows.rotation(1)):
+        return False
+    same = bisect_left(range(max_context), True, key=lambda n: rows.rotation(n) != first, lo=1) - 1
+    get_logger().warning(
+        "rope_changes_with_length",
+        max_context=max_context,
+        same_up_to=same,
+        cure=f"tokens before position {same} of longer sequences are sampled by other rotary "
+        f"frequencies than they are trained with: set max_context to {same} if that is enough",
+    )
+    return True
 
 
 def _device(name: str) -> torch.device:
@@ -111,21 +128,6 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
-def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-        )
-    except (ValueError, OSError, RuntimeError) as error:
-        raise ValueError(f"model is {folder}: it cannot be loaded: {error}") from error
-    assert isinstance(model, nn.Module)
-    return model.eval().requires_grad_(False).to(device)  # type: ignore[no-untyped-call]
-
-
 def _agree(
     one: RowModel, other: RowModel, vocab_size: int, max_context: int, device: torch.device
 ) -> bool:
@@ -135,7 +137,9 @@ def _agree(
     for rows in (one, other):
         for start, end in ((0, 17), (17, len(tokens) - 1)):
             if tokens[start:end]:
-                part = Part(slot=0, start=start, token_ids=tokens[start:end])
+                part = Part(
+                    slot=0, start=start, token_ids=tokens[start:end], row_length=len(tokens)
+                )
                 rows.forward(_step([], [], [part], device))
         position = len(tokens) - 1
         results.append(rows.forward(_step([tokens[-1]], [position], [], device)))
@@ -170,6 +174,11 @@ class TransformersModel:
         self._max_context = max_context
         self._cache_size = (int(config.num_hidden_layers), num_slots, max_context)
         self._cache = SlotCache(*self._cache_size)
+        self._rope = row_rope(model)
+
+    def rotation(self, length: int) -> int:
+        """Differs where the rotary frequencies depend on the length."""
+        return self._rope.rotation(length) if self._rope else 0
 
     def forward(self, step: Step) -> Tensor | None:
         """One pass for the parts of each length, and one for the rows; their logits [R, V]."""
@@ -178,6 +187,7 @@ class TransformersModel:
         if not step.slots:
             return None
         width = -(-step.longest // _PROMPT) * _PROMPT
+        self._set_lengths(step.positions_R + 1)
         logits_R1V = self._run(
             self._model, step.slots, step.tokens_R[:, None], step.positions_R[:, None], width
         ).logits
@@ -201,7 +211,12 @@ class TransformersModel:
         width = min(max(part.start for part in parts) + length, self._max_context)
         # The base model has no head: logits come from the pass that feeds the last token.
         slots = [part.slot for part in parts]
+        self._set_lengths(torch.tensor([part.row_length for part in parts], device=device))
         self._run(self._model.base_model, slots, tokens_RS, positions_RS, width)
+
+    def _set_lengths(self, lengths_R: Tensor) -> None:
+        if self._rope is not None:
+            self._rope.lengths_R = lengths_R
 
     def _run(
         self, module: Any, slots: list[int], tokens_RS: Tensor, positions_RS: Tensor, width: int

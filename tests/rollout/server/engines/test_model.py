@@ -74,8 +74,8 @@ def test_unservable_configuration_is_named(
         load_model(folder, 2, max_context)
 
 
-def test_end_of_sequence_ids_come_from_the_generation_config(tmp_path: Path) -> None:
-    """generation_config.json wins over config.json, and may list several ids."""
+def test_end_ids_are_those_of_all_settings(tmp_path: Path) -> None:
+    """Of generation_config.json, config.json and the tokenizer together."""
     folder = save_model(tmp_path / "model")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [4, 9]}))
-    assert load_model(folder, 2).eos_token_ids == (4, 9)
+    assert load_model(folder, 2).eos_token_ids == (1, 4, 9)

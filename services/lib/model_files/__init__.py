@@ -1,0 +1,1 @@
+"""What the files of a Hugging Face model folder say, read without loading the model."""

@@ -1,0 +1,46 @@
+"""Load a causal language model, with every weight that its configuration asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.lib.model_folder import check_model_folder
+
+__all__ = ["load_causal"]
+
+_SHOWN = 3
+
+
+def load_causal(folder: Path, dtype: torch.dtype) -> Any:
+    """Load the model of a Hugging Face folder, on the CPU.
+
+    Raises:
+        ValueError: the folder is no whole model of that kind; one line names it and what is wrong.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    check_model_folder(folder)
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise ValueError(f"model {folder}: cannot be loaded: {error}") from error
+    model, found = loaded
+    if missing := sorted(found["missing_keys"]):
+        # transformers would go on with random numbers.
+        raise ValueError(
+            f"model {folder}: has no weights for {', '.join(missing[:_SHOWN])} ({len(missing)} "
+            "parameters); copy the whole folder, or the configuration that belongs to it"
+        )
+    return model
