@@ -105,6 +105,7 @@ class Responses(Dialect):
         "response_schema_json": "text.format",
         "tool_choice.one_call": "parallel_tool_calls",
         "messages.after_turn_id": "previous_response_id",
+        "ended turn": "a response or item of turn",
     }
 
     def parse(self, body: bytes) -> TurnRequest:

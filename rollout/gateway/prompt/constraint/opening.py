@@ -53,9 +53,9 @@ def content_opening(template: ChatTemplate, conversation: Conversation, bracket:
         ValueError: the template writes no answer that is parsed as content.
     """
     text = _written(template, conversation, template.render(conversation), {"content": _MARK})
-    head = text.partition(_MARK)[0]
-    answer = template.format.parse(text, template.prompt_end(conversation))
-    if _MARK not in text or answer.message["content"] != _MARK:
+    head, mark, _ = text.partition(_MARK)
+    answer = template.format.parse(head + mark, template.prompt_end(conversation))
+    if not mark or answer.message["content"] != _MARK:
         raise ValueError("the chat template changes the content of answers")
     return head + bracket
 
