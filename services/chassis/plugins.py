@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from seamflow.user_modules import import_user_module
+from seamflow.user_code.user_modules import import_user_module
 
 from services.chassis.errors import ConfigError
 

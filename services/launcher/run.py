@@ -197,7 +197,13 @@ class Run:
         seed = str(self.config.seed)
         arguments = ["--out", str(marker.parent), "--seed", seed]
         child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "seamflow.user_modules", self.config.prepare, *arguments),
+            *(
+                sys.executable,
+                "-m",
+                "seamflow.user_code.user_modules",
+                self.config.prepare,
+                *arguments,
+            ),
             env=child_environment({}),
         )
         try:

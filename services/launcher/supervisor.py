@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from seamflow.user_modules import FOLDER_VARIABLE
+from seamflow.user_code.user_modules import FOLDER_VARIABLE
 
 from services.chassis.errors import DependencyUnavailable, ExitCode
 from services.launcher.child_process import ProcessPlan
@@ -161,7 +161,7 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """The launcher's own environment, one thread per process, and `extra`.
 
     Processes import from the checkout and from what is installed, never from the current folder,
-    which may have any file; see `seamflow.user_modules`.
+    which may have any file; see `seamflow.user_code.user_modules`.
     """
     one_thread = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]

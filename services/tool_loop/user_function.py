@@ -8,7 +8,7 @@ from typing import Any
 
 from seamflow.environment.environment_class import load_object
 from seamflow.environment.episode_thread import EpisodeThread
-from seamflow.environment.user_code import awaited
+from seamflow.user_code.user_calls import awaited
 
 __all__ = ["call_function", "load_function"]
 

@@ -23,10 +23,10 @@ AREAS: tuple[str, ...] = (
     "schedules",
     "task_files",
 )
-"""Modules or folders of this folder with a tuple `KINDS`."""
+"""Modules of `inputs` with a tuple `KINDS`."""
 
 
 def kinds_of(area: str) -> tuple[Kind, ...]:
     """The kinds of an area; raises `ImportError` for an unknown one."""
-    kinds: tuple[Kind, ...] = import_module(f"tests.field.{area}").KINDS
+    kinds: tuple[Kind, ...] = import_module(f"tests.field.inputs.{area}").KINDS
     return kinds

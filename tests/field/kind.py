@@ -1,6 +1,6 @@
 """A kind of input that people send: examples with their right values, and a strategy for more.
 
-Each module of this folder named after an area has a tuple `KINDS`. `make test` tries every example
+Each module of `inputs` has a tuple `KINDS` for an area. `make test` tries every example
 and a few generated inputs of each kind (test_field.py), `make test-field` many more.
 """
 

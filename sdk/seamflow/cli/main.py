@@ -49,7 +49,7 @@ from seamflow.stubs import async_stub
 from seamflow.token_text import Decode, load_decoder, token_numbers
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
-from seamflow.user_modules import FOLDER_VARIABLE
+from seamflow.user_code.user_modules import FOLDER_VARIABLE
 
 __all__ = ["main"]
 

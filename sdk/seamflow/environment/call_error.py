@@ -16,7 +16,7 @@ from seamflow.common.v1 import error_pb2, tokens_pb2
 from seamflow.durations import to_duration
 from seamflow.enum_names import enum_name
 from seamflow.environment.environment import CapacityReached, EnvironmentFailed
-from seamflow.environment.user_code import user_place
+from seamflow.user_code.user_calls import user_place
 
 __all__ = ["CallError", "Guard", "environment_failed", "from_user", "invalid_field"]
 

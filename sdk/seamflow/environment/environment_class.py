@@ -12,7 +12,7 @@ from seamflow.client.messages import Tool
 from seamflow.client.task import Task
 from seamflow.environment.environment import RewardFunction
 from seamflow.environment.v1 import environment_service_pb2 as pb
-from seamflow.user_modules import import_user_module
+from seamflow.user_code.user_modules import import_user_module
 
 __all__ = ["EnvironmentClass", "load_object", "reward_function", "with_arguments"]
 

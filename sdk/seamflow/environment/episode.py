@@ -16,8 +16,8 @@ from seamflow.client.task import Task
 from seamflow.environment.call_error import CallError, from_user
 from seamflow.environment.episode_thread import EpisodeThread
 from seamflow.environment.returned_values import to_reset, to_step
-from seamflow.environment.user_code import awaited
 from seamflow.environment.v1 import environment_service_pb2 as pb
+from seamflow.user_code.user_calls import awaited
 
 __all__ = ["Episode", "UserObject"]
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
-from seamflow.environment.user_code import ordinary
+from seamflow.user_code.user_calls import ordinary
 
 __all__ = ["EpisodeThread"]
 

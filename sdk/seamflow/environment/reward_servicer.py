@@ -13,9 +13,9 @@ from seamflow.environment.environment import RewardFunction
 from seamflow.environment.message_dicts import to_dict
 from seamflow.environment.request_fields import check_name, to_task
 from seamflow.environment.returned_values import to_rewards
-from seamflow.environment.user_code import awaited
 from seamflow.environment.v1 import reward_service_pb2 as pb
 from seamflow.environment.v1.reward_service_pb2_grpc import RewardServiceServicer
+from seamflow.user_code.user_calls import awaited
 
 __all__ = ["RewardServicer"]
 

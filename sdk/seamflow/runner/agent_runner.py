@@ -24,10 +24,10 @@ from seamflow.client.plain_values import named_rewards
 from seamflow.client.token_log import TokenLog
 from seamflow.common.v1 import tokens_pb2
 from seamflow.credentials import Credentials
-from seamflow.environment.user_code import awaited, user_place
 from seamflow.errors import NotFoundError, RunEndedError, SeamflowError
 from seamflow.retry import OF_ONE_CALL, Backoff
-from seamflow.user_modules import import_user_module
+from seamflow.user_code.user_calls import awaited, user_place
+from seamflow.user_code.user_modules import import_user_module
 
 __all__ = ["AgentRunner", "RunnerConfig", "load_agent"]
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Coroutine
 
 import pytest
-from seamflow.environment.user_code import Exited, awaited
+from seamflow.user_code.user_calls import Exited, awaited
 
 
 async def _exit() -> None:

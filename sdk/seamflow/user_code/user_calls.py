@@ -15,7 +15,7 @@ __all__ = ["Exited", "awaited", "ordinary", "user_place"]
 T = TypeVar("T")
 
 _LIBRARIES = (
-    Path(__file__).parent,
+    Path(__file__).parents[1],
     *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")),
 )
 

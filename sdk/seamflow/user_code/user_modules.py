@@ -2,7 +2,7 @@
 
 `seamflow train` starts its processes without the user's folder among the places that Python
 imports from, so that a file there called trainer.py or queue.py is never taken for one of ours or
-of Python's. `python -m seamflow.user_modules NAME …` runs such a module as a program.
+of Python's. `python -m seamflow.user_code.user_modules NAME …` runs such a module as a program.
 """
 
 from __future__ import annotations

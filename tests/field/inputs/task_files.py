@@ -277,7 +277,7 @@ KINDS = (
     Kind(
         name="task sources",
         check=check_source,
-        examples=["tests.field.task_files:flat_tasks", "hf://{folder}?split=test"],
+        examples=["tests.field.inputs.task_files:flat_tasks", "hf://{folder}?split=test"],
     ),
     Kind(
         name="task files",

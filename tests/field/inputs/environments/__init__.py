@@ -1,6 +1,6 @@
 """Environments and their tools: actions, texts, seeds, results, and code that exits."""
 
-from tests.field.environments import (
+from tests.field.inputs.environments import (
     action_spaces,
     broken_texts,
     episode_seeds,

@@ -1,0 +1,1 @@
+"""Code of users: where it is imported from, and where in it an exception was raised."""

@@ -1,0 +1,1 @@
+"""Kinds of input, one module for each area."""
