@@ -179,11 +179,11 @@ class Turn:
         """The new tokens up to the one that completes a stop string, and why they end."""
         record = self._record
         ids = unpack_ids(response.tokens.token_ids)
-        number = None if record.answer_end is None else record.answer_end.num_until_end(ids)
-        if self._begin_request.sampling.stop:
-            before = record.sampled_ids
-            found = record.stop_strings.num_until_stop([*before, *ids], len(before))
-            number = min((n for n in (number, found) if n is not None), default=None)
+        ends = (
+            None if record.answer_end is None else record.answer_end.num_until_end(ids),
+            record.stop_strings.num_until_next(ids),
+        )
+        number = min((each for each in ends if each is not None), default=None)
         if number is None:
             return response.tokens, response.finish_reason
         return token_messages.before(response.tokens, number), tokens_pb2.FINISH_REASON_STOP

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import isfinite
 
 from seamflow.common.v1 import tokens_pb2
 
@@ -33,17 +34,21 @@ def fault_of(tokens: tokens_pb2.PackedTokens, vocabulary_size: int, most: int) -
 
 
 def _fault_of_ids(packed: bytes, vocabulary_size: int) -> str:
-    for token_id in unpack_ids(packed):
+    ids = unpack_ids(packed)
+    for token_id in (min(ids, default=0), max(ids, default=0)):
         if not 0 <= token_id < vocabulary_size:
             return f"token id {token_id} where the model's are 0 … {vocabulary_size - 1}"
     return ""
 
 
 def _fault_of_logprobs(packed: bytes) -> str:
-    for logprob in unpack_logprobs(packed):
-        if not _LEAST_LOGPROB <= logprob <= _MOST_LOGPROB:  # also if it is no number
-            return f"log-prob {logprob:g}, which must be finite and at most 0"
-    return ""
+    logprobs = unpack_logprobs(packed)
+    # NaN and infinity propagate to the sum.
+    extremes = min(logprobs, default=0.0), max(logprobs, default=0.0), sum(logprobs)
+    if extremes[0] >= _LEAST_LOGPROB and extremes[1] <= _MOST_LOGPROB and isfinite(extremes[2]):
+        return ""
+    bad = next(each for each in logprobs if not _LEAST_LOGPROB <= each <= _MOST_LOGPROB)
+    return f"log-prob {bad:g}, which must be finite and at most 0"
 
 
 def _fault_of_spans(tokens: tokens_pb2.PackedTokens, number: int) -> str:

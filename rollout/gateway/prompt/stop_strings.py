@@ -55,11 +55,27 @@ class TextStream:
 class StopStrings:
     """Finds the first stop string in the text of a turn's sampled tokens."""
 
-    def __init__(self, template: ChatTemplate, strings: Sequence[str]) -> None:
+    def __init__(
+        self, template: ChatTemplate, strings: Sequence[str], sampled_ids: Sequence[int] = ()
+    ) -> None:
+        """`sampled_ids` are the turn's tokens so far; `num_until_next` gets those that follow."""
         self._template = template
         self._strings = strings
         # A token has at least one byte.
         self._window = max((len(string.encode()) for string in strings), default=0) + _CONTEXT
+        self._tail = self._last(sampled_ids, len(sampled_ids)) if strings else ()
+
+    def num_until_next(self, new_ids: Sequence[int]) -> int | None:
+        """How many of the next sampled tokens it takes to end a stop string; None: none ends.
+
+        Takes as long for the tokens of a long answer as for those of a short one.
+        """
+        if not self._strings:
+            return None
+        ids = [*self._tail, *new_ids]
+        number = self.num_until_stop(ids, len(self._tail))
+        self._tail = self._last(ids, len(ids))
+        return number
 
     def num_until_stop(self, token_ids: Sequence[int], start: int) -> int | None:
         """Tokens from index `start` up to the one that completes a stop string; None: none does."""

@@ -87,7 +87,9 @@ class TurnRecord:
         """Turn that the prompt continues; empty: none."""
         self.prefix_length = len(begun.prefix_token_ids) // BYTES_PER_TOKEN
         """Tokens shared with it."""
-        self.stop_strings = StopStrings(prompt.template, begin.sampling.stop)
+        self.stop_strings = StopStrings(
+            prompt.template, begin.sampling.stop, self.sampled_ids if begin.sampling.stop else ()
+        )
         """Stop strings of the turn."""
         self.answer_end = prompt.constraint.end(prompt.template, prompt.conversation)
         """Finds where its answer has to end; None: only where the policy ends it."""

@@ -91,6 +91,31 @@ def test_the_first_stop_string_is_found_in_any_chunk(template: ChatTemplate, sta
     assert stops.found(ids) == "STOP"
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 100])
+@pytest.mark.parametrize("before", [0, 4, 9])
+def test_chunks_in_a_row_find_what_the_whole_has(
+    falling_back: ChatTemplate, size: int, before: int
+) -> None:
+    """Whatever a chunk ends in, and for a turn that continues from recorded tokens."""
+    ids = falling_back.encode_text("数学 say 终 now STOP and on")
+    whole = StopStrings(falling_back, ["终", "STOP"]).num_until_stop(ids, before)
+    stops, start = StopStrings(falling_back, ["终", "STOP"], ids[:before]), before
+    while (number := stops.num_until_next(ids[start : start + size])) is None:
+        start += size
+        assert start < len(ids)
+    assert start + number - before == whole
+
+
+def test_long_answers_are_not_looked_at_again(template: ChatTemplate) -> None:
+    """What is kept of an answer for the next chunk has a bound, whatever its length."""
+    stops, ids = StopStrings(template, ["STOP", "never", "x" * 50]), letters(template, "a b ") * 500
+    kept = set()
+    for start in range(0, len(ids), 8):
+        assert stops.num_until_next(ids[start : start + 8]) is None
+        kept.add(len(stops._tail))
+    assert max(kept) <= 50 + 8
+
+
 def test_a_stop_string_may_cross_chunks(template: ChatTemplate) -> None:
     """Its beginning came with an earlier chunk."""
     ids = letters(template, "say STOP now")
