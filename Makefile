@@ -17,7 +17,7 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-store bench-growth \
-	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion \
+	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion \
 	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-models test-roundtrips \
 	test test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up health down clean help .venv-sglang $(ADAPTERS)
 
@@ -79,6 +79,9 @@ bench-turns: $(VENV)/.dev ## 1,000 turns at a time through one gateway on emulat
 
 bench-tracing: $(VENV)/.dev ## What tracing costs per turn, switched off and on, next to services without its code.
 	$(RUN) bench.rollout.tracing
+
+bench-stop-strings: $(VENV)/.dev ## CPU time of a gateway for a long answer with stop strings, next to one without.
+	$(RUN) bench.rollout.stop_strings --seed $(SEED)
 
 bench-gateway: $(VENV)/.dev ## The HTTP gateway next to gRPC, FastAPI and a bare aiohttp server; 1,000 open streams.
 	$(RUN) bench.http_gateway
