@@ -28,6 +28,10 @@ class SentChunk:
     """Text that is complete with them, if the agent asked for text."""
     delta: Delta = field(default_factory=Delta)
     """What they add to the parsed answer, if the agent asked for text."""
+    num_prompt_tokens: int = 0
+    """Of the turn."""
+    token_bytes: list[bytes] = field(default_factory=list)
+    """Of each token, if the agent asked for them."""
 
     def event(self) -> pb.GenerateResponse:
         """The message for the agent: packed tokens equal `Tokens` on the wire."""
@@ -38,6 +42,8 @@ class SentChunk:
             text=self.text,
             content_delta=self.delta.content,
             reasoning_delta=self.delta.reasoning,
+            num_prompt_tokens=self.num_prompt_tokens,
+            token_bytes=self.token_bytes,
         )
         return pb.GenerateResponse(chunk=chunk)
 
@@ -62,6 +68,7 @@ class SendBuffer:
             token_messages.extend(last.tokens, event.tokens)
             last.text += event.text
             last.delta.add(event.delta)
+            last.token_bytes += event.token_bytes
         else:
             self._unread.append(event)
         self._wake()

@@ -284,8 +284,11 @@ class Turn:
         """Send recorded tokens, the last ones of the turn so far."""
         if number := token_messages.num_tokens(tokens):
             chunk = SentChunk(self._num_sampled - number, tokens)
+            chunk.num_prompt_tokens = len(self._record.prompt_ids)
+            ids = unpack_ids(tokens.token_ids)
+            if self._request.return_token_bytes:
+                chunk.token_bytes = [self._prompt.template.token_bytes(each) for each in ids]
             if self._texts is not None:
-                ids = unpack_ids(tokens.token_ids)
                 chunk.text, chunk.delta = self._texts.push(ids, last=self._record.has_ended)
             send(chunk)
             _FORWARDED.inc(number)

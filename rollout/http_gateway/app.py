@@ -48,7 +48,8 @@ def application(
 ) -> web.Application:
     """All routes."""
     app = web.Application(middlewares=[_Middleware(config.max_open_calls, config.run_id)])
-    rollout = "/rollouts/{rollout_id}"
+    # Names have slashes, which some proxies decode.
+    rollout = "/rollouts/{rollout_id:.+}"
     app.add_routes(
         [
             web.post("/rollouts/lease", rollouts.lease),

@@ -11,20 +11,24 @@ from rollout.http_gateway.api_error import ApiError
 __all__ = ["bearer", "credential"]
 
 _PRINTABLE = re.compile(r"[!-~]{1,4096}")
+_OF_ROLLOUT = re.compile(r"[A-Za-z0-9_=-]*\.[0-9a-f]{64}")
+"""The form of a rollout's credential."""
 _SCHEME = re.compile(r"bearer +", re.IGNORECASE)
 
 
 def bearer(request: web.Request) -> str | None:
     """What "Authorization: Bearer" or "x-api-key" shows; None: neither is there.
 
+    Of two that of a rollout counts: programs send a login of theirs beside it.
+
     Raises:
         ApiError: 401, it cannot be a token.
     """
-    header = request.headers.get("Authorization")
-    if header is not None and (scheme := _SCHEME.match(header)):
-        shown: str | None = header[scheme.end() :].strip()
-    else:
-        shown = request.headers.get("x-api-key")
+    header, key = request.headers.get("Authorization"), request.headers.get("x-api-key")
+    scheme = None if header is None else _SCHEME.match(header)
+    shown = key if header is None or scheme is None else header[scheme.end() :].strip()
+    if key is not None and _OF_ROLLOUT.fullmatch(key) and not _OF_ROLLOUT.fullmatch(shown or ""):
+        shown = key
     if shown is not None and not _PRINTABLE.fullmatch(shown):
         message = "the credential has other characters than printable ASCII, or too many"
         raise ApiError(401, message, code="invalid_api_key")

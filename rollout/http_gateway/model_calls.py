@@ -84,6 +84,7 @@ class ModelCalls:
                 chunk_seconds=0.0 if turn_request.stream else _CHUNK_SECONDS,
                 stream_text=turn_request.stream,
                 return_prompt=turn_request.return_prompt,
+                return_token_bytes=turn_request.return_token_bytes,
             )
             reply = _stream if turn_request.stream else _whole
             return await reply(request, self._config, dialect, turn_request, stream)

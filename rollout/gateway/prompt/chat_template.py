@@ -27,6 +27,7 @@ from rollout.gateway.prompt.response_format import (
     load_response_format,
 )
 from rollout.gateway.prompt.system_messages import joins_system_messages, with_joined_system
+from rollout.gateway.prompt.token_texts import TokenTexts
 from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
 from services.lib.model_files.end_ids import end_ids, warn_of_end
@@ -67,6 +68,8 @@ class ChatTemplate:
         """Ids of single bytes, of a tokenizer of letters that falls back to bytes."""
         special = _special_tokens(self._tokenizer)
         self._special_ids = frozenset(special)
+        self.token_bytes = TokenTexts(self._tokenizer, special).bytes_of
+        """The bytes of a token."""
         self._stops = [special.get(i) or self.text([i]) for i in sorted(self.stop_token_ids)]
         self.format = load_response_format(
             response_format, self._tokenizer, [*special.values()], self._stops

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AnthropicMessages", "CountTokens", "anthropic_error"]
 
+_SIGNATURE = "c2VhbWZsb3c="
+"""Of all thinking: clients send thinking back as such only if it has one. It is not read."""
 _KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -144,15 +146,22 @@ class _Events(EventStream):
         self._head = head
         self._index = -1
         self._open = ""  # kind of the block that is open
+        self._has_started = False
         self._sent = {"thinking": "", "text": ""}
 
     def start(self) -> bytes:
+        return b""  # the size of the prompt comes with the first tokens; pings may come before
+
+    def _started(self, num_prompt: int) -> bytes:
+        if self._has_started:
+            return b""
+        self._has_started = True
         message = {
             **self._head,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _usage(0, 0),
+            "usage": _usage(num_prompt, 0),
         }
         return _event("message_start", message=message)
 
@@ -160,12 +169,15 @@ class _Events(EventStream):
         return _event("ping")
 
     def chunk(self, chunk: TokenChunk) -> bytes:
-        return self._text("thinking", chunk.reasoning_delta) + self._text(
-            "text", chunk.content_delta
+        return (
+            self._started(chunk.num_prompt_tokens)
+            + self._text("thinking", chunk.reasoning_delta)
+            + self._text("text", chunk.content_delta)
         )
 
     def end(self, turn: Turn) -> bytes:
-        events = self._text("thinking", rest(turn.reasoning, self._sent["thinking"]))
+        events = self._started(turn.num_prompt_tokens)
+        events += self._text("thinking", rest(turn.reasoning, self._sent["thinking"]))
         events += self._text("text", rest(turn.text, self._sent["text"])) + self._closed()
         for block in _tool_uses(turn):
             arguments = json.dumps(block["input"], ensure_ascii=False)
@@ -189,13 +201,21 @@ class _Events(EventStream):
             events = self._closed()
             self._open = kind
             self._index += 1
-            events += self._block_event("start", content_block=_block(kind, ""))
+            extra = {"signature": ""} if kind == "thinking" else {}
+            start = {"type": kind, kind: "", **extra}
+            events += self._block_event("start", content_block=start)
         self._sent[kind] += delta
         return events + self._block_event("delta", delta={"type": f"{kind}_delta", kind: delta})
 
     def _closed(self) -> bytes:
         was_open, self._open = self._open, ""
-        return self._block_event("stop") if was_open else b""
+        if not was_open:
+            return b""
+        signature = b""
+        if was_open == "thinking":
+            delta = {"type": "signature_delta", "signature": _SIGNATURE}
+            signature = self._block_event("delta", delta=delta)
+        return signature + self._block_event("stop")
 
     def _block_event(self, what: str, **fields: Any) -> bytes:
         return _event(f"content_block_{what}", index=self._index, **fields)
@@ -320,7 +340,7 @@ def _blocks(turn: Turn) -> list[Json]:
 
 
 def _block(kind: str, text: str) -> Json:
-    extra = {"signature": ""} if kind == "thinking" else {}
+    extra = {"signature": _SIGNATURE} if kind == "thinking" else {}
     return {"type": kind, kind: text, **extra}
 
 

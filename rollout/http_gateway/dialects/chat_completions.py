@@ -24,6 +24,7 @@ from rollout.http_gateway.dialects.dialect import (
     openai_error,
     rest,
     seamflow_fields,
+    text_logprobs,
     token_logprobs,
 )
 from rollout.http_gateway.dialects.echoed_calls import with_calls
@@ -156,6 +157,7 @@ class ChatCompletions(Dialect):
             sampling=request.sampling(budget),
             stream=bool(request.stream),
             return_prompt=bool(request.return_token_ids),
+            return_token_bytes=bool(request.logprobs and not request.return_tokens_as_token_ids),
         )
 
     def reply(self, request: TurnRequest, turn: Turn) -> Json:
@@ -163,7 +165,7 @@ class ChatCompletions(Dialect):
         choice: dict[str, Any] = {
             "index": 0,
             "message": _answer(turn),
-            "logprobs": _logprobs(body, turn.token_ids, turn.logprobs),
+            "logprobs": _logprobs(body, turn.token_ids, turn.token_bytes, turn.logprobs),
             "finish_reason": _finish_reason(turn),
             "stop_reason": turn.stop or None,
         }
@@ -205,8 +207,8 @@ class _Events(EventStream):
         self._reasoning += chunk.reasoning_delta
         choice: dict[str, Any] = {}
         if self._body.logprobs:
-            ids, logprobs = chunk.tokens.token_ids, chunk.tokens.logprobs
-            choice["logprobs"] = _logprobs(self._body, ids, logprobs)
+            tokens, texts = chunk.tokens, chunk.token_bytes
+            choice["logprobs"] = _logprobs(self._body, tokens.token_ids, texts, tokens.logprobs)
         if self._body.return_token_ids:
             choice["token_ids"] = list(chunk.tokens.token_ids)
         delta = _delta(chunk.content_delta, chunk.reasoning_delta)
@@ -268,8 +270,14 @@ def _delta(content: str, reasoning: str) -> dict[str, Any]:
     return delta
 
 
-def _logprobs(body: _Request, ids: Sequence[int], logprobs: Sequence[float]) -> Json | None:
-    return {"content": token_logprobs(ids, logprobs), "refusal": None} if body.logprobs else None
+def _logprobs(
+    body: _Request, ids: Sequence[int], texts: Sequence[bytes], logprobs: Sequence[float]
+) -> Json | None:
+    if not body.logprobs:
+        return None
+    by_id = bool(body.return_tokens_as_token_ids)
+    content = token_logprobs(ids, logprobs) if by_id else text_logprobs(texts, logprobs)
+    return {"content": content, "refusal": None}
 
 
 def _finish_reason(turn: Turn) -> str:

@@ -6,6 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from seamflow.common.v1.tokens_pb2 import SamplingParams
@@ -23,12 +24,16 @@ __all__ = [
     "Json",
     "TurnRequest",
     "checks",
+    "content_logprobs",
     "event",
     "openai_error",
     "rest",
     "seamflow_fields",
+    "text_logprobs",
     "token_logprobs",
 ]
+
+_LINE_BREAKS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 
 Json = dict[str, Any]
 """A JSON object."""
@@ -62,6 +67,8 @@ class TurnRequest:
     """Reply with server-sent events."""
     return_prompt: bool = False
     """The reply needs the prompt's ids."""
+    return_token_bytes: bool = False
+    """The reply needs the texts of tokens."""
 
 
 class EventStream(ABC):
@@ -168,6 +175,36 @@ def token_logprobs(ids: Sequence[int], logprobs: Sequence[float]) -> list[Json]:
     ]
 
 
+def text_logprobs(token_bytes: Sequence[bytes], logprobs: Sequence[float]) -> list[Json]:
+    """Log-probability of each token, which is named by its text.
+
+    A token that is a part of a character has U+FFFD in its text; `bytes` are exact.
+    """
+    return [
+        {
+            "token": text.decode(errors="replace"),
+            "logprob": logprob,
+            "bytes": list(text),
+            "top_logprobs": [],
+        }
+        for text, logprob in zip(token_bytes, logprobs, strict=True)
+    ]
+
+
+def content_logprobs(turn: Turn) -> list[Json]:
+    """`text_logprobs` of the tokens that the content of an answer has a part of."""
+    sampled = b"".join(turn.token_bytes)
+    content = turn.text.removeprefix(turn.opening).encode()
+    start = sampled.rfind(content)
+    ends = [*accumulate(map(len, turn.token_bytes), initial=0)]
+    kept = [
+        n
+        for n, (begin, end) in enumerate(pairwise(ends))
+        if start < 0 or (begin < start + len(content) and end > start)
+    ]
+    return text_logprobs([turn.token_bytes[n] for n in kept], [turn.logprobs[n] for n in kept])
+
+
 def rest(whole: str, sent: str) -> str:
     """What of `whole` has not been sent. Raises `ValueError`: something else has been sent."""
     if not whole.startswith(sent):
@@ -178,5 +215,7 @@ def rest(whole: str, sent: str) -> str:
 def event(data: Json | str, name: str | None = None) -> bytes:
     """One server-sent event."""
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+    # Readers that split lines as str.splitlines does would take these for line breaks.
+    text = text.translate(_LINE_BREAKS)
     head = f"event: {name}\n" if name is not None else ""
     return f"{head}data: {text}\n\n".encode()

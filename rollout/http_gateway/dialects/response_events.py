@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rollout.http_gateway.api_error import ApiError
-from rollout.http_gateway.dialects.dialect import EventStream, Json, event, rest
+from rollout.http_gateway.dialects.dialect import (
+    EventStream,
+    Json,
+    content_logprobs,
+    event,
+    rest,
+)
 
 if TYPE_CHECKING:
     from seamflow.client import Turn
@@ -21,7 +27,7 @@ def output_items(turn: Turn) -> list[Json]:
     if turn.reasoning:
         items.append(_reasoning(turn.turn_id, turn.reasoning))
     if turn.text or not turn.tool_calls:
-        items.append(_message(turn.turn_id, turn.text))
+        items.append(_message(turn.turn_id, turn.text, _logprobs(turn)))
     return items + [_function_call(turn.turn_id, i, c) for i, c in enumerate(turn.tool_calls)]
 
 
@@ -37,6 +43,7 @@ class ResponseEvents(EventStream):
         self._output_index = -1
         self._open = ""  # kind of the item that is open
         self._sent = {"reasoning": "", "message": ""}
+        self._logprobs: list[Json] = []
 
     def start(self) -> bytes:
         return self._event("response.created", response=self._head) + self.keep_alive()
@@ -51,6 +58,7 @@ class ResponseEvents(EventStream):
         )
 
     def end(self, turn: Turn) -> bytes:
+        self._logprobs = _logprobs(turn)
         events = self._text("reasoning", rest(turn.reasoning, self._sent["reasoning"]))
         events += self._text("message", rest(turn.text, self._sent["message"]))
         if not turn.tool_calls and not self._sent["message"]:
@@ -92,16 +100,17 @@ class ResponseEvents(EventStream):
         if not self._open:
             return b""
         kind, text = self._open, self._sent[self._open]
-        extra: Json = {"logprobs": []} if kind == "message" else {}
+        logprobs = self._logprobs if kind == "message" else []
+        extra: Json = {"logprobs": logprobs} if kind == "message" else {}
         events = self._event(f"response.{_TEXTS[kind]}.done", **self._place(), text=text, **extra)
         events += self._event(
-            "response.content_part.done", **self._place(), part=_PARTS[kind](text)
+            "response.content_part.done", **self._place(), part=_PARTS[kind](text, logprobs)
         )
         self._open = ""
         return events + self._event(
             "response.output_item.done",
             output_index=self._output_index,
-            item=_ITEMS[kind](self._turn_id, text),
+            item=_ITEMS[kind](self._turn_id, text, logprobs),
         )
 
     def _function_call(self, item: Json) -> bytes:
@@ -133,17 +142,22 @@ class ResponseEvents(EventStream):
         return event({"type": name, "sequence_number": self._number, **fields}, name)
 
 
-def _message(turn_id: str, text: str) -> Json:
+def _logprobs(turn: Turn) -> list[Json]:
+    """Of the tokens of the message, if they were requested."""
+    return content_logprobs(turn) if turn.token_bytes else []
+
+
+def _message(turn_id: str, text: str, logprobs: Sequence[Json] = ()) -> Json:
     return {
         "id": f"msg_{turn_id}",
         "type": "message",
         "role": "assistant",
         "status": "completed",
-        "content": [_output_text(text)],
+        "content": [_output_text(text, logprobs)],
     }
 
 
-def _reasoning(turn_id: str, text: str) -> Json:
+def _reasoning(turn_id: str, text: str, logprobs: Sequence[Json] = ()) -> Json:
     return {
         "id": f"rs_{turn_id}",
         "type": "reasoning",
@@ -164,11 +178,11 @@ def _function_call(turn_id: str, index: int, call: Mapping[str, Any]) -> dict[st
     }
 
 
-def _output_text(text: str) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _output_text(text: str, logprobs: Sequence[Json] = ()) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": [*logprobs]}
 
 
-def _reasoning_text(text: str) -> Json:
+def _reasoning_text(text: str, logprobs: Sequence[Json] = ()) -> Json:
     return {"type": "reasoning_text", "text": text}
 
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Responses"]
 
+_LOGPROBS = "message.output_text.logprobs"
+"""What `include` may ask for; what else it names is of items that replies do not have here."""
 _RECORDED = {"msg": "content", "rs": "reasoning"}
 _TEXT = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
@@ -66,7 +68,6 @@ class _Request(SamplingRequest):
     IGNORED: ClassVar = frozenset(
         {
             "client_metadata",
-            "include",
             "max_tool_calls",
             "metadata",
             "prompt_cache_key",
@@ -75,17 +76,18 @@ class _Request(SamplingRequest):
             "safety_identifier",
             "service_tier",
             "stream_options",
-            "top_logprobs",
             "truncation",
             "user",
         }
     )
     NEUTRAL: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "background": (False,),
+        "top_logprobs": (0,),
     }
 
     model: str = ""
     input: str | list[_Item] = Field(min_length=1)
+    include: list[str] | None = None
     instructions: str | None = None
     tools: list[_Tool] | None = None
     tool_choice: OpenAIChoice = None
@@ -124,6 +126,7 @@ class Responses(Dialect):
             template_arguments=request.chat_template_kwargs or {},
             sampling=request.sampling(request.max_output_tokens),
             stream=bool(request.stream),
+            return_token_bytes=_LOGPROBS in (request.include or ()),
         )
 
     def reply(self, request: TurnRequest, turn: Turn) -> Json:

@@ -148,11 +148,13 @@ class Rollout:
         chunk_seconds: float | None = None,
         stream_text: bool = True,
         return_prompt: bool = False,
+        return_token_bytes: bool = False,
         after_turn_id: str = "",
     ) -> TurnStream:
         """One turn like `generate`, as a stream of its recorded chunks.
 
-        `stream_text` adds text to the chunks, `return_prompt` the prompt's ids to the turn.
+        `stream_text` adds text to the chunks, `return_token_bytes` the bytes of each token,
+        `return_prompt` the prompt's ids to the turn.
         `messages` are all of the conversation, or those after the answer of `after_turn_id`.
         """
         request = pb.GenerateRequest(
@@ -164,6 +166,7 @@ class Rollout:
             chunk_interval=_chunk_interval(chunk_seconds or 0.0),
             stream_text=stream_text,
             return_prompt_token_ids=return_prompt,
+            return_token_bytes=return_token_bytes,
             tool_choice=to_tool_choice(tool_choice, parallel=parallel_tool_calls),
             response_schema_json="" if response_schema is None else json.dumps(response_schema),
         )

@@ -70,6 +70,8 @@ class Turn:
     """Sampled ids."""
     logprobs: list[float] = field(default_factory=list)
     """Natural log-probability of each id after temperature, before top-p and top-k."""
+    token_bytes: list[bytes] = field(default_factory=list)
+    """Text of each token as bytes, where `return_token_bytes` requested them."""
     spans: list[WeightSpan] = field(default_factory=list)
     """Weight version of each run of tokens."""
     num_prompt_tokens: int = 0
@@ -124,6 +126,8 @@ class Turn:
             )
         self.token_ids.extend(chunk.tokens.token_ids)
         self.logprobs.extend(chunk.tokens.logprobs)
+        self.token_bytes.extend(chunk.token_bytes)
+        self.num_prompt_tokens = chunk.num_prompt_tokens or self.num_prompt_tokens
         self.spans.extend(
             WeightSpan(
                 start=chunk.offset + span.start,

@@ -642,6 +642,7 @@ class GenerateRequest(google.protobuf.message.Message):
     RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: builtins.int
     TOOL_CHOICE_FIELD_NUMBER: builtins.int
     RESPONSE_SCHEMA_JSON_FIELD_NUMBER: builtins.int
+    RETURN_TOKEN_BYTES_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Required. Training job."""
     rollout_id: builtins.str
@@ -665,6 +666,8 @@ class GenerateRequest(google.protobuf.message.Message):
     the answer begins with the opening bracket, a token of the prompt, and ends with the complete value. With tools the
     policy may call one instead. TurnEnd says whether the content is valid. Empty: any content.
     """
+    return_token_bytes: builtins.bool
+    """Send the bytes of each sampled token too. Default false."""
     @property
     def messages(self) -> global___Messages:
         """Rendered by the model's chat template."""
@@ -709,9 +712,10 @@ class GenerateRequest(google.protobuf.message.Message):
         return_prompt_token_ids: builtins.bool = ...,
         tool_choice: global___ToolChoice | None = ...,
         response_schema_json: builtins.str = ...,
+        return_token_bytes: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["chunk_interval", b"chunk_interval", "heartbeat_interval", b"heartbeat_interval", "messages", b"messages", "prompt", b"prompt", "sampling", b"sampling", "token_ids", b"token_ids", "tool_choice", b"tool_choice"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunk_interval", b"chunk_interval", "heartbeat_interval", b"heartbeat_interval", "messages", b"messages", "parent_turn_id", b"parent_turn_id", "prompt", b"prompt", "response_schema_json", b"response_schema_json", "resume_from_offset", b"resume_from_offset", "return_prompt_token_ids", b"return_prompt_token_ids", "rollout_id", b"rollout_id", "run_id", b"run_id", "sampling", b"sampling", "stream_text", b"stream_text", "token_ids", b"token_ids", "tool_choice", b"tool_choice", "turn_id", b"turn_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk_interval", b"chunk_interval", "heartbeat_interval", b"heartbeat_interval", "messages", b"messages", "parent_turn_id", b"parent_turn_id", "prompt", b"prompt", "response_schema_json", b"response_schema_json", "resume_from_offset", b"resume_from_offset", "return_prompt_token_ids", b"return_prompt_token_ids", "return_token_bytes", b"return_token_bytes", "rollout_id", b"rollout_id", "run_id", b"run_id", "sampling", b"sampling", "stream_text", b"stream_text", "token_ids", b"token_ids", "tool_choice", b"tool_choice", "turn_id", b"turn_id"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["prompt", b"prompt"]) -> typing.Literal["messages", "token_ids"] | None: ...
 
 global___GenerateRequest = GenerateRequest
@@ -727,6 +731,8 @@ class TokenChunk(google.protobuf.message.Message):
     TEXT_FIELD_NUMBER: builtins.int
     CONTENT_DELTA_FIELD_NUMBER: builtins.int
     REASONING_DELTA_FIELD_NUMBER: builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: builtins.int
     offset: builtins.int
     """Offset among the turn's sampled tokens; chunks are contiguous."""
     text: builtins.str
@@ -738,9 +744,15 @@ class TokenChunk(google.protobuf.message.Message):
     """
     reasoning_delta: builtins.str
     """With stream_text: what these tokens add to the reasoning of the answer, likewise."""
+    num_prompt_tokens: builtins.int
+    """Tokens of the prompt, the reused prefix included."""
     @property
     def tokens(self) -> seamflow.common.v1.tokens_pb2.Tokens:
         """Ids, log-probs, spans. Spans count from the chunk's first token."""
+
+    @property
+    def token_bytes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """With return_token_bytes: the bytes of each token as text, which may be a part of a character."""
 
     def __init__(
         self,
@@ -750,9 +762,11 @@ class TokenChunk(google.protobuf.message.Message):
         text: builtins.str = ...,
         content_delta: builtins.str = ...,
         reasoning_delta: builtins.str = ...,
+        num_prompt_tokens: builtins.int = ...,
+        token_bytes: collections.abc.Iterable[builtins.bytes] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["content_delta", b"content_delta", "offset", b"offset", "reasoning_delta", b"reasoning_delta", "text", b"text", "tokens", b"tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content_delta", b"content_delta", "num_prompt_tokens", b"num_prompt_tokens", "offset", b"offset", "reasoning_delta", b"reasoning_delta", "text", b"text", "token_bytes", b"token_bytes", "tokens", b"tokens"]) -> None: ...
 
 global___TokenChunk = TokenChunk
 
