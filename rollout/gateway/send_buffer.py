@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
-from rollout.gateway.prompt.answer_parser import Delta
+from rollout.gateway.prompt.answer.answer_parser import Delta
 from rollout.gateway.record import token_messages
 
 __all__ = ["SendBuffer", "SentChunk"]

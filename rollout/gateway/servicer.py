@@ -21,9 +21,9 @@ from rollout.gateway.calls import call_until_answered
 from rollout.gateway.config import GatewayConfig
 from rollout.gateway.leases import Leases
 from rollout.gateway.model_info import ModelInfo
+from rollout.gateway.prompt.answer.recorded_answer import needs_record
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.prompt.prompt import Prompt
-from rollout.gateway.prompt.recorded_answer import needs_record
 from rollout.gateway.prompt.validation import (
     check_context,
     check_generate,

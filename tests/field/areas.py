@@ -10,6 +10,7 @@ __all__ = ["AREAS", "kinds_of"]
 
 AREAS: tuple[str, ...] = (
     "agent_requests",
+    "answers",
     "credit",
     "end_ids",
     "environments",

@@ -8,7 +8,7 @@ from typing import Any
 from examples.quickstart import prepare, task
 from examples.quickstart.lift import Lift
 from examples.quickstart.prepare_tools import CHAT_TEMPLATE, TOOL_WORDS, tool_calls
-from rollout.gateway.prompt.response_format import load_response_format
+from rollout.gateway.prompt.answer.response_format import load_response_format
 from tests.rendering import rendered_ids
 
 

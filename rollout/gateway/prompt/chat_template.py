@@ -18,14 +18,14 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 
-from rollout.gateway.prompt.answer_tail import AnswerTail
-from rollout.gateway.prompt.conversation import Conversation, TemplateMessage, message_keys
-from rollout.gateway.prompt.response_format import (
+from rollout.gateway.prompt.answer.response_format import (
     Answer,
     AnswerStream,
     CallCounter,
     load_response_format,
 )
+from rollout.gateway.prompt.answer_tail import AnswerTail
+from rollout.gateway.prompt.conversation import Conversation, TemplateMessage, message_keys
 from rollout.gateway.prompt.system_messages import joins_system_messages, with_joined_system
 from rollout.gateway.prompt.token_texts import TokenTexts
 from services.chassis.errors import ConfigError

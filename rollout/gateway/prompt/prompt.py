@@ -11,6 +11,8 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 from seamflow.trajectory.v1.trajectory_pb2 import Turn
 
+from rollout.gateway.prompt.answer.recorded_answer import RecordedTurns
+from rollout.gateway.prompt.answer.response_format import Answer
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.prompt.constraint.constraint import Constraint
 from rollout.gateway.prompt.conversation import (
@@ -20,8 +22,6 @@ from rollout.gateway.prompt.conversation import (
     message_keys,
     parse_conversation,
 )
-from rollout.gateway.prompt.recorded_answer import RecordedTurns
-from rollout.gateway.prompt.response_format import Answer
 from rollout.gateway.prompt.retokenization import find_drift
 from rollout.gateway.prompt.system_messages import check_system_messages
 from rollout.gateway.prompt.validation import check_ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollout.gateway.prompt.answer_parser import Delta
+from rollout.gateway.prompt.answer.answer_parser import Delta
 from rollout.gateway.prompt.prompt import Prompt
 from rollout.gateway.prompt.stop_strings import TextStream
 

@@ -20,8 +20,8 @@ from services.lib.token_bytes import BYTES_PER_TOKEN, pack_ids, unpack_ids
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
+    from rollout.gateway.prompt.answer.response_format import Answer
     from rollout.gateway.prompt.prompt import Prompt
-    from rollout.gateway.prompt.response_format import Answer
     from rollout.gateway.record.recorder import Recorder
 
 __all__ = ["TurnRecord", "begin_request"]

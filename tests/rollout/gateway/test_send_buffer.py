@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
-from rollout.gateway.prompt.answer_parser import Delta
+from rollout.gateway.prompt.answer.answer_parser import Delta
 from rollout.gateway.send_buffer import SendBuffer, SentChunk
 from tests.rollout.gateway.support import sampled
 

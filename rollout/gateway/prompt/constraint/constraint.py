@@ -14,9 +14,9 @@ from rollout.gateway.prompt.constraint.opening import call_opening, content_open
 from services.chassis.errors import invalid_argument
 
 if TYPE_CHECKING:
+    from rollout.gateway.prompt.answer.response_format import Answer
     from rollout.gateway.prompt.chat_template import ChatTemplate
     from rollout.gateway.prompt.conversation import Conversation
-    from rollout.gateway.prompt.response_format import Answer
 
 __all__ = ["Constraint"]
 

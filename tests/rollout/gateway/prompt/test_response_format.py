@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rollout.gateway.prompt.model_families import BUILT_IN
-from rollout.gateway.prompt.response_format import ResponseFormat, load_response_format
+from rollout.gateway.prompt.answer.model_families import BUILT_IN
+from rollout.gateway.prompt.answer.response_format import ResponseFormat, load_response_format
 from services.chassis.errors import ConfigError
 
 SPECIAL = ["<|im_end|>", "</s>", "<|eot_id|>"]

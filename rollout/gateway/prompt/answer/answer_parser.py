@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rollout.gateway.prompt.answer_text import FieldText, Markers
+from rollout.gateway.prompt.answer.answer_text import FieldText, Markers
 
 if TYPE_CHECKING:
     from transformers.utils.chat_parsing import ResponseParser
@@ -45,19 +45,21 @@ class AnswerParser:
         special: Markers,
         *,
         tag: str | None = None,
+        lead: str = "",
         until_structure: bool = False,
     ) -> None:
         """`reader` tells the regions apart; `special` tokens are left out of texts.
 
-        `tag` is the pattern of an argument in tags. With `until_structure` everything from the
+        `tag` is the pattern of an argument in tags, `lead` white space before content that is no
+        part of it. With `until_structure` everything from the
         first region on that is no text is left out.
         """
         self._reader = reader
         self._tag = tag
         self._until_structure = until_structure
-        self._has_structure = False
+        self._has_structure = self._is_last = False
         names = sorted(set(TEXTS.values()))
-        self._texts = {name: FieldText(special) for name in names}
+        self._texts = {name: FieldText(special, lead, exact=name == "content") for name in names}
         self._body = ""  # of a region that is no text
         self._calls: list[Any] = []
 
@@ -73,9 +75,10 @@ class AnswerParser:
 
     def finish(self) -> Delta:
         """The end of the answer: the rest of content and reasoning. Raises as `feed`."""
+        self._is_last = True
         delta = self._take(self._reader.finalize()[1])
         for name, text in self._texts.items():
-            delta.add(Delta(**{name: text.close()}))
+            delta.add(Delta(**{name: text.close(is_last=True)}))
         return delta
 
     def tool_calls(self, seed: str) -> list[dict[str, Any]]:
@@ -90,6 +93,8 @@ class AnswerParser:
     def _take(self, events: Sequence[Mapping[str, Any]]) -> Delta:
         delta = Delta()
         for event in events:
+            if TEXTS.get(event["field"]) != "content":
+                self._texts["content"].follow()
             if event["field"] not in TEXTS:
                 self._has_structure = True
                 self._take_structure(event)
@@ -103,7 +108,7 @@ class AnswerParser:
             case "region_chunk":
                 return Delta(**{name: self._texts[name].add(event["text"])})
             case "region_close":
-                return Delta(**{name: self._texts[name].close()})
+                return Delta(**{name: self._texts[name].close(is_last=self._is_last)})
         return Delta()
 
     def _take_structure(self, event: Mapping[str, Any]) -> None:

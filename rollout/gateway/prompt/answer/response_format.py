@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollout.gateway.prompt.answer_parser import TEXTS, AnswerParser, Delta
-from rollout.gateway.prompt.answer_text import Markers
-from rollout.gateway.prompt.model_families import BUILT_IN, MARKERS
+from rollout.gateway.prompt.answer.answer_parser import TEXTS, AnswerParser, Delta
+from rollout.gateway.prompt.answer.answer_text import Markers
+from rollout.gateway.prompt.answer.model_families import BUILT_IN, MARKERS
+from rollout.gateway.prompt.answer.tool_schemas import typed_tool
 from services.chassis import plugins
 from services.chassis.errors import ConfigError
 
 __all__ = ["Answer", "AnswerStream", "CallCounter", "ResponseFormat", "load_response_format"]
 
+_CONTENT = "answer-40f1"
 _ANY_START = r"\A"
 _REASONING = ("reasoning_content", "thinking")
 _MALFORMED = (ValueError, KeyError, TypeError, RecursionError)
@@ -45,14 +47,18 @@ class ResponseFormat:
         special_tokens: Sequence[str] = (),
         stop_tokens: Sequence[str] = (),
         name: str = "",
+        lead: str = "",
     ) -> None:
         """`special_tokens` are left out of texts, but for those that mark tool calls.
+
+        `lead` is white space that the chat template writes before the content of an answer.
 
         Raises:
             ValueError: `template` is no response template, or has no content.
         """
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
+        self._lead = lead
         self.name = name
         """Built-in name, else the setting's value."""
         self._fields = fields = _joining(template)
@@ -118,9 +124,10 @@ class ResponseFormat:
 
         prefix = self._prefix(prompt_end)
         return AnswerParser(
-            ResponseParser(template, prefix=prefix, tools=[dict(tool) for tool in tools]),
+            ResponseParser(template, prefix=prefix, tools=[typed_tool(tool) for tool in tools]),
             self._special,
             tag=self._tag,
+            lead=self._lead,
             until_structure=until_structure,
         )
 
@@ -205,9 +212,25 @@ def load_response_format(
         name = _detected(tokenizer.chat_template, special_tokens)
     try:
         template = _template_of(name) if template is None else template
-        return ResponseFormat(template, special_tokens, stop_tokens, name)
+        lead = _content_lead(tokenizer)
+        return ResponseFormat(template, special_tokens, stop_tokens, name, lead)
     except (OSError, ImportError, *_MALFORMED) as error:
         raise ConfigError(f"response_format is {name!r}: {error}: {_cure()}") from error
+
+
+def _content_lead(tokenizer: Any) -> str:
+    """White space that the chat template writes between its prompt and the content of an answer."""
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": _CONTENT}]
+    try:
+        prompt, whole = (
+            tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=asks)
+            for given, asks in ((messages[:1], True), (messages, False))
+        )
+    except Exception:  # the template has other demands, or there is none
+        return ""
+    start = whole.find(_CONTENT)
+    lead: str = whole[len(prompt) : start] if whole.startswith(prompt) and start > 0 else ""
+    return lead if lead.isspace() else ""
 
 
 def _detected(chat_template: str | None, special_tokens: Sequence[str]) -> str:
