@@ -19,6 +19,7 @@ AREAS: tuple[str, ...] = (
     "lora",
     "math_answers",
     "model_folders",
+    "operation",
     "rewards",
     "rope",
     "schedules",
