@@ -39,6 +39,7 @@ from services.launcher.report.run_end import recorded_end
 from services.launcher.run import Run
 from services.launcher.supervisor import child_environment
 from services.launcher.view import LiveView, PlainView
+from services.lib import run_lock
 from services.lib.model_files.end_ids import warn_of_end
 from services.lib.model_folder import check_chat_template, check_model_folder
 from services.lib.text_config import check_attention
@@ -110,7 +111,11 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
 
 
 def make_layout(config: LauncherConfig, config_file: Path) -> Layout:
-    """The folder, ports and addresses of a run; makes its folder unless it is a dry run."""
+    """The folder, ports and addresses of a run; makes and holds its folder, but for a dry run.
+
+    Raises:
+        ConfigError: there is such a run already, or none to resume, or a process has it.
+    """
     folder = (Path(config.runs_folder) / config.name).resolve()
     if folder.exists() and not config.resume and not config.dry_run:
         raise ConfigError(
@@ -120,6 +125,7 @@ def make_layout(config: LauncherConfig, config_file: Path) -> Layout:
         raise ConfigError(f"there is no run {config.name!r} in {folder.parent} to --resume")
     if not config.dry_run:
         folder.mkdir(parents=True, exist_ok=True)
+        run_lock.hold(folder)
     ports = free_ports(config, _agent_ports(folder / "addresses.json"))
     url = redis_server.given_url(config)
     if url is not None:
