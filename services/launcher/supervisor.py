@@ -25,6 +25,7 @@ _RESTART_SECONDS = 0.2
 FATAL_EXIT_CODES = (ExitCode.USAGE, ExitCode.CONFIG)  # the same start would fail the same way
 _TERM_SECONDS = 20.0
 _HEAD_BYTES = 16_384
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class ChildFailed(DependencyUnavailable):
@@ -170,4 +171,20 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(dict.fromkeys((str(_CHECKOUT), *others))),
         FOLDER_VARIABLE: os.environ.get(FOLDER_VARIABLE) or str(Path.cwd()),
     }
-    return {**one_thread, **os.environ, **paths, **extra, "PYTHONUNBUFFERED": "1"}
+    return {
+        **one_thread,
+        **os.environ,
+        **_proxy_exceptions(),
+        **paths,
+        **extra,
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _proxy_exceptions() -> dict[str, str]:
+    """Proxies of the environment are for other machines, never for the processes of this one."""
+    found = {}
+    for name in ("no_proxy", "NO_PROXY"):
+        given = [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
+        found[name] = ",".join(dict.fromkeys((*given, *_LOOPBACK)))
+    return found
