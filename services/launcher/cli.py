@@ -124,18 +124,23 @@ def make_layout(config: LauncherConfig, config_file: Path) -> Layout:
     if config.resume and not folder.exists():
         raise ConfigError(f"there is no run {config.name!r} in {folder.parent} to --resume")
     if not config.dry_run:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         run_lock.hold(folder)
     ports = free_ports(config, _agent_ports(folder / "addresses.json"))
     url = redis_server.given_url(config)
     if url is not None:
         del ports["redis"]
+    elif config.dry_run:
+        url = f"redis://127.0.0.1:{ports['redis']}"
+    else:
+        url = redis_server.private_url(folder, ports["redis"])
     return Layout(
         folder=folder,
         run_id=config.name,
         config_file=config_file.resolve(),
         ports=ports,
-        redis_url=url or f"redis://127.0.0.1:{ports['redis']}",
+        redis_url=url,
         **({} if config.dry_run else {"credential_secret": _credential_secret(folder)}),
     )
 

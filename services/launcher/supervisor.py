@@ -107,7 +107,8 @@ class Supervisor:
 
     async def _spawn(self, plan: ProcessPlan) -> Child:
         environment = child_environment(plan.environment)
-        return await Child.start(plan.command, environment, self._log(plan.name))
+        log = self._log(plan.name)
+        return await Child.start(plan.command, environment, log, umask=plan.umask)
 
     async def _watch(self, plan: ProcessPlan) -> None:
         attempt, loop = 0, asyncio.get_running_loop()
