@@ -28,6 +28,7 @@ from rollout.gateway.prompt.system_messages import joins_system_messages, with_j
 from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
 from services.lib.model_files.end_ids import end_ids, warn_of_end
+from services.lib.model_files.json_file import check_json_files
 from services.lib.model_folder import check_vocabulary, vocabulary_size
 from services.lib.rendering.renderer import (
     RenderError,
@@ -334,8 +335,12 @@ def _load_tokenizer(folder: Path) -> Any:
     ):  # transformers would create an empty tokenizer for some models
         raise missing
     try:
+        check_json_files(folder)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the library raises anything at a damaged file
         raise missing from error
 
 
