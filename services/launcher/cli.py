@@ -29,6 +29,7 @@ from services.chassis.errors import ConfigError, ExitCode, StartupError
 from services.launcher import redis_server
 from services.launcher.checks.process_settings import process_setting
 from services.launcher.checks.task_amount import amount_of_tasks
+from services.launcher.checks.thread_numbers import divided_threads, num_cores
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig, flags_by_table
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
@@ -80,6 +81,7 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
     if "redis" in layout.ports:
         redis = redis_server.server_plan(config, layout.folder, layout.ports["redis"])
         plans = {"redis": redis, **plans}
+    _divide_threads(plans)
     try:
         _check(config, layout)
         check_evaluation(config, evaluation, layout)
@@ -108,6 +110,14 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
         (layout.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
         _show(summary, layout.folder)
     return ExitCode.CLEAN
+
+
+def _divide_threads(plans: Mapping[str, ProcessPlan]) -> None:
+    """Set this process's own variables, which its children get."""
+    changes, lines = divided_threads(os.environ, plans, num_cores())
+    os.environ.update(changes)
+    for line in lines:
+        print(f"launcher: warning: {line}", file=sys.stderr)
 
 
 def make_layout(config: LauncherConfig, config_file: Path) -> Layout:

@@ -89,5 +89,5 @@ def _is_of(name: str, value: Any, allowed: tuple[type, ...]) -> bool:
     if isinstance(value, bool) or not isinstance(value, allowed):
         return False
     element = _ELEMENTS.get(name)
-    inner = value.values() if isinstance(value, dict) else value
+    inner: Any = value.values() if isinstance(value, dict) else value
     return element is None or isinstance(value, int) or all(isinstance(v, element) for v in inner)
