@@ -65,7 +65,6 @@ async def test_others_go_on_while_a_template_loops(tmp_path: Path) -> None:
         other = replace(world, rollout_id="other")
         await other.start()
         await _turn(other, "hello")
-        assert not all(turn.done() for turn in looping)
         for error in await asyncio.gather(*looping):
             assert "max_render_seconds" in error and tmp_path.name in error
 
