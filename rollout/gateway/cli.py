@@ -38,7 +38,7 @@ async def build(config: GatewayConfig) -> AsyncIterator[Service]:
     A `Recorder` whose `record` returns early switches record-before-forward off: the negative
     control `tests/end_to_end/forward_first.py` replaces this module's `Recorder` by one.
     """
-    template = ChatTemplate(config.model, config.response_format)
+    template = ChatTemplate(config.model, config.response_format, config.render_limits)
     given = config.credential_secret
     secret = (given.get_secret_value() if given else secrets.token_hex(32)).encode()
     async with clients.channel(config, config.trajectory_manager) as channel:

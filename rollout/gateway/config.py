@@ -11,6 +11,7 @@ from seamflow.channel import MAX_MESSAGE_BYTES
 
 from services.chassis.config.settings import ServerConfig
 from services.lib.decode_latency import DecodeLatency
+from services.lib.rendering.renderer import RenderLimits
 
 __all__ = ["GatewayConfig"]
 
@@ -76,6 +77,11 @@ class GatewayConfig(ServerConfig):
     RESOURCE_EXHAUSTED."""
     max_waiting_prompts: int = Field(1024, ge=1)
     """Prompts that wait to be rendered and encoded, in each lane; rollouts share it."""
+    max_render_seconds: float = Field(5.0, gt=0)
+    """Processor time in which the chat template renders a prompt once; a template that takes more,
+    such as one that loops, is ended, and the turn is refused."""
+    max_render_bytes: int = Field(512 << 20, ge=64 << 20)
+    """Memory in which the chat template renders a prompt; its text may have a sixteenth of it."""
     required_weights_timeout_seconds: float = Field(600.0, ge=0)
     """How long a turn waits for its required weight version before it falls back to an older one:
     a trainer may have died before publishing it."""
@@ -104,6 +110,11 @@ class GatewayConfig(ServerConfig):
                 'for the ranker give its address and lengths = "ranker", else neither'
             )
         return self
+
+    @property
+    def render_limits(self) -> RenderLimits:
+        """The limits of rendering once."""
+        return RenderLimits(self.max_render_seconds, self.max_render_bytes)
 
     def server_latency(self) -> DecodeLatency | None:
         """The table `decode_latency`; None: it is empty."""

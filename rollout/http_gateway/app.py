@@ -18,6 +18,7 @@ from rollout.http_gateway.dialects.responses import Responses
 from rollout.http_gateway.dialects.token_generate import TokenGenerate
 from rollout.http_gateway.model_calls import ModelCalls
 from rollout.http_gateway.model_routes import ModelRoutes
+from rollout.http_gateway.request_source import check_source
 from rollout.http_gateway.rollout_routes import RolloutRoutes
 from services.chassis import metrics
 from services.chassis.errors import ServiceError
@@ -47,7 +48,7 @@ def application(
     config: HttpGatewayConfig, calls: ModelCalls, models: ModelRoutes, rollouts: RolloutRoutes
 ) -> web.Application:
     """All routes."""
-    app = web.Application(middlewares=[_Middleware(config.max_open_calls, config.run_id)])
+    app = web.Application(middlewares=[_Middleware(config)])
     # Names have slashes, which some proxies decode.
     rollout = "/rollouts/{rollout_id:.+}"
     app.add_routes(
@@ -73,9 +74,8 @@ class _Middleware:
 
     __middleware_version__ = 1
 
-    def __init__(self, max_open: int, run_id: str) -> None:
-        self._max_open = max_open
-        self._run_id = run_id
+    def __init__(self, config: HttpGatewayConfig) -> None:
+        self._config = config
         self._num_open = 0
 
     async def __call__(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -98,7 +98,9 @@ class _Middleware:
     def _parent(self, request: web.Request) -> str:
         """The trace of the rollout, for a caller that sends none."""
         rollout_id = request.match_info.get("rollout_id")
-        return "" if rollout_id is None else trace_context.of_rollout(self._run_id, rollout_id)
+        return (
+            "" if rollout_id is None else trace_context.of_rollout(self._config.run_id, rollout_id)
+        )
 
     async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
@@ -120,8 +122,11 @@ class _Middleware:
             return _error_response(request, ApiError(500, message, code="internal_error"))
 
     def _check(self, request: web.Request) -> None:
-        if self._num_open > self._max_open:
-            message = f"{self._max_open} calls are in progress (max_open_calls): try later"
+        check_source(request.headers, request.scheme, self._config)
+        if self._num_open > self._config.max_open_calls:
+            message = (
+                f"{self._config.max_open_calls} calls are in progress (max_open_calls): try later"
+            )
             raise ApiError(429, message, code="too_many_calls", retry_after=1.0)
         rollout_id = request.match_info.get("rollout_id")
         if rollout_id is not None and not _ROLLOUT_ID.fullmatch(rollout_id):

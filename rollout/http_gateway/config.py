@@ -24,6 +24,10 @@ class HttpGatewayConfig(ServerConfig):
     public_url: str = ""
     """Start of the base URLs given to agents, such as "https://rollouts.example.org"; empty: the
     host that the agent itself requested."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which agents request this gateway, besides addresses, localhost, this machine's name
+    and that of `public_url`; requests with another `Host`, or with the `Origin` of a web page of
+    another site, are refused. Beyond loopback, with tokens, empty allows every name."""
     hold_seconds: float = Field(20.0, ge=0)
     """How long a reply is held back: until then its HTTP status is open, and a client's SDK repeats
     a call whose gateway was killed. Later a stream is sent as it is sampled, any other reply starts

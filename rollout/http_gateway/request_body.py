@@ -43,8 +43,9 @@ def _check_type(request: web.Request) -> None:
         message = "Content-Encoding is not supported: send the body as it is"
         raise ApiError(415, message, code="unsupported_media_type")
     kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if kind and kind != "application/json" and not kind.endswith("+json"):
-        message = "Content-Type is not supported: send application/json"
+    # A web page may post anything else without asking its browser.
+    if kind != "application/json" and not kind.endswith("+json"):
+        message = f"Content-Type {kind[:100]!r} is not supported: send application/json"
         raise ApiError(415, message, code="unsupported_media_type")
 
 

@@ -7,7 +7,9 @@ failures, every call has a deadline, and an address that was never reached is an
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,7 +26,7 @@ from seamflow.retry import current_attempt
 from seamflow.trace_context import HEADER as TRACEPARENT
 from seamflow.trace_context import current as current_traceparent
 
-__all__ = ["CONNECT_TIMEOUT", "MAX_MESSAGE_BYTES", "connect"]
+__all__ = ["CONNECT_TIMEOUT", "MAX_MESSAGE_BYTES", "connect", "is_loopback"]
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest message either side accepts; servers use the same figure."""
@@ -73,6 +75,9 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
+_SCHEMES = ("dns", "ipv4", "ipv6")
+_PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
+"""Variables that gRPC reads, the first one that is set."""
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -208,9 +213,36 @@ class _Channel(grpc.aio.Channel):
 
 def _opened(target: str, credentials: Credentials) -> grpc.aio.Channel:
     tls = credentials.tls()
+    # What listens on this machine is never behind a proxy, whatever the environment says.
+    options = [*_OPTIONS, ("grpc.enable_http_proxy", 0)] if _is_local(target) else _OPTIONS
     if tls is None:
-        return grpc.aio.insecure_channel(target, options=_OPTIONS)
-    return grpc.aio.secure_channel(target, tls, options=_OPTIONS)
+        return grpc.aio.insecure_channel(target, options=options)
+    return grpc.aio.secure_channel(target, tls, options=options)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, a name or an address, is this machine by any environment."""
+    name = host.strip("[]").rstrip(".").lower()
+    with suppress(ValueError):
+        address = ipaddress.ip_address(name)
+        return address.is_loopback or address.is_unspecified
+    return name == "localhost" or name.endswith(".localhost")
+
+
+def _is_local(target: str) -> bool:
+    """Whether one of the addresses of a target is on this machine."""
+    scheme, _, rest = target.partition(":")
+    addresses = rest.lstrip("/") if scheme in _SCHEMES else target
+    hosts = (address.rpartition(":")[0] or address for address in addresses.split(","))
+    return any(is_loopback(host) for host in hosts)
+
+
+def _proxy(target: str) -> str:
+    """What to say of the proxy that gRPC uses for `target`; empty: none."""
+    name = next((name for name in _PROXY_VARIABLES if os.environ.get(name)), None)
+    if name is None or _is_local(target):
+        return ""
+    return f"; {name} is set, so that calls go through that proxy unless no_proxy names the host"
 
 
 def _metadata(token: str | None) -> tuple[tuple[str, str], ...]:
@@ -239,7 +271,7 @@ class _Contact:
             raise UnavailableError(
                 f"no connection to {target} within {self._timeout:g} s: check the address, and "
                 "that the service runs there and can be reached from here; for a service that "
-                "starts later, connect with a longer connect_timeout"
+                f"starts later, connect with a longer connect_timeout{_proxy(target)}"
             )
 
     async def close(self) -> None:

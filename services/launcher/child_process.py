@@ -25,6 +25,8 @@ class ProcessPlan:
     """Restarted when it crashes; a clean exit means it has finished."""
     optional: bool = False
     """The run continues without it when it crashes too often."""
+    umask: int = -1
+    """Permissions that files of it never have; -1: the launcher's own."""
     check: tuple[str, ...] | None = None
     """Command that checks the configuration without starting anything."""
 

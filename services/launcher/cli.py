@@ -29,6 +29,7 @@ from services.chassis.errors import ConfigError, ExitCode, StartupError
 from services.launcher import redis_server
 from services.launcher.checks.process_settings import process_setting
 from services.launcher.checks.task_amount import amount_of_tasks
+from services.launcher.checks.thread_numbers import divided_threads, num_cores
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig, flags_by_table
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
@@ -39,6 +40,7 @@ from services.launcher.report.run_end import recorded_end
 from services.launcher.run import Run
 from services.launcher.supervisor import child_environment
 from services.launcher.view import LiveView, PlainView
+from services.lib import run_lock
 from services.lib.model_files.end_ids import warn_of_end
 from services.lib.model_folder import check_chat_template, check_model_folder
 from services.lib.text_config import check_attention
@@ -79,6 +81,7 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
     if "redis" in layout.ports:
         redis = redis_server.server_plan(config, layout.folder, layout.ports["redis"])
         plans = {"redis": redis, **plans}
+    _divide_threads(plans)
     try:
         _check(config, layout)
         check_evaluation(config, evaluation, layout)
@@ -109,8 +112,20 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
     return ExitCode.CLEAN
 
 
+def _divide_threads(plans: Mapping[str, ProcessPlan]) -> None:
+    """Set this process's own variables, which its children get."""
+    changes, lines = divided_threads(os.environ, plans, num_cores())
+    os.environ.update(changes)
+    for line in lines:
+        print(f"launcher: warning: {line}", file=sys.stderr)
+
+
 def make_layout(config: LauncherConfig, config_file: Path) -> Layout:
-    """The folder, ports and addresses of a run; makes its folder unless it is a dry run."""
+    """The folder, ports and addresses of a run; makes and holds its folder, but for a dry run.
+
+    Raises:
+        ConfigError: there is such a run already, or none to resume, or a process has it.
+    """
     folder = (Path(config.runs_folder) / config.name).resolve()
     if folder.exists() and not config.resume and not config.dry_run:
         raise ConfigError(
@@ -119,17 +134,23 @@ def make_layout(config: LauncherConfig, config_file: Path) -> Layout:
     if config.resume and not folder.exists():
         raise ConfigError(f"there is no run {config.name!r} in {folder.parent} to --resume")
     if not config.dry_run:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        run_lock.hold(folder)
     ports = free_ports(config, _agent_ports(folder / "addresses.json"))
     url = redis_server.given_url(config)
     if url is not None:
         del ports["redis"]
+    elif config.dry_run:
+        url = f"redis://127.0.0.1:{ports['redis']}"
+    else:
+        url = redis_server.private_url(folder, ports["redis"])
     return Layout(
         folder=folder,
         run_id=config.name,
         config_file=config_file.resolve(),
         ports=ports,
-        redis_url=url or f"redis://127.0.0.1:{ports['redis']}",
+        redis_url=url,
         **({} if config.dry_run else {"credential_secret": _credential_secret(folder)}),
     )
 

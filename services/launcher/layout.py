@@ -40,7 +40,7 @@ class Layout:
     """The user's file."""
     ports: Mapping[str, int]
     """By service, and "rollout_server/<node>" for each rollout server."""
-    redis_url: str
+    redis_url: str = field(repr=False)
     """The store."""
     credential_secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     """Key from which the gateway derives the credentials of rollouts."""

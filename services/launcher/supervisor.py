@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,9 +23,14 @@ _CHECKOUT = Path(__file__).parents[2]
 _MAX_RESTARTS = 5
 _STABLE_SECONDS = 30.0
 _RESTART_SECONDS = 0.2
+_FULL_DISK_SECONDS = 15.0
+"""Least pause before a restart while the disk is full: people need time to free some."""
+_LEAST_FREE_BYTES = 1 << 20
+_NO_SPACE = ("No space left on device", "Disk quota exceeded")
 FATAL_EXIT_CODES = (ExitCode.USAGE, ExitCode.CONFIG)  # the same start would fail the same way
 _TERM_SECONDS = 20.0
 _HEAD_BYTES = 16_384
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class ChildFailed(DependencyUnavailable):
@@ -44,11 +50,14 @@ class Supervisor:
         log_folder: Path,
         stable_seconds: float = _STABLE_SECONDS,
         restart_seconds: float = _RESTART_SECONDS,
+        full_disk_seconds: float = _FULL_DISK_SECONDS,
     ) -> None:
         """Log to `log_folder`; a child that ran for `stable_seconds` has recovered from a crash.
 
-        Restarts wait `restart_seconds`, doubled after each crash without recovery.
+        Restarts wait `restart_seconds`, doubled after each crash without recovery, and at least
+        `full_disk_seconds` after one for lack of space on the disk.
         """
+        self._full_disk_seconds = full_disk_seconds
         self._log_folder = log_folder
         self._stable_seconds, self._restart_seconds = stable_seconds, restart_seconds
         self._children: dict[str, Child] = {}
@@ -106,7 +115,8 @@ class Supervisor:
 
     async def _spawn(self, plan: ProcessPlan) -> Child:
         environment = child_environment(plan.environment)
-        return await Child.start(plan.command, environment, self._log(plan.name))
+        log = self._log(plan.name)
+        return await Child.start(plan.command, environment, log, umask=plan.umask)
 
     async def _watch(self, plan: ProcessPlan) -> None:
         attempt, loop = 0, asyncio.get_running_loop()
@@ -121,7 +131,8 @@ class Supervisor:
             if not plan.restarts or code in FATAL_EXIT_CODES or attempt == _MAX_RESTARTS:
                 break
             self.num_restarts += 1
-            await asyncio.sleep(self._restart_seconds * 2**attempt)
+            least = self._full_disk_seconds if self._is_full(plan.name) else 0.0
+            await asyncio.sleep(max(self._restart_seconds * 2**attempt, least))
             self._children[plan.name] = await self._spawn(plan)
             attempt += 1
         if plan.optional and code not in FATAL_EXIT_CODES:
@@ -131,8 +142,24 @@ class Supervisor:
             self._failed.set_exception(ChildFailed(plan.name, code, reason))
 
     def _crash_report(self, name: str, code: int) -> str:
-        lines = self._log(name).read_text(errors="replace").splitlines()[-5:]
-        return f"exited with code {code}; the end of {self._log(name)}:\n  " + "\n  ".join(lines)
+        lines = self._end_of_log(name)
+        text = f"exited with code {code}; the end of {self._log(name)}:\n  " + "\n  ".join(lines)
+        if not self._is_full(name):
+            return text
+        free = shutil.disk_usage(self._log_folder).free >> 20
+        return (
+            f"the disk is full ({free} MiB free where {self._log_folder} is): delete old runs or "
+            f"checkpoints, then --resume, or use another disk with --runs-folder; {text}"
+        )
+
+    def _is_full(self, name: str) -> bool:
+        """Whether a process has ended for lack of space, of which a full disk keeps no log."""
+        if shutil.disk_usage(self._log_folder).free < _LEAST_FREE_BYTES:
+            return True
+        return any(text in line for line in self._end_of_log(name) for text in _NO_SPACE)
+
+    def _end_of_log(self, name: str) -> list[str]:
+        return self._log(name).read_text(errors="replace").splitlines()[-5:]
 
     def _log(self, name: str) -> Path:
         return self._log_folder / f"{name}.log"
@@ -170,4 +197,20 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(dict.fromkeys((str(_CHECKOUT), *others))),
         FOLDER_VARIABLE: os.environ.get(FOLDER_VARIABLE) or str(Path.cwd()),
     }
-    return {**one_thread, **os.environ, **paths, **extra, "PYTHONUNBUFFERED": "1"}
+    return {
+        **one_thread,
+        **os.environ,
+        **_proxy_exceptions(),
+        **paths,
+        **extra,
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _proxy_exceptions() -> dict[str, str]:
+    """Proxies of the environment are for other machines, never for the processes of this one."""
+    found = {}
+    for name in ("no_proxy", "NO_PROXY"):
+        given = [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
+        found[name] = ",".join(dict.fromkeys((*given, *_LOOPBACK)))
+    return found

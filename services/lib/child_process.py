@@ -24,20 +24,29 @@ class Child:
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], environment: Mapping[str, str], log: Path | None = None
+        cls,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path | None = None,
+        *,
+        umask: int = -1,
     ) -> Self:
         """Start `command` with `environment`, not this process's own.
 
         Args:
             command: arguments, the program first.
             environment: all variables.
-            log: file that its output is appended to; None: this process's output.
+            log: file that its output is appended to, for this user alone; None: this process's
+                output.
+            umask: permissions that its files never have; -1: those of this process.
 
         Raises:
             OSError: `log` cannot be written. A program that cannot be run exits immediately, or is
                 an OSError too on a system without `setpriv`.
         """
-        output = None if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        output = (
+            None if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        )
         try:
             process = await asyncio.create_subprocess_exec(
                 *_tied_to_us(command),
@@ -47,6 +56,7 @@ class Child:
                 stderr=output,
                 # A Ctrl-C in the terminal is forwarded by this process, in order.
                 start_new_session=True,
+                umask=umask,
             )
         finally:
             if output is not None:

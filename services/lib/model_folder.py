@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.lib.model_files.json_file import read_object
+from services.lib.model_files.json_file import check_json_files, read_object
 from services.lib.model_files.quantization import check_not_quantized
 from services.lib.model_files.tokenizer_files import TOKENIZER_FILES, number_of_ids
 from services.lib.model_files.weight_headers import Header, read_headers, weight_files
@@ -35,6 +35,7 @@ def check_model_folder(folder: Path) -> None:
     """
     if not folder.is_dir():
         raise ValueError(f"model {folder}: no such folder; give a local Hugging Face model folder")
+    check_json_files(folder)
     config = _config(folder)
     _check_kind(folder, config)
     headers = read_headers(folder)
@@ -99,7 +100,13 @@ def check_chat_template(folder: Path) -> None:
         ValueError: names the folder and the cure.
     """
     settings = read_object(folder, "tokenizer_config.json")
-    has_file = any((folder / f"chat_template.{kind}").is_file() for kind in ("jinja", "json"))
+    file = folder / "chat_template.jinja"
+    try:
+        has_file = (folder / "chat_template.json").is_file() or (
+            file.is_file() and bool(file.read_text(encoding="utf-8"))
+        )
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model {folder}: {file.name} cannot be read: {error}") from error
     if not settings.get("chat_template") and not has_file:
         raise ValueError(
             f"model {folder}: has no chat template, so no message can be rendered; write one to "

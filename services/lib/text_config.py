@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from services.lib.model_files.json_file import read_object
 
 __all__ = ["check_attention", "check_layers", "read_text_config"]
 
@@ -24,7 +25,7 @@ def check_attention(folder: Path) -> None:
     Raises:
         ValueError: one line that names the folder, what is wrong and the cure.
     """
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_object(folder, "config.json")
     if config.get("model_type") not in _ATTENTION:
         check_layers(folder, read_text_config(folder))
 
@@ -39,7 +40,7 @@ def read_text_config(folder: Path) -> Any:
 
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, OSError, KeyError, json.JSONDecodeError) as error:
+    except Exception as error:  # the library raises anything at a damaged file
         reason = " ".join(str(error).split())
         raise ValueError(f"model {folder}: config.json cannot be used: {reason}") from error
     return config.get_text_config(decoder=True)

@@ -11,6 +11,7 @@ import httpx2
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import Tool as McpTool
+from seamflow.channel import is_loopback
 from seamflow.client.tool_results import result_text
 from seamflow.common.v1 import tokens_pb2
 from seamflow.environment import EnvironmentFailed
@@ -181,8 +182,9 @@ async def _client(config: McpServerConfig) -> AsyncIterator[Client]:
     if config.token_file is not None:
         headers["authorization"] = f"Bearer {config.token_file.read_text(encoding='utf-8').strip()}"
     timeout = httpx2.Timeout(_HTTP_SECONDS, read=None)
+    uses_proxies = not is_loopback(httpx2.URL(config.url).host)  # of the environment
     async with (
-        httpx2.AsyncClient(headers=headers, timeout=timeout) as http,
+        httpx2.AsyncClient(headers=headers, timeout=timeout, trust_env=uses_proxies) as http,
         Client(streamable_http_client(config.url, http_client=http)) as client,
     ):
         yield client

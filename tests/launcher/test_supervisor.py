@@ -189,3 +189,43 @@ asyncio.run(main())
 def is_zombie(pid: int) -> bool:
     """Whether a process has ended and is not reaped yet."""
     return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+
+
+@pytest.mark.parametrize(
+    ("said", "is_full"),
+    [
+        ("OSError: [Errno 28] No space left on device", True),
+        ("Error writing to the AOF file: No space left on device", True),
+        ("OSError: [Errno 122] Disk quota exceeded", True),
+        ("OSError: [Errno 2] No such file or directory", False),
+    ],
+)
+async def test_a_full_disk_is_named(tmp_path: Path, said: str, *, is_full: bool) -> None:
+    """With what to free; control: another error is not taken for it."""
+    command = (sys.executable, "-c", f"import sys; sys.exit({said!r})")
+    plan = ProcessPlan(name="store", command=command)
+    async with Supervisor(tmp_path, restart_seconds=0.0, full_disk_seconds=0.01) as processes:
+        await processes.start(plan)
+        with pytest.raises(ChildFailed, match="exited with code 1") as raised:
+            await processes.failure()
+        assert ("the disk is full" in str(raised.value)) == is_full
+        assert (str(tmp_path) in str(raised.value).partition("exited")[0]) == is_full
+
+
+@pytest.mark.parametrize("said", ["No space left on device", "another error"])
+async def test_a_restart_waits_for_space_on_the_disk(tmp_path: Path, said: str) -> None:
+    """It is still waited for while a child that failed otherwise has been given up."""
+    command = (sys.executable, "-c", f"import sys; sys.exit({said!r})")
+    async with Supervisor(tmp_path, restart_seconds=0.0, full_disk_seconds=3600.0) as processes:
+        await processes.start(ProcessPlan(name="full", command=command))
+        failure = asyncio.create_task(processes.failure())
+        if said == "another error":
+            with pytest.raises(ChildFailed):
+                await failure
+            return
+        while not processes.num_restarts:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)
+        assert processes.num_restarts == 1
+        assert not failure.done()
+        failure.cancel()

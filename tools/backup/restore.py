@@ -10,6 +10,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from services.chassis.redis.connect import connect
+from services.lib import run_lock
 from tools.backup.contents import RDB, BackupError, Contents, copied, read_contents
 from tools.backup.snapshot import require_one_server, serving
 
@@ -32,10 +33,12 @@ async def restore(
 
     Raises:
         BackupError: a file is damaged, or something is there already; nothing was written.
+        ConfigError: a folder is in use by a run or by another restore.
     """
     require_one_server(url)
     contents = await asyncio.to_thread(read_contents, backup)
     targets = _targets(contents, checkpoints, weights)
+    _hold([*checkpoints.values(), *([weights] if weights else ())])
     _check_free(targets.values())
     client = connect(url)
     try:
@@ -70,6 +73,13 @@ def _targets(
                 raise BackupError(f"it holds a checkpoint: give --checkpoints {run_id}=FOLDER")
             found[path] = checkpoints[run_id] / name
     return found
+
+
+def _hold(folders: Iterable[Path]) -> None:
+    """Hold the folder that each is in: the run's, if it is the launcher's."""
+    for parent in sorted({folder.resolve().parent for folder in folders}):
+        parent.mkdir(parents=True, exist_ok=True)
+        run_lock.hold(parent)
 
 
 def _check_free(targets: Iterable[Path]) -> None:

@@ -16,8 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jinja2.exceptions import TemplateError
-
 from rollout.gateway.prompt.answer.response_format import (
     Answer,
     AnswerStream,
@@ -31,7 +29,14 @@ from rollout.gateway.prompt.token_texts import TokenTexts
 from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
 from services.lib.model_files.end_ids import end_ids, warn_of_end
+from services.lib.model_files.json_file import check_json_files
 from services.lib.model_folder import check_vocabulary, vocabulary_size
+from services.lib.rendering.renderer import (
+    RenderError,
+    RenderLimitError,
+    RenderLimits,
+    shared_renderer,
+)
 
 __all__ = ["ChatTemplate"]
 
@@ -40,6 +45,7 @@ _MARK = f"reasoning-{uuid.uuid4().hex}"
 _MAX_RENDERED = 8
 """Answers of a conversation around each of which it is rendered, to find whether it is kept."""
 _ANY_ID = 1 << 31
+_LIMITS = RenderLimits()
 _DROPPED = "reasoning"
 """Stands for reasoning that is not known."""
 
@@ -47,8 +53,19 @@ _DROPPED = "reasoning"
 class ChatTemplate:
     """Tokenizer, chat template and response format of one model folder."""
 
-    def __init__(self, folder: Path, response_format: str = "auto") -> None:
-        """Load from a Hugging Face folder. Raises `ConfigError` that names the missing file."""
+    def __init__(
+        self,
+        folder: Path,
+        response_format: str = "auto",
+        limits: RenderLimits = _LIMITS,
+    ) -> None:
+        """Load from a Hugging Face folder; rendering once is bounded by `limits`.
+
+        Raises:
+            ConfigError: a file is missing or cannot be read; it is named.
+        """
+        self._renderer = shared_renderer(limits)
+        self._renderer.warm()
         self._tokenizer = _load_tokenizer(folder)
         _check_vocabulary(folder)
         self.name = folder.resolve().name
@@ -66,6 +83,7 @@ class ChatTemplate:
         """Ids below this may be sampled: a model may have more than its tokenizer."""
         self.byte_ids = _byte_ids(self._tokenizer)
         """Ids of single bytes, of a tokenizer of letters that falls back to bytes."""
+        self._named_tokens = dict(self._tokenizer.special_tokens_map)
         special = _special_tokens(self._tokenizer)
         self._special_ids = frozenset(special)
         self.token_bytes = TokenTexts(self._tokenizer, special).bytes_of
@@ -184,17 +202,23 @@ class ChatTemplate:
         """
         if not self.source:
             raise ValueError("the model's tokenizer has no chat template: send token_ids")
+        if clash := sorted(self._named_tokens.keys() & conversation.arguments.keys()):
+            raise RenderError(f"the tokenizer sets {clash[0]!r}: leave it out")
+        return self._rendered(
+            [self._as_template_takes(m) for m in conversation.messages],
+            tools=conversation.tools,
+            add_prompt=add_prompt,
+            variables={**self._named_tokens, **conversation.arguments},
+        )
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         try:
-            text: str = self._tokenizer.apply_chat_template(
-                [self._as_template_takes(m) for m in conversation.messages],
-                tools=[dict(tool) for tool in conversation.tools] or None,
-                tokenize=False,
-                add_generation_prompt=add_prompt,
-                **conversation.arguments,
-            )
-        except (TemplateError, TypeError) as error:
-            raise ValueError(f"the chat template cannot render them: {error}") from error
-        return text
+            return self._renderer.render(self.source, messages, **options)
+        except RenderLimitError as error:
+            raise RenderLimitError(f"the chat template of model {self.name!r} {error}") from error
+        except RenderError as error:
+            text = f"the chat template cannot render them: {error}"
+            raise RenderError(text, error.kind) from error
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of a text, without special tokens around it; may be called in any thread."""
@@ -269,13 +293,11 @@ class ChatTemplate:
         function = {"name": "probe", "arguments": {"value": _MARK}}
         call = {"id": "000000000", "type": "function", "function": function}
         answer = {"role": "assistant", "content": "", "tool_calls": [call]}
-        messages = [{"role": "user", "content": "?"}, answer]
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "?"}, answer]
         try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False)
-        except TypeError:  # it joins them to text
-            return True
-        except TemplateError:
-            return False
+            text = self._rendered(messages, variables=self._named_tokens)
+        except RenderError as error:
+            return error.kind == "TypeError"  # it joins them to text
         return f"'{_MARK}'" in text  # Python's form of an object
 
     def _render_until(self, conversation: Conversation, num_messages: int) -> str:
@@ -316,8 +338,12 @@ def _load_tokenizer(folder: Path) -> Any:
     ):  # transformers would create an empty tokenizer for some models
         raise missing
     try:
+        check_json_files(folder)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the library raises anything at a damaged file
         raise missing from error
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
 from services.chassis.errors import invalid_argument
+from services.lib.rendering.renderer import reserved_names
 
 __all__ = ["Conversation", "answer_message", "message_key", "message_keys", "parse_conversation"]
 
@@ -63,6 +64,9 @@ def parse_conversation(given: pb.Messages) -> Conversation:
     tools = [_tool(f"messages.tools[{i}]", tool) for i, tool in enumerate(given.tools)]
     field_name = "messages.template_arguments_json"
     arguments = _json_object(field_name, given.template_arguments_json)
+    if arguments and (reserved := sorted(arguments.keys() & reserved_names())):
+        cure = "is none of the template's own variables: leave it out"
+        raise invalid_argument(field_name, reserved[0], cure)
     return Conversation(_merge_split_answers(messages), tools, arguments)
 
 

@@ -1,7 +1,9 @@
 """Prompts are rendered and encoded by threads, in two lanes, off the event loop.
 
 Short prompts never wait for long ones. Within a lane rollouts take turns, so that one with many
-prompts delays the others by one. Tokenizers release the interpreter's lock while they encode.
+prompts delays the others by one; the last idle thread is not for a rollout that has one already,
+whose prompts may each take as long as rendering may. Tokenizers release the interpreter's lock
+while they encode, and templates are rendered by other processes.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import asyncio
 import os
 import sys
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -66,6 +68,8 @@ class _Lane:
     def __init__(self, name: str, num_threads: int, max_waiting: int) -> None:
         self._threads = ThreadPoolExecutor(num_threads, f"prompts-{name}", _yield_to_others)
         self._num_idle = num_threads
+        self._most_of_one = max(1, num_threads - 1)
+        self._running: Counter[str] = Counter()
         self._max_waiting = max_waiting
         self._num_waiting = 0
         self._gauge = _WAITING.labels(name)
@@ -93,16 +97,23 @@ class _Lane:
             raise exhausted(Reason.TOO_MANY_REQUESTS, message, _RETRY_SECONDS)
 
     def _start(self) -> None:
-        while self._num_idle and self._queues:
-            work, done = self._next()
+        while self._num_idle and (owner := self._next_owner()) is not None:
+            work, done = self._next(owner)
             if not done.cancelled():
                 self._num_idle -= 1
+                self._running[owner] += 1
                 running = asyncio.get_running_loop().run_in_executor(self._threads, work)
-                running.add_done_callback(partial(self._ended, done))
+                running.add_done_callback(partial(self._ended, owner, done))
 
-    def _next(self) -> _Job:
-        """The oldest job of the owner whose turn it is."""
-        owner, queue = next(iter(self._queues.items()))
+    def _next_owner(self) -> str | None:
+        """Whose turn it is; None: nobody waits who may have a thread."""
+        most = self._most_of_one
+        free = (owner for owner in self._queues if self._running.get(owner, 0) < most)
+        return next(free, None)
+
+    def _next(self, owner: str) -> _Job:
+        """The oldest job of `owner`."""
+        queue = self._queues[owner]
         job = queue.popleft()
         self._count(-1)
         del self._queues[owner]
@@ -110,8 +121,9 @@ class _Lane:
             self._queues[owner] = queue  # at the end
         return job
 
-    def _ended(self, done: asyncio.Future[Any], running: asyncio.Future[Any]) -> None:
+    def _ended(self, owner: str, done: asyncio.Future[Any], running: asyncio.Future[Any]) -> None:
         self._num_idle += 1
+        self._running -= Counter([owner])  # drops those that have none
         self._start()
         if running.cancelled():
             done.cancel()

@@ -13,6 +13,7 @@ from typing import Any
 
 from services.lib.model_files.json_file import read_object
 from services.lib.model_files.tokenizer_files import TokenizerFiles
+from services.lib.rendering.renderer import RenderError, RenderLimits, shared_renderer
 
 __all__ = ["end_ids", "warn_of_end"]
 
@@ -77,14 +78,11 @@ def _tail(folder: Path) -> str:
     source, settings = _template(folder), read_object(folder, "tokenizer_config.json")
     if not source:
         return ""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
     named = {name: _text(value) for name, value in settings.items() if name.endswith("_token")}
     try:
-        rendered: Any = render_jinja_template([_CONVERSATION], chat_template=source, **named)
-    except Exception:  # a template may raise anything; the gateway reports it where it renders
+        text = shared_renderer(RenderLimits()).render(source, _CONVERSATION, variables=named)
+    except RenderError:  # the gateway reports it where it renders
         return ""
-    text: str = rendered[0][0]
     return text.rpartition(_ANSWER)[2] if _ANSWER in text else ""
 
 

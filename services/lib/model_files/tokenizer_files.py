@@ -41,7 +41,7 @@ class TokenizerFiles:
         Raises:
             ValueError: it has no tokenizer, or one that cannot be read; names the folder.
         """
-        ids, special = _from_json(read_object(folder, "tokenizer.json"))
+        ids, special = _read_json(folder)
         settings = read_object(folder, "tokenizer_config.json")
         legacy = read_object(folder, "special_tokens_map.json")
         end = _content(settings.get("eos_token"))
@@ -59,7 +59,7 @@ class TokenizerFiles:
             tokenizer = AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-        except (OSError, ValueError, KeyError, ImportError) as error:
+        except Exception as error:  # the library raises anything at a damaged file
             reason = " ".join(str(error).split())
             raise ValueError(f"model {folder}: its tokenizer cannot be used: {reason}") from error
         added: Mapping[int, Any] = tokenizer.added_tokens_decoder
@@ -76,8 +76,23 @@ def number_of_ids(folder: Path) -> int:
     Raises:
         ValueError: it has no tokenizer, or one that cannot be read; names the folder.
     """
-    ids, _ = _from_json(read_object(folder, "tokenizer.json"))
+    ids, _ = _read_json(folder)
     return max((ids or TokenizerFiles.of(folder).ids).values(), default=-1) + 1
+
+
+def _read_json(folder: Path) -> tuple[dict[str, int], dict[int, str]]:
+    content = read_object(folder, "tokenizer.json")
+    try:
+        ids, special = _from_json(content)
+        if all(isinstance(each, int) for each in (*ids.values(), *special)):
+            return ids, special
+        reason = "an id is no number"
+    except (TypeError, KeyError, IndexError, AttributeError, ValueError) as error:
+        reason = repr(error)
+    raise ValueError(
+        f"model {folder}: tokenizer.json has a vocabulary that cannot be read: {reason}; copy the "
+        "file again from the model that it belongs to"
+    )
 
 
 def _from_json(content: Mapping[str, Any]) -> tuple[dict[str, int], dict[int, str]]:

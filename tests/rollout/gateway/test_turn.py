@@ -53,12 +53,13 @@ class World:
     server: ScriptedServer
     template: ChatTemplate
     credential: str = ""
+    rollout_id: str = "r"
 
     async def start(self) -> None:
         """Open the run and the rollout."""
         await self.runs.CreateRun(run_pb.CreateRunRequest(run_id=RUN, config=RULES))
         request = pb.StartRolloutRequest(
-            run_id=RUN, rollout_id="r", purpose=tokens_pb2.PURPOSE_EVAL
+            run_id=RUN, rollout_id=self.rollout_id, purpose=tokens_pb2.PURPOSE_EVAL
         )
         self.credential = (await self.gateway.StartRollout(request)).credential
 
@@ -75,7 +76,7 @@ class World:
         """All events of a turn, from the sampled token at `offset` on."""
         request = pb.GenerateRequest(
             run_id=RUN,
-            rollout_id="r",
+            rollout_id=self.rollout_id,
             turn_id=turn_id,
             resume_from_offset=offset,
             **fields,
@@ -91,7 +92,7 @@ class World:
 
     async def recorded(self) -> dict[str, trajectory_pb2.Turn]:
         """The turns as they are stored."""
-        request = store_pb.GetTrajectoryRequest(run_id=RUN, rollout_id="r")
+        request = store_pb.GetTrajectoryRequest(run_id=RUN, rollout_id=self.rollout_id)
         trajectory = (await self.store.GetTrajectory(request)).trajectory
         return {turn.turn_id: turn for turn in trajectory.turns}
 
