@@ -105,7 +105,8 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
     if config.dry_run:
         return _dry_run(plans, amount, settings)
     model = str(Path(layout.path(config.model)).resolve())
-    facts = {"run_id": layout.run_id, "model": model, **layout.addresses()}
+    facts = {"run_id": layout.run_id, "model": model, "agents": config.kind_of_agents}
+    facts |= {"config": str(layout.config_file), **layout.addresses()}
     if config.has_http_gateway:
         facts["http_gateway"] = base_url(config, layout)
     (layout.folder / "addresses.json").write_text(json.dumps(facts, indent=2))

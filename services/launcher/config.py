@@ -240,8 +240,16 @@ class LauncherConfig(RunRules):
     @property
     def are_agents_outside(self) -> bool:
         """Whether the launcher starts no agent: agents connect by themselves."""
-        has_agent = self.runner_agent is not None or bool(self.agent_arguments)
-        return not has_agent and not self.runs_environment
+        return self.kind_of_agents == "outside"
+
+    @property
+    def kind_of_agents(self) -> str:
+        """Who works on tasks: "runner", "program", "environment" or "outside"."""
+        if self.runs_environment:
+            return "environment"
+        if self.runner_agent is not None:
+            return "runner"
+        return "program" if self.agent_arguments else "outside"
 
     @property
     def has_http_gateway(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from shutil import copyfile
@@ -22,15 +21,12 @@ train it:
   cd {folder} && seamflow train --config train.toml"""
 
 
-def init_project(arguments: Sequence[str]) -> int:
-    """Write the project into the new folder that is named, and print what to do next.
+def init_project(folder: Path) -> int:
+    """Write the project into the new `folder`, and print what to do next.
 
     Raises:
-        UsageError: not exactly one folder is named, or it holds files already.
+        UsageError: it holds files already.
     """
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise UsageError("usage: seamflow init FOLDER")
-    folder = Path(arguments[0])
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty: name a new folder")
     folder.mkdir(parents=True, exist_ok=True)
