@@ -1,4 +1,4 @@
-"""`seamflow init FOLDER`: write a commented project that trains within a minute."""
+"""`seamflow init FOLDER`: write a commented project that learns within two minutes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ __all__ = ["init_project"]
 
 _NEXT = """\
 {folder} holds:
+  README.md       what it does, what comes out, how to make it yours
   train.toml      the run: model, tasks, agent, and the settings that matter first
   agent.py        the agent and its reward
-  tasks.jsonl     its tasks
+  tasks.jsonl     its tasks; heldout.jsonl has those that it is evaluated on
   tiny_model.py   makes a tiny model, until you give your own
   test_agent.py   tests of the agent without a model
 train it:
