@@ -187,6 +187,11 @@ def _check(config: LauncherConfig, layout: Layout) -> None:
         raise ConfigError(
             "ranker is true, which requires scikit-learn: pip install 'seamflow[ranker]'"
         )
+    if process_setting(config, _config_file(sys.argv), "agent_runner"):
+        raise ConfigError(
+            "the file has a table [agent_runner], which nobody reads: give agent, concurrency and "
+            "rollout_timeout in [launcher], others by --set agent_runner.NAME=VALUE"
+        )
     if config.prepare is None:
         _check_model(config, Path(layout.path(config.model)))
         path = config.tasks

@@ -18,7 +18,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}a{% endif %}"
 )
 LETTERS = 4  # of a word
-STEPS, BATCH = 300, 128
+STEPS, BATCH = 400, 128
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
