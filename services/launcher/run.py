@@ -312,13 +312,11 @@ class Run:
         while True:
             snapshot = await services.snapshot()
             self.view.show(snapshot)
-            for line in ready.look(snapshot):
-                self.view.note(line)
             if (advice := hint.look(snapshot, time.monotonic())) is not None:
                 self.view.note(advice)
             for line in await failures.look(snapshot.readiness):
                 self.view.note(f"{line} Logs: {self._logs()}")
-            for line in alarms.look(snapshot.trainer):
+            for line in (*ready.look(snapshot), *alarms.look(snapshot.trainer)):
                 self.view.note(line)
             if self.is_learning:
                 self.occupancy.add(snapshot)
