@@ -19,6 +19,11 @@ _CURES = {
     tokens_pb2.FAILURE_CLASS_TIMEOUT: "Find what it waits for, or raise the timeout that the "
     "message names.",
 }
+_LEASE_EXPIRED = "its lease expired"
+_STOPPED_AGENT = (
+    "Nothing is wrong if its agent, or the whole run, was stopped meanwhile: another rollout takes "
+    "its place. Otherwise see the log of the agent for why it stopped calling the gateway."
+)
 _CHANGING = re.compile(r"0x[0-9a-f]+|[0-9a-f]{32}|\d+(\.\d+)?")
 
 
@@ -67,8 +72,14 @@ def _cause(key: str, failed: Sequence[trajectory_pb2.Trajectory]) -> Cause:
         rollout_id=last.rollout_id,
         number=len(failed),
         key=key,
-        cure=_CURES[last.failure.failure_class],
+        cure=_cure(last.failure),
     )
+
+
+def _cure(failure: tokens_pb2.Failure) -> str:
+    if failure.message.startswith(_LEASE_EXPIRED):  # the manager's own words for a silent agent
+        return _STOPPED_AGENT
+    return _CURES[failure.failure_class]
 
 
 def _key(trajectory: trajectory_pb2.Trajectory) -> str:

@@ -27,8 +27,15 @@ class ProcessPlan:
     """The run continues without it when it crashes too often."""
     umask: int = -1
     """Permissions that files of it never have; -1: the launcher's own."""
+    settings: tuple[str, ...] | None = None
+    """Arguments among its command that name its settings; None: it has no table of them."""
     check: tuple[str, ...] | None = None
-    """Command that checks the configuration without starting anything."""
+    """Command that loads the user's code that the process will run, and ends."""
+
+    @property
+    def table(self) -> str:
+        """Of its settings: processes of one kind are numbered, or named after their node."""
+        return self.name.partition("-")[0]
 
 
 def service(name: str, module: str, layout: Layout, **settings: object) -> ProcessPlan:
@@ -37,9 +44,9 @@ def service(name: str, module: str, layout: Layout, **settings: object) -> Proce
 
 
 def process(name: str, module: str, layout: Layout, environment: Mapping[str, str]) -> ProcessPlan:
-    command = (sys.executable, "-m", module, "--config", str(layout.config_file))
-    check = (*command, "--check-config")
-    return ProcessPlan(name=name, command=command, environment=environment, check=check)
+    settings = ("--config", str(layout.config_file))
+    command = (sys.executable, "-m", module, *settings)
+    return ProcessPlan(name=name, command=command, environment=environment, settings=settings)
 
 
 def settings_of(table: str, **settings: object) -> dict[str, str]:

@@ -15,9 +15,10 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from dataclasses import replace
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,13 +26,16 @@ from rich.console import Console
 from rich.table import Table
 
 from services.chassis.config.load import load, load_or_exit
+from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError, ExitCode, StartupError
 from services.launcher import redis_server
+from services.launcher.agent_access import base_url
 from services.launcher.checks.process_settings import process_setting
+from services.launcher.checks.run_settings import check_settings
 from services.launcher.checks.task_amount import amount_of_tasks
 from services.launcher.checks.thread_numbers import divided_threads, num_cores
 from services.launcher.child_process import ProcessPlan
-from services.launcher.config import LauncherConfig, flags_by_table
+from services.launcher.config import LauncherConfig, flags_by_table, own_settings
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
 from services.launcher.evaluation.heldout_tasks import heldout_fields, read_tasks
 from services.launcher.layout import AGENT_PORTS, Layout, free_ports
@@ -54,15 +58,23 @@ _MIN_FREE_BYTES = 512 * 1024 * 1024
 
 def main() -> NoReturn:
     """Train or serve; exits with a code of `ExitCode`, a run that Ctrl-C cut short with 130."""
-    config = load_or_exit(LauncherConfig, "launcher")
+    command = "seamflow serve" if "--serve" in sys.argv else "seamflow train"
+    arguments = own_settings(sys.argv[1:])
+    config = load_or_exit(LauncherConfig, "launcher", arguments, command)
     try:
         sys.exit(_main(config, _evaluation(config)))
     except StartupError as error:
         print(f"launcher: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        print("stopped; all processes have ended", file=sys.stderr)
+        print(f"stopped; all processes have ended: {_continuing(config)}", file=sys.stderr)
         sys.exit(ExitCode.CLEAN if config.serve else 130)
+
+
+def _continuing(config: LauncherConfig) -> str:
+    """The command that goes on where Ctrl-C has stopped a run."""
+    command, file = "serve" if config.serve else "train", _config_file(sys.argv)
+    return f"`seamflow {command} --config {file} --name {config.name} --resume` continues it"
 
 
 def _evaluation(config: LauncherConfig) -> EvaluationConfig:
@@ -84,18 +96,22 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
     _divide_threads(plans)
     try:
         _check(config, layout)
+        settings = _checked_settings(config, plans)
         check_evaluation(config, evaluation, layout)
         check_program(plans)
-        amount = None if config.dry_run else _check_tasks(config, layout, plans)
+        amount = _check_user_code(config, layout, plans)
     except StartupError:
         # The name is free again for a run that is not refused.
         if not (config.resume or config.dry_run):
             shutil.rmtree(layout.folder)
         raise
     if config.dry_run:
-        return _dry_run(config, layout, plans)
+        return _dry_run(plans, amount, settings)
     model = str(Path(layout.path(config.model)).resolve())
-    facts = {"run_id": layout.run_id, "model": model, **layout.addresses()}
+    facts = {"run_id": layout.run_id, "model": model, "agents": config.kind_of_agents}
+    facts |= {"config": str(layout.config_file), **layout.addresses()}
+    if config.has_http_gateway:
+        facts["http_gateway"] = base_url(config, layout)
     (layout.folder / "addresses.json").write_text(json.dumps(facts, indent=2))
     _link_latest(layout.folder)
     is_terminal = sys.stdout.isatty() and config.live
@@ -192,6 +208,11 @@ def _check(config: LauncherConfig, layout: Layout) -> None:
         raise ConfigError(
             "ranker is true, which requires scikit-learn: pip install 'seamflow[ranker]'"
         )
+    if process_setting(config, _config_file(sys.argv), "agent_runner"):
+        raise ConfigError(
+            "the file has a table [agent_runner], which nobody reads: give agent, concurrency and "
+            "rollout_timeout in [launcher], others by --set agent_runner.NAME=VALUE"
+        )
     if config.prepare is None:
         _check_model(config, Path(layout.path(config.model)))
         path = config.tasks
@@ -246,21 +267,41 @@ def check_program(plans: Mapping[str, ProcessPlan]) -> None:
         )
 
 
-def _check_tasks(
+def _checked_settings(
+    config: LauncherConfig, plans: Mapping[str, ProcessPlan]
+) -> Mapping[str, ServerConfig]:
+    """`check_settings`; warnings are shown once, in a run by its processes."""
+    with redirect_stderr(StringIO()) as warnings:
+        settings = check_settings(plans.values())
+    if config.dry_run:
+        sys.stderr.writelines(dict.fromkeys(warnings.getvalue().splitlines(keepends=True)))
+    return settings
+
+
+def _check_user_code(
     config: LauncherConfig, layout: Layout, plans: Mapping[str, ProcessPlan]
 ) -> str | None:
-    """Read all tasks before anything starts; their number next to what training needs, if known.
+    """Load the user's code and read all tasks, each in a process that can do no harm here.
+
+    Returns:
+        The number of tasks next to what training needs, if it is known.
 
     Raises:
-        ConfigError: a row is no task; its file and line are named.
+        ConfigError: something cannot be used; it is named.
     """
-    dataloader = plans.get("dataloader")
-    if dataloader is None or dataloader.check is None or CHECK_TASKS not in dataloader.check:
-        return None
-    done = _checked(dataloader)
-    if done.returncode != 0:
-        raise ConfigError(done.stderr.strip().removeprefix("dataloader: "))
-    return amount_of_tasks(config, layout.config_file, json.loads(done.stdout.splitlines()[-1]))
+    checks = {plan.check: plan for plan in plans.values() if plan.check is not None}
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        done = dict(zip(checks, threads.map(_checked, checks.values()), strict=True))
+    if mistakes := [_mistake(each) for each in done.values() if each.returncode]:
+        raise ConfigError("\n".join(mistakes))
+    counted = next((each.stdout for check, each in done.items() if CHECK_TASKS in check), "")
+    lines = counted.splitlines()
+    return amount_of_tasks(config, layout.config_file, json.loads(lines[-1])) if lines else None
+
+
+def _mistake(done: subprocess.CompletedProcess[str]) -> str:
+    said = done.stderr.strip().removeprefix("dataloader: ")
+    return said or f"loading the user's code ended with code {done.returncode}: {done.args[-1]}"
 
 
 def _checked(process: ProcessPlan) -> subprocess.CompletedProcess[str]:
@@ -271,38 +312,36 @@ def _checked(process: ProcessPlan) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _dry_run(config: LauncherConfig, layout: Layout, plans: Mapping[str, ProcessPlan]) -> int:
-    """Run the configuration check of every process; print the commands, errors and a verdict."""
-    checked = [process for process in plans.values() if process.check is not None]
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        results = list(threads.map(_checked, checked))
+def _dry_run(
+    plans: Mapping[str, ProcessPlan], amount: str | None, settings: Mapping[str, ServerConfig]
+) -> int:
+    """Print what would be started; everything has been checked but the layers of an adapter."""
+    adapters = _checked_adapters(plans, settings)
     for process in plans.values():
         print(f"{process.name:24} {' '.join(process.command)}")
-    for done in results:
-        sys.stderr.write(done.stderr)
-    worst = max((done.returncode for done in results), default=int(ExitCode.CLEAN))
-    if worst == 0:
-        worst = _show_adapters(config, layout, plans)
-    if worst == 0 and (amount := _check_tasks(config, layout, plans)) is not None:
-        print(amount)
-    print("nothing was started" if worst == 0 else "the configuration has errors", flush=True)
-    return worst
+    for line in (adapters, amount, "nothing was started"):
+        if line:
+            print(line, flush=True)
+    return ExitCode.CLEAN
 
 
-def _show_adapters(config: LauncherConfig, layout: Layout, plans: Mapping[str, ProcessPlan]) -> int:
-    """Print which layers get an adapter, or what is wrong with lora.targets; an exit code."""
-    rank = process_setting(config, layout.config_file, "trainer.lora.rank")
-    trainer = next((plan for name, plan in plans.items() if name.startswith("trainer")), None)
-    if rank in (None, 0, "0") or config.prepare is not None or trainer is None:
-        return ExitCode.CLEAN
-    assert trainer.check is not None
-    words = (
-        "trainer.model.adapted_layers" if each == "trainer" else each for each in trainer.check
-    )
-    done = _checked(replace(trainer, check=tuple(words)[:-1]))
-    sys.stderr.write(done.stderr)
-    sys.stdout.write(done.stdout)
-    return done.returncode
+def _checked_adapters(
+    plans: Mapping[str, ProcessPlan], settings: Mapping[str, ServerConfig]
+) -> str:
+    """Which layers get an adapter; empty: none does, or the model is still to be prepared.
+
+    Raises:
+        ConfigError: lora.targets fit no layer.
+    """
+    name = next((name for name in settings if plans[name].table == "trainer"), None)
+    trainer: Any = None if name is None else settings[name]
+    if name is None or not trainer.lora.rank or not (trainer.model / "config.json").is_file():
+        return ""
+    command = (sys.executable, "-m", "trainer.model.adapted_layers", *(plans[name].settings or ()))
+    done = _checked(replace(plans[name], check=command))
+    if done.returncode:
+        raise ConfigError(done.stderr.strip())
+    return done.stdout.strip()
 
 
 def _link_latest(folder: Path) -> None:

@@ -6,10 +6,11 @@ the run's name are passed to the child processes by environment.
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -27,6 +28,7 @@ __all__ = [
     "ScorerPlan",
     "environment_kind",
     "flags_by_table",
+    "own_settings",
 ]
 
 REFERENCE_COLUMN = "ref_logprobs"
@@ -164,7 +166,8 @@ class LauncherConfig(RunRules):
                 "or use 'durable'"
             )
         self._check_agent()
-        flags_by_table(self.set)
+        if own := flags_by_table(self.set).get("launcher"):
+            raise ValueError(f"set holds settings of [launcher] itself: give {' '.join(own)}")
         number = len(self.training_nodes)
         if number < self.trainer_nodes:
             raise ValueError(
@@ -237,8 +240,16 @@ class LauncherConfig(RunRules):
     @property
     def are_agents_outside(self) -> bool:
         """Whether the launcher starts no agent: agents connect by themselves."""
-        has_agent = self.runner_agent is not None or bool(self.agent_arguments)
-        return not has_agent and not self.runs_environment
+        return self.kind_of_agents == "outside"
+
+    @property
+    def kind_of_agents(self) -> str:
+        """Who works on tasks: "runner", "program", "environment" or "outside"."""
+        if self.runs_environment:
+            return "environment"
+        if self.runner_agent is not None:
+            return "runner"
+        return "program" if self.agent_arguments else "outside"
 
     @property
     def has_http_gateway(self) -> bool:
@@ -340,11 +351,22 @@ def flags_by_table(given: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
         if not equals or not name:
             raise ValueError(f"set is {text!r}: write it as TABLE.SETTING=VALUE")
         flag = "--" + name.replace("_", "-")
-        if table == "launcher":
-            raise ValueError(f"set is {text!r}: give {flag} {value}")
         if table not in TABLES:
             raise ValueError(
                 f"set is {text!r}: there is no table {table!r}{nearest(table, TABLES)}"
             )
         flags[table] += (f"{flag}={value}",)
     return dict(flags)
+
+
+def own_settings(arguments: Sequence[str]) -> list[str]:
+    """The command line with `--set launcher.NAME=VALUE` as the flag that it stands for, --NAME."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--set", action="append", default=[])
+    try:
+        given, rest = parser.parse_known_args(arguments)
+    except argparse.ArgumentError:  # `load` says what is missing
+        return list(arguments)
+    own = [text for text in given.set if text.strip().startswith("launcher.")]
+    others = [f"--set={text}" for text in given.set if text not in own]
+    return [*rest, *others, *flags_by_table(own).get("launcher", ())]

@@ -22,7 +22,7 @@ from services.chassis.errors import ConfigError, ExitCode, StartupError
 from services.launcher import redis_server
 from services.launcher.child_process import ProcessPlan
 from services.launcher.cli import check_evaluation, check_program, make_layout
-from services.launcher.config import LauncherConfig, flags_by_table
+from services.launcher.config import LauncherConfig, flags_by_table, own_settings
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
 from services.launcher.evaluation.evaluation_log import EvaluationLine
 from services.launcher.evaluation.evaluator import shown
@@ -96,7 +96,7 @@ def _settings(
     given: argparse.Namespace, others: list[str], file: Path
 ) -> tuple[LauncherConfig, EvaluationConfig]:
     """Those of a run of its own beside the file's, whose nodes never train."""
-    config = load(LauncherConfig, "launcher", ["--config", str(file), *others])
+    config = load(LauncherConfig, "launcher", ["--config", str(file), *own_settings(others)])
     flags = [
         f"--{name}={value}"
         for name in _FLAGS

@@ -30,6 +30,8 @@ __all__ = ["CHECK_TASKS", "environment_addresses", "plan"]
 
 CHECK_TASKS = "services.dataloader.check_tasks"
 """Reads all tasks, and prints how many there are."""
+CHECK_FUNCTIONS = "services.tool_loop.check_functions"
+"""Loads tools and reward functions."""
 
 
 def plan(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
@@ -67,21 +69,17 @@ def plan(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
         *([_dataloader(tasks, config, layout)] if tasks is not None else []),
     ]
     flags = flags_by_table(config.set)
-    return {each.name: _with_flags(each, flags.get(_table(each), ())) for each in processes}
-
-
-def _table(process: ProcessPlan) -> str:
-    """The table of its settings: processes of one kind are numbered, or named after their node."""
-    return process.name.partition("-")[0]
+    return {each.name: _with_flags(each, flags.get(each.table, ())) for each in processes}
 
 
 def _with_flags(process: ProcessPlan, flags: tuple[str, ...]) -> ProcessPlan:
-    check = process.check
-    if check is not None and check[-1] == "--check-config":
-        check = (*check[:-1], *flags, check[-1])
-    elif check is not None and CHECK_TASKS in check:
-        check = (*check, *flags)
-    return replace(process, command=(*process.command, *flags), check=check)
+    settings, check = process.settings, process.check
+    return replace(
+        process,
+        command=(*process.command, *flags),
+        settings=None if settings is None else (*settings, *flags),
+        check=check if check is None or settings is None else (*check, *flags),
+    )
 
 
 def _ranker(layout: Layout) -> ProcessPlan:
@@ -260,7 +258,8 @@ def _environment_server(name: str, config: LauncherConfig, layout: Layout) -> Pr
     if config.environment == "tool_loop":
         index = name.rpartition("-")[2]
         environment = settings_of("tool_loop", instance=name, port=port)
-        return process(f"tool_loop-{index}", "services.tool_loop", layout, environment)
+        loop = process(f"tool_loop-{index}", "services.tool_loop", layout, environment)
+        return replace(loop, check=_module(CHECK_FUNCTIONS, layout))
     python = config.environment_python or sys.executable
     given: tuple[str, ...] = ("--environment", str(config.environment), "--port", str(port))
     if config.environment_arguments:
@@ -308,9 +307,13 @@ def _dataloader(tasks: str, config: LauncherConfig, layout: Layout) -> ProcessPl
         **_token(config),
     )
     dataloader = process("dataloader", "services.dataloader", layout, environment)
-    check = (sys.executable, "-m", CHECK_TASKS, "--config", str(layout.config_file))
     is_prepared = config.prepare is not None and "{run}" in tasks  # not there yet
-    return dataloader if is_prepared else replace(dataloader, check=check)
+    check = None if is_prepared else _module(CHECK_TASKS, layout)
+    return replace(dataloader, check=check)
+
+
+def _module(module: str, layout: Layout) -> tuple[str, ...]:
+    return (sys.executable, "-m", module, "--config", str(layout.config_file))
 
 
 def _loads(module: str, call: str) -> str:

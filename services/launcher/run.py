@@ -31,6 +31,7 @@ from services.launcher.evaluation.heldout import trajectories
 from services.launcher.layout import Layout
 from services.launcher.report import plots
 from services.launcher.report.occupancy import CoresBusy, Occupancy
+from services.launcher.report.ready_notes import ReadyNotes
 from services.launcher.report.summary import (
     TrajectoryFigures,
     lendings,
@@ -306,7 +307,7 @@ class Run:
 
     async def _watch(self, processes: Supervisor, services: Services) -> None:
         hint = LeaseHint(self._advice(), are_tasks_own=self.config.tasks is None)
-        alarms = AlarmNotes()
+        alarms, ready = AlarmNotes(), ReadyNotes()
         failures = FailureNotes(lambda: trajectories(services, headers_only=True))
         while True:
             snapshot = await services.snapshot()
@@ -315,7 +316,7 @@ class Run:
                 self.view.note(advice)
             for line in await failures.look(snapshot.readiness):
                 self.view.note(f"{line} Logs: {self._logs()}")
-            for line in alarms.look(snapshot.trainer):
+            for line in (*ready.look(snapshot), *alarms.look(snapshot.trainer)):
                 self.view.note(line)
             if self.is_learning:
                 self.occupancy.add(snapshot)

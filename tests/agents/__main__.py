@@ -74,7 +74,7 @@ def main() -> None:
 def _sdks(folder: Path, prepared: Path, seed: int) -> Outcome:
     """The checks of both languages against a served run."""
     with served(CONFIG_FILE, folder, "served", prepared, seed) as addresses:
-        url = f"http://{addresses['http_gateway']}"
+        url = addresses["http_gateway"]
         said = {
             "python": _last_line([sys.executable, "-m", "tests.agents.sdk_checks", url]),
             "node": _last_line(["node", str(NODE), url]),

@@ -9,8 +9,10 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1.sample_service_pb2 import Readiness
 
 from services.lib.failure_notes import FailureNotes
+from trajectory_manager.service.rollouts import EXPIRED
 
 ENVIRONMENT = tokens_pb2.FAILURE_CLASS_ENVIRONMENT
+INFRASTRUCTURE = tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE
 TIMEOUT = tokens_pb2.FAILURE_CLASS_TIMEOUT
 
 
@@ -88,3 +90,14 @@ async def test_growing_numbers_of_dead_letters_are_shown() -> None:
     assert lines_by_look[-1][0].startswith(
         "dead letters: 16, tasks that left the run without being trained"
     )
+
+
+async def test_a_stopped_agent_is_not_blamed_on_a_server() -> None:
+    """In the manager's own words for a lease that nobody renewed."""
+    store = Store()
+    stopped = failed("t1/0/1", str(EXPIRED.failure_message), INFRASTRUCTURE)
+    store.rollouts = [stopped, failed("t2/0/1", "connection refused", INFRASTRUCTURE)]
+    lines = await FailureNotes(store.listed).look(Readiness(num_replaced_samples=2))
+    agent, server = sorted(lines, key=lambda line: "lease expired" not in line)
+    assert "Nothing is wrong if its agent, or the whole run, was stopped" in agent
+    assert "named server" in server

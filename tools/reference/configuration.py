@@ -11,25 +11,14 @@ from pydantic import BaseModel, SecretStr, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from services.chassis.config.settings import ServerConfig, secret_names
+from services.launcher.checks.run_settings import CLASSES
 
 __all__ = ["TABLES", "configuration_page", "json_schema", "settings_of"]
 
 TABLES: Mapping[str, str] = {
     "launcher": "services.launcher.config:LauncherConfig",
     "evaluation": "services.launcher.evaluation.evaluation_config:EvaluationConfig",
-    "trajectory_manager": "trajectory_manager.config:TrajectoryManagerConfig",
-    "rollout_gateway": "rollout.gateway.config:GatewayConfig",
-    "http_gateway": "rollout.http_gateway.config:HttpGatewayConfig",
-    "rollout_server": "rollout.server.config:RolloutServerConfig",
-    "trainer": "trainer.config:TrainerConfig",
-    "scheduler": "scheduler.config:SchedulerConfig",
-    "weights": "services.weights.config:WeightsConfig",
-    "node_agent": "services.node_agent.config:NodeAgentConfig",
-    "dataloader": "services.dataloader.config:DataloaderConfig",
-    "ranker": "services.ranker.config:RankerConfig",
-    "scoring": "services.scoring.config:ScoringConfig",
-    "environments": "services.environments.config:EnvironmentsConfig",
-    "tool_loop": "services.tool_loop.config:ToolLoopConfig",
+    **CLASSES,
     "run": "deploy.create_run:CreateRunConfig",
 }
 """Settings class of each table of a configuration file."""

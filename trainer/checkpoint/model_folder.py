@@ -154,16 +154,19 @@ def _shape(shape: torch.Size | None) -> str:
 
 def main() -> None:
     """Write the folder of the command line; a mistake is one line and exit code 78."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="seamflow export-model", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("checkpoint", type=Path, help="checkpoints/step_... or checkpoints/best")
     parser.add_argument("out", type=Path, help="new folder")
     parser.add_argument("--model", type=Path, help="model that the run started from")
     given = parser.parse_args()
     try:
-        write_model_folder(given.checkpoint, given.model, given.out)
+        out = write_model_folder(given.checkpoint, given.model, given.out)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(_CONFIG_EXIT)
+    print(f"wrote a Hugging Face folder: {out.resolve()}")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import Any
 import grpc.aio
 
 from seamflow.channel import connect
+from seamflow.cli.ended.run_end import how_it_ended
 from seamflow.credentials import Credentials, SecretFile
 from seamflow.errors import SeamflowError, UnavailableError, decode
 
@@ -110,6 +111,12 @@ class Endpoints:
     """host:port of each of SERVICES."""
     model: str | None = None
     """Model folder that the run started from; None: no run folder names it."""
+    folder: Path | None = None
+    """Run folder that names them; None: flags and variables do."""
+    agents: str = ""
+    """Who works on tasks: "runner", "program", "environment" or "outside"; empty: unknown."""
+    started: float | None = None
+    """Unix time at which the launcher started the run; None: unknown."""
     ended: str = ""
     """How the run of the folder ended, and what to do; empty: nobody knows that it has."""
     credentials: Credentials = field(default_factory=Credentials)
@@ -131,6 +138,8 @@ async def reached(endpoints: Endpoints, name: str) -> AsyncIterator[grpc.aio.Cha
     Raises:
         SeamflowError: a call in the block failed.
     """
+    if endpoints.ended:
+        raise UnavailableError(endpoints.ended)
     async with endpoints.channel(endpoints.services[name]) as channel:
         try:
             yield channel
@@ -145,8 +154,6 @@ def _located(name: str, endpoints: Endpoints, error: SeamflowError) -> SeamflowE
     if not isinstance(error, UnavailableError):
         return error
     service = SERVICES[name]
-    if endpoints.ended:
-        return UnavailableError(endpoints.ended)
     return UnavailableError(
         f"the {service.name} at {endpoints.services[name]} does not answer; its address is set by "
         f"{service.flag} or {service.variable}"
@@ -181,6 +188,7 @@ def resolve(given: argparse.Namespace, environment: Mapping[str, str] = os.envir
         return flag or named.get(key) or environment.get(variable) or latest.get(key) or default
 
     is_elsewhere = any(getattr(given, name) for name in SERVICES)
+    folder = (given.run_folder or LATEST) if (named or latest) and not is_elsewhere else None
     return Endpoints(
         run_id=first(given.run, "run_id", "SEAMFLOW_RUN", None),
         services={
@@ -188,7 +196,10 @@ def resolve(given: argparse.Namespace, environment: Mapping[str, str] = os.envir
             for name, s in SERVICES.items()
         },
         model=(named or latest).get("model"),
-        ended="" if is_elsewhere or not (named or latest) else _ended(given.run_folder or LATEST),
+        folder=folder,
+        agents=(named or latest).get("agents", ""),
+        started=None if folder is None else (folder / "addresses.json").stat().st_mtime,
+        ended="" if folder is None else how_it_ended(folder, named or latest),
         credentials=Credentials(**_token(environment), **_tls(given, environment)),
     )
 
@@ -205,19 +216,6 @@ def _read(folder: Path) -> Mapping[str, str]:
     if not isinstance(addresses, dict):
         raise UsageError(f"{file} must hold a JSON object of addresses")
     return addresses
-
-
-def _ended(folder: Path) -> str:
-    """Of a run that `seamflow train` made, whose services it has ended."""
-    try:
-        end = json.loads((folder / "end.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return ""
-    reason = f" ({end['reason']})" if end.get("reason") else ""
-    return (
-        f"the run in {folder} {end['state']} at {end['time']}{reason}, and its services ended with "
-        "it: `seamflow serve --config FILE --resume` starts them again, with all that they recorded"
-    )
 
 
 def _token(environment: Mapping[str, str]) -> dict[str, Any]:

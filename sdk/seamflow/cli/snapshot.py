@@ -65,6 +65,12 @@ class Snapshot:
     """Unix time of the requests."""
     run_id: str | None = None
     """Training job."""
+    agents: str = ""
+    """Who works on tasks, as in `Endpoints`."""
+    logs: str = ""
+    """Folder of the processes' logs; empty: unknown."""
+    started: float | None = None
+    """Unix time at which the launcher started the run; None: unknown."""
     addresses: Mapping[str, str] = field(default_factory=dict)
     """host:port of the services asked, by name in `endpoints.SERVICES`."""
     problems: Mapping[str, SeamflowError] = field(default_factory=dict)
@@ -145,6 +151,9 @@ class _Gatherer:
         return Snapshot(
             now=now,
             run_id=self._run_id,
+            agents=self._endpoints.agents,
+            logs=str(self._endpoints.folder / "logs") if self._endpoints.folder else "",
+            started=self._endpoints.started,
             addresses=self._endpoints.services,
             problems=self._problems,
             readiness=readiness,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from seamflow.cli.diagnosis import activity, node_state, server_state
+from seamflow.cli.ended.metric_lines import metric_lines
 from seamflow.cli.endpoints import SERVICES
 from seamflow.cli.snapshot import Snapshot
 from seamflow.durations import seconds_of
@@ -81,9 +82,7 @@ def _trainer(snapshot: Snapshot) -> Iterator[str]:
         f", checkpoint at step {trainer.checkpoint_step}, ranks {trainer.world_size}"
         f"{_places(trainer)}",
     )
-    if trainer.metrics:
-        numbers = (f"{name} {value:.4g}" for name, value in sorted(trainer.metrics.items()))
-        yield _line("", ", ".join(numbers))
+    yield from metric_lines(dict(sorted(trainer.metrics.items())))
 
 
 def _places(trainer: trainer_pb.GetStatusResponse) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import grpc.aio
 
 from seamflow.common.v1 import tokens_pb2
+from seamflow.enum_names import enum_name
 from seamflow.errors import UnavailableError, decode
+from seamflow.pages import pages
 from seamflow.retry import Backoff
 from seamflow.stubs import async_stub
 from seamflow.token_text import Decode
@@ -16,7 +19,30 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
-__all__ = ["TailPrinter", "tail"]
+__all__ = ["TailPrinter", "newest_rollouts", "tail"]
+
+_NEWEST = 20
+_SECONDS = 10.0
+
+
+async def newest_rollouts(channel: grpc.aio.Channel, run_id: str) -> AsyncIterator[str]:
+    """A line for each of the newest rollouts, the running ones last: name, state, purpose.
+
+    Raises:
+        grpc.aio.AioRpcError: the trajectory manager rejects the request, or does not answer.
+    """
+    stub = async_stub(TrajectoryServiceStub, channel)
+    request = pb.ListTrajectoriesRequest(run_id=run_id, page_size=1000, headers_only=True)
+    found: deque[trajectory_pb2.Trajectory] = deque(maxlen=_NEWEST)
+    running: deque[trajectory_pb2.Trajectory] = deque(maxlen=_NEWEST)
+    async for page in pages(lambda page: stub.ListTrajectories(page, timeout=_SECONDS), request):
+        for each in page.trajectories:
+            is_running = each.state == trajectory_pb2.ROLLOUT_STATE_RUNNING
+            (running if is_running else found).append(each)
+    for each in (*found, *running):
+        state = enum_name(trajectory_pb2.RolloutState, each.state).lower()
+        yield f"{each.rollout_id}  {state}, {enum_name(tokens_pb2.Purpose, each.purpose).lower()}"
+    yield "follow one with `seamflow tail ID`" if found or running else "no rollouts yet"
 
 
 async def tail(

@@ -27,6 +27,7 @@ from seamflow.cli.diagnosis import (
 )
 from seamflow.cli.endpoints import SERVICES
 from seamflow.cli.failed_rollouts import failed_rollouts
+from seamflow.cli.findings.awaited_agents import no_agents
 from seamflow.cli.snapshot import ServerSnapshot, Snapshot
 from seamflow.durations import seconds_of
 from seamflow.errors import DeadlineError, UnavailableError
@@ -60,8 +61,8 @@ def _unreachable_services(snapshot: Snapshot) -> Iterator[Finding]:
                 rule="service_loads",
                 sentence=f"The {service.name} at {address} does not answer yet: it may still be "
                 "loading its model, as no weights of this run are published so far.",
-                cure="Its log says how far it is, or why it ended; if it does not run, start it "
-                f"with `python -m {service.module}`.",
+                cure=_starting(snapshot, service.module),
+                since=snapshot.started,
                 normal=True,
             )
         elif isinstance(error, UnavailableError | DeadlineError):
@@ -89,6 +90,15 @@ def _unreachable_services(snapshot: Snapshot) -> Iterator[Finding]:
 def _may_load(snapshot: Snapshot, name: str) -> bool:
     """Whether a service that has a model may be at its start: the trainer publishes once it is."""
     return name in _WITH_MODEL and snapshot.weights_answer and snapshot.manifest is None
+
+
+def _starting(snapshot: Snapshot, module: str) -> str:
+    if snapshot.logs:  # the launcher starts it again by itself
+        return f"The run was just started; {snapshot.logs} says how far each process is."
+    return (
+        "Its log says how far it is, or why it ended; if it does not run, start it with "
+        f"`python -m {module}`."
+    )
 
 
 def _lost_nodes(snapshot: Snapshot) -> Iterator[Finding]:
@@ -267,23 +277,6 @@ def _no_tasks(snapshot: Snapshot) -> Iterator[Finding]:
     )
 
 
-def _no_agents(snapshot: Snapshot) -> Iterator[Finding]:
-    ready = snapshot.readiness
-    if ready is None or not ready.num_queued_tasks or not ready.num_admissible_groups:
-        return
-    if ready.num_running_rollouts:
-        return  # agents are busy; they lease more as they finish
-    yield Finding(
-        rule="no_agents",
-        sentence=f"{ready.num_queued_tasks} tasks wait for an agent: no agent runner leases them "
-        f"though {groups(ready.num_admissible_groups)} may start.",
-        cure="Start one with `python -m seamflow.runner --agent package.module:Class --run-id "
-        f"{snapshot.run_id}`; if one runs, see its log for why it cannot reach the trajectory "
-        "manager.",
-        since=published(snapshot),
-    )
-
-
 def _no_server_serves(snapshot: Snapshot) -> Iterator[Finding]:
     """Rollouts are running and no server may take their turns."""
     if (
@@ -403,7 +396,7 @@ _RULES: tuple[Callable[[Snapshot], Iterator[Finding]], ...] = (
     _trainer_waits_for_nodes,
     _no_server_serves,
     _ejected_servers,
-    _no_agents,
+    no_agents,
     _no_tasks,
     _admission_is_closed,
     _columns_fail,

@@ -50,16 +50,22 @@ _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 def load(
-    config_class: type[ConfigType], table: str, argv: Sequence[str] | None = None
+    config_class: type[ConfigType],
+    table: str,
+    argv: Sequence[str] | None = None,
+    program: str | None = None,
 ) -> ConfigType:
     """Read the settings of `table`; `argv` is the command line, sys.argv if None.
+
+    `program` is its name in --help; None: that of the table.
 
     Raises:
         UsageError: an unknown flag, or one without its value.
         ConfigError: an unknown key, a wrong value, a required setting not given.
         SystemExit: code 0 after --help, --version, --print-config or --check-config.
     """
-    given = command_line(config_class, table, sys.argv[1:] if argv is None else argv)
+    arguments = sys.argv[1:] if argv is None else argv
+    given = command_line(config_class, table, arguments, program or table)
     file = toml_table(given.config, table, TABLES)
     sources = (file, environment(config_class, table), given.source)
     merged = _merged(sources, secret_names(config_class))
@@ -73,11 +79,14 @@ def load(
 
 
 def load_or_exit(
-    config_class: type[ConfigType], table: str, argv: Sequence[str] | None = None
+    config_class: type[ConfigType],
+    table: str,
+    argv: Sequence[str] | None = None,
+    program: str | None = None,
 ) -> ConfigType:
     """`load`, but a mistake is a message on stderr and the exit code that belongs to it."""
     try:
-        return load(config_class, table, argv)
+        return load(config_class, table, argv, program)
     except StartupError as error:
         print(f"{table}: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from error

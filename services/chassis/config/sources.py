@@ -77,14 +77,16 @@ class _Environment(EnvSettingsSource):
             return [part.strip() for part in value.split(",") if part.strip()]
 
 
-def command_line(config_class: type[ServerConfig], table: str, argv: Sequence[str]) -> CommandLine:
-    """Parse `argv`; settings of nested tables are dotted: --optimizer.learning-rate.
+def command_line(
+    config_class: type[ServerConfig], table: str, argv: Sequence[str], program: str
+) -> CommandLine:
+    """Parse `argv` of `program`; settings of nested tables are dotted: --optimizer.learning-rate.
 
     Raises:
         UsageError: an unknown flag, with its nearest neighbour, or one without its value.
         SystemExit: code 0 after --help or --version.
     """
-    parser = _parser(config_class, table)
+    parser = _parser(config_class, table, program)
     given = _flags(_loaded_class(config_class, table), parser, argv)
     options = [option for action in parser._actions for option in action.option_strings]
     passed_on = _passed_on(config_class, given.pop(_UNKNOWN, []), options)
@@ -177,10 +179,10 @@ def _flags(
         raise UsageError(f"{error}; give lists of tables, and tables, as JSON") from error
 
 
-def _parser(config_class: type[ServerConfig], table: str) -> argparse.ArgumentParser:
+def _parser(config_class: type[ServerConfig], table: str, program: str) -> argparse.ArgumentParser:
     summary = (config_class.__doc__ or "").partition("\n")[0]
-    parser = _Parser(prog=table, description=summary, allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"{table} {version()}")
+    parser = _Parser(prog=program, description=summary, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"{program} {version()}")
     parser.add_argument("--config", type=Path, metavar="FILE", help=f"TOML file, table [{table}]")
     parser.add_argument("--print-config", action="store_true", help="print it, redacted, and exit")
     parser.add_argument("--check-config", action="store_true", help="check it and exit")

@@ -71,7 +71,7 @@ def _prepare(folder: Path, model: Path | None, seed: int) -> dict[str, float]:
 
 def _figures(name: str, addresses: Mapping[str, str], problems: list[str]) -> dict[str, float]:
     """Run one agent in a rollout of its own."""
-    rollout = _post(f"http://{addresses['http_gateway']}/rollouts")
+    rollout = _post(f"{addresses['http_gateway']}/rollouts")
     try:
         found = run_agent(name, rollout["base_url"], rollout["credential"])
     except (RuntimeError, ValueError, LookupError) as error:

@@ -39,7 +39,7 @@ def test_runs_tells_how_each_ended(tmp_path: Path, error: BaseException | None, 
     assert run_folders(folder.parent)[0]["state"] == state
 
 
-@pytest.mark.parametrize("command", ["status", "why-stuck", "dead-letters"])
+@pytest.mark.parametrize("command", ["status", "why-stuck", "dead-letters", "columns"])
 def test_commands_say_that_the_run_has_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
@@ -52,4 +52,43 @@ def test_commands_say_that_the_run_has_ended(
     shown = "".join(capsys.readouterr())
     assert "failed at" in shown
     assert "(no metric)" in shown
-    assert "seamflow serve --config FILE --resume" in shown
+    assert "seamflow serve --config FILE --name first --resume" in shown
+
+
+def test_a_killed_run_is_told_without_asking_its_services(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has not written how it ended; no call is tried again and again."""
+    folder = folder_of(tmp_path)
+    (folder / "logs").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        main(["dead-letters", "--run-folder", str(folder)])
+    assert ended.value.code == 69
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "`seamflow train --config FILE --name first --resume` continues it" in line
+
+
+def test_what_is_in_the_folder_is_read_from_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """status, and the answers that an agent of the launcher has received."""
+    folder = folder_of(tmp_path)
+    with recorded_end(folder):
+        steps = [{"step": 1, "reward_mean": 0.1}, {"step": 2, "reward_mean": 0.5, "grad_norm": 0}]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(s) + "\n" for s in steps))
+        (folder / "evaluation.jsonl").write_text('{"step": 2, "mean": 0.75, "is_best": true}\n')
+        parts = [{"rollout_id": "r", "turn_id": "t", "token_ids": ids} for ids in ([5, 6], [7])]
+        (folder / "received.jsonl").write_text("".join(json.dumps(p) + "\n" for p in parts) + "{")
+
+    def shown(*command: str) -> str:
+        with pytest.raises(SystemExit):
+            main([*command, "--run-folder", str(folder)])
+        return "".join(capsys.readouterr())
+
+    status = shown("status")
+    assert "step 2; mean reward 0.100 → 0.500" in status
+    assert "grad_norm 0 !" in status
+    assert "held-out step 2: 0.750  (best)" in status
+    assert shown("tail").splitlines()[0] == "r"
+    assert "5 6 7" in shown("tail", "r")
+    assert "holds no answers of rollout 'other'" in shown("tail", "other")

@@ -200,9 +200,49 @@ async def test_a_wrong_run_folder_is_wrong_usage(tmp_path: Path) -> None:
     assert "name a folder that `seamflow train` made" in err
 
 
-async def test_an_unknown_command_is_wrong_usage(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["trian"], "there is no command 'trian'; did you mean train?"),
+        (["--verson"], "unknown argument --verson; did you mean --version?"),
+        (["status", "--jsn"], "unknown argument --jsn; did you mean --json?"),
+        (["zzz"], "there is no command 'zzz'; see --help"),
+        (["init"], "the following arguments are required: FOLDER"),
+    ],
+)
+async def test_what_is_unknown_names_the_nearest(
+    tmp_path: Path, given: list[str], said: str
+) -> None:
     """Exit code 64."""
-    assert (await seamflow("nonsense", cwd=tmp_path))[0] == 64
+    code, _, err = await seamflow(*given, cwd=tmp_path)
+    assert code == 64
+    assert said in err
+
+
+async def test_without_a_verb_all_are_listed(tmp_path: Path) -> None:
+    """One line each."""
+    code, out, err = await seamflow(cwd=tmp_path)
+    assert (code, err) == (0, "")
+    starts = [line.split()[0] for line in out.partition("commands:")[2].splitlines() if line]
+    for verb in ("init", "train", "status", "why-stuck", "export-model", "save-checkpoint"):
+        assert starts.count(verb) == 1
+
+
+@pytest.mark.parametrize("verb", ["init", "train", "serve", "evaluate", "export-model", "tail"])
+async def test_every_verb_has_the_same_form_of_help(tmp_path: Path, verb: str) -> None:
+    """Exit code 0, and a usage line with the command that was typed."""
+    code, out, _ = await seamflow(verb, "--help", cwd=tmp_path)
+    assert code == 0
+    assert out.startswith(f"usage: seamflow {verb} ")
+
+
+async def test_tail_without_a_rollout_lists_them(tmp_path: Path) -> None:
+    """Those that the trajectory manager keeps."""
+    run = Run()
+    async with running(tmp_path, run):
+        code, out, err = await seamflow("tail", cwd=tmp_path)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] in ("follow one with `seamflow tail ID`", "no rollouts yet")
 
 
 async def test_version(tmp_path: Path) -> None:

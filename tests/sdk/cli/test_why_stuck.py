@@ -248,6 +248,27 @@ def test_unleased_tasks_ask_for_an_agent_runner() -> None:
     assert "--run-id demo" in finding.cure
 
 
+@pytest.mark.parametrize(
+    ("agents", "awaited", "cure"),
+    [
+        ("runner", "the agent runner leases none", "runs/a/logs/agent_runner.log"),
+        ("program", "agent_command leases none", "runs/a/logs/agent.log"),
+        ("environment", "no episode", "environments-*.log"),
+        ("outside", "no agent from outside", "POST /rollouts/lease"),
+    ],
+)
+def test_who_is_awaited_is_named(agents: str, awaited: str, cure: str) -> None:
+    """By the kind of agent that the run was started with; a new run is not blamed."""
+    idle = {"readiness": readiness(0, 0, 1, 9), "agents": agents, "logs": "runs/a/logs"}
+    finding = findings(**idle, started=NOW - 3600)["no_agents"]
+    assert awaited in finding.sentence
+    assert cure in finding.cure
+    assert not finding.normal
+    new = findings(**idle, started=NOW - 5)["no_agents"]
+    assert new.normal
+    assert new.cure.startswith("The run was just started.")
+
+
 def test_no_agents_finding_while_agents_are_busy() -> None:
     """A full queue with running rollouts is normal."""
     assert "no_agents" not in findings()

@@ -1,8 +1,7 @@
-"""`seamflow init FOLDER`: write a commented project that trains within a minute."""
+"""`seamflow init FOLDER`: write a commented project that learns within two minutes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from shutil import copyfile
@@ -13,24 +12,22 @@ __all__ = ["init_project"]
 
 _NEXT = """\
 {folder} holds:
+  README.md       what it does, what comes out, how to make it yours
   train.toml      the run: model, tasks, agent, and the settings that matter first
   agent.py        the agent and its reward
-  tasks.jsonl     its tasks
+  tasks.jsonl     its tasks; heldout.jsonl has those that it is evaluated on
   tiny_model.py   makes a tiny model, until you give your own
   test_agent.py   tests of the agent without a model
 train it:
   cd {folder} && seamflow train --config train.toml"""
 
 
-def init_project(arguments: Sequence[str]) -> int:
-    """Write the project into the new folder that is named, and print what to do next.
+def init_project(folder: Path) -> int:
+    """Write the project into the new `folder`, and print what to do next.
 
     Raises:
-        UsageError: not exactly one folder is named, or it holds files already.
+        UsageError: it holds files already.
     """
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise UsageError("usage: seamflow init FOLDER")
-    folder = Path(arguments[0])
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty: name a new folder")
     folder.mkdir(parents=True, exist_ok=True)

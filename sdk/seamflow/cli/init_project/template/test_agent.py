@@ -3,7 +3,7 @@
 import asyncio
 from types import SimpleNamespace
 
-from agent import LetterAgent, reward
+from agent import LastLetterAgent
 from seamflow import Task
 
 
@@ -19,16 +19,16 @@ class Says:
 
 
 def rewards(text):
-    """What the agent returns for the letter a when the policy says `text`."""
-    task = Task(task_id="letter-a", payload={"letter": "a"})
-    return asyncio.run(LetterAgent().run(task, Says(text)))
+    """What the agent returns for the word `shed` when the policy says `text`."""
+    task = Task(task_id="1", payload={"question": "shed", "answer": "d"})
+    return asyncio.run(LastLetterAgent().run(task, Says(text)))
 
 
-def test_the_reward_is_the_share_of_the_letter():
-    assert rewards("aaaa") == {"reward": 1.0}
-    assert rewards("abab") == {"reward": 0.5}
-    assert rewards("zz") == {"reward": 0.0}
+def test_the_last_letter_is_rewarded():
+    assert rewards("d") == {"reward": 1.0}
 
 
-def test_an_empty_answer_earns_nothing():
-    assert reward(Task(task_id="letter-a", payload={"letter": "a"}), "") == 0.0
+def test_other_answers_are_not():
+    assert rewards("s") == {"reward": 0.0}
+    assert rewards("dd") == {"reward": 0.0}
+    assert rewards("") == {"reward": 0.0}

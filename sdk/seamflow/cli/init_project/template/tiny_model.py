@@ -1,6 +1,7 @@
-"""Makes a model of two layers with random weights, and its tokenizer of single letters, in seconds.
+"""Makes a model of two layers that knows half of the task, and its tokenizer, in ten seconds.
 
-It can learn the example's task and nothing else: use a Hugging Face folder for a task of your own.
+It has learned to answer a word with one of its letters, whichever. It can learn the example's task
+and nothing else: use a Hugging Face folder for a task of your own.
 """
 
 import argparse
@@ -10,11 +11,14 @@ from pathlib import Path
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'][0] + message['content'] + eos_token }}"
     "{% endfor %}{% if add_generation_prompt %}a{% endif %}"
 )
+LETTERS = 4  # of a word
+STEPS, BATCH = 400, 128
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -32,9 +36,8 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
-    """Random weights of about 50,000 parameters."""
-    torch.manual_seed(seed)
+def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """Random weights of about 80,000 parameters."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -49,14 +52,48 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalL
     return LlamaForCausalLM(config)
 
 
+def conversations(tokenizer: PreTrainedTokenizerFast, number: int) -> torch.Tensor:
+    """Ids of conversations in which a word is answered with one of its letters."""
+
+    def ids(*texts: str) -> torch.Tensor:
+        return torch.tensor(tokenizer.convert_tokens_to_ids(list(texts)))
+
+    words = ids(*string.ascii_lowercase)[torch.randint(26, (number, LETTERS))]
+    answers = words.gather(1, torch.randint(LETTERS, (number, 1)))
+    user, assistant, end = (
+        ids(*texts).expand(number, -1) for texts in ("u", ("<eos>", "a"), ("<eos>",))
+    )
+    return torch.cat([user, words, assistant, answers, end], dim=1)
+
+
+def teach(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Supervised training on such conversations; the loss is that of the answers."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(1, STEPS + 1):
+        batch = conversations(tokenizer, BATCH)
+        labels = batch.clone()
+        labels[:, :-2] = -100
+        loss = model(input_ids=batch, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 100 == 0:
+            print(f"  step {step} of {STEPS}: loss {loss.item():.2f}", flush=True)
+
+
 def main() -> None:
     """Write OUT/model; the launcher calls this once for each run."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    torch.manual_seed(given.seed)
+    logging.disable_progress_bar()
+    print("  teaching the tiny model to answer with a letter of the word", flush=True)
     tokenizer = make_tokenizer()
-    make_model(tokenizer, given.seed).save_pretrained(given.out / "model")
+    model = make_model(tokenizer)
+    teach(model, tokenizer)
+    model.save_pretrained(given.out / "model")
     tokenizer.save_pretrained(given.out / "model")
 
 

@@ -1,0 +1,1 @@
+"""Runs that have ended: what their folders tell without any service."""

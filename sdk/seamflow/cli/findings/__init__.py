@@ -1,0 +1,1 @@
+"""Findings of why-stuck that take a module of their own."""
