@@ -39,6 +39,7 @@ from services.launcher.report.run_end import recorded_end
 from services.launcher.run import Run
 from services.launcher.supervisor import child_environment
 from services.launcher.view import LiveView, PlainView
+from services.lib.group_baseline import check_group_size
 from services.lib.model_files.end_ids import warn_of_end
 from services.lib.model_folder import check_chat_template, check_model_folder
 from services.lib.text_config import check_attention
@@ -167,6 +168,7 @@ def _config_file(arguments: list[str]) -> Path:
 
 def _check(config: LauncherConfig, layout: Layout) -> None:
     """Check the prerequisites before the first process starts."""
+    _check_groups(config)
     if config.ranker and find_spec("sklearn") is None:
         raise ConfigError(
             "ranker is true, which requires scikit-learn: pip install 'seamflow[ranker]'"
@@ -185,6 +187,17 @@ def _check(config: LauncherConfig, layout: Layout) -> None:
             f"runs_folder {config.runs_folder!r} has {free >> 20} MiB free: a run needs at least "
             f"{_MIN_FREE_BYTES >> 20} MiB; free some, or give --runs-folder on another disk"
         )
+
+
+def _check_groups(config: LauncherConfig) -> None:
+    """Refuse groups of one for an algorithm that compares them; agents' own tasks have own sizes."""
+    file = _config_file(sys.argv)
+    given = process_setting(config, file, "dataloader.group_size")
+    setting, size = "launcher.group_size", config.group_size
+    if given is not None and int(str(given)):
+        setting, size = "dataloader.group_size", int(str(given))
+    name = process_setting(config, file, "trainer.algorithm.name") or "dapo"
+    check_group_size(setting, size, str(name))
 
 
 def check_evaluation(config: LauncherConfig, evaluation: EvaluationConfig, layout: Layout) -> None:

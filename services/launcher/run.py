@@ -22,6 +22,7 @@ from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 from services.chassis.errors import DependencyUnavailable
 from services.launcher import redis_server
 from services.launcher.agent_access import LeaseHint, instructions
+from services.launcher.checks.health_notes import HealthNotes
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
@@ -307,6 +308,7 @@ class Run:
     async def _watch(self, processes: Supervisor, services: Services) -> None:
         hint = LeaseHint(self._advice(), are_tasks_own=self.config.tasks is None)
         alarms = AlarmNotes()
+        health = HealthNotes(self.layout.folder, services)
         failures = FailureNotes(lambda: trajectories(services, headers_only=True))
         while True:
             snapshot = await services.snapshot()
@@ -315,7 +317,7 @@ class Run:
                 self.view.note(advice)
             for line in await failures.look(snapshot.readiness):
                 self.view.note(f"{line} Logs: {self._logs()}")
-            for line in alarms.look(snapshot.trainer):
+            for line in [*alarms.look(snapshot.trainer), *await health.look(snapshot.readiness)]:
                 self.view.note(line)
             if self.is_learning:
                 self.occupancy.add(snapshot)

@@ -149,7 +149,7 @@ def _chosen(logprobs: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
 def _entropies(logprobs: torch.Tensor) -> torch.Tensor:
     """Of each distribution, [...]; the probabilities of a part at a time, as [..., V] is large."""
     rows_NV = logprobs.detach().flatten(0, -2)
-    parts = torch.split(rows_NV, max(_ENTROPY_NUMBERS // rows_NV.shape[-1], 1))  # type: ignore[no-untyped-call]
+    parts = torch.split(rows_NV, max(_ENTROPY_NUMBERS // rows_NV.shape[-1], 1))
     found = [torch.special.entr(part.exp()).sum(-1) for part in parts]
     return torch.cat(found).reshape(logprobs.shape[:-1])
 

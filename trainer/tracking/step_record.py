@@ -22,9 +22,10 @@ from trainer import fsync_files
 from trainer.data.token_sequence import TokenSequence, trainable_tokens
 from trainer.tracking import step_shares
 
-__all__ = ["StepFile", "StepRecord"]
+__all__ = ["MetricsFile", "StepFile", "StepRecord"]
 
 _SERVICE = "trainer"
+_SAMPLES, _IDS = "trained_samples.jsonl", "sample_ids"
 _GAUGES = (
     "loss",
     "reward_mean",
@@ -138,15 +139,18 @@ class StepRecord:
         return {name: float(value) for name, value in every.items() if math.isfinite(value)}
 
     def line(self) -> dict[str, Any]:
-        """The JSON object of the metrics file."""
+        """The JSON object of the metrics file, to six digits: people read it."""
         seconds = {name: round(value, 4) for name, value in self._seconds.items()}
         return {
             "step": self.step,
-            **self._numbers,
+            **{name: _readable(value) for name, value in self._numbers.items()},
             "seconds": seconds,
             "time": time.time(),
-            "sample_ids": self._sample_ids,
         }
+
+    def samples(self) -> dict[str, Any]:
+        """The JSON object of the file of trained samples."""
+        return {"step": self.step, "sample_ids": self._sample_ids}
 
     def observe(self) -> None:
         """Update the Prometheus metrics."""
@@ -187,6 +191,31 @@ class StepFile:
             return
         with self._path.open("a") as file:
             file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+class MetricsFile:
+    """The metrics file, and beside it trained_samples.jsonl with the samples of each step."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._metrics = StepFile(path)
+        self._samples = StepFile(None if path is None else path.with_name(_SAMPLES))
+
+    def begin(self, step: int, record: Mapping[str, Any]) -> None:
+        """As `StepFile.begin`, with the record of a checkpoint: both objects in one."""
+        metrics, samples = dict(record), {}
+        if _IDS in record:
+            samples = {"step": record["step"], _IDS: metrics.pop(_IDS)}
+        self._samples.begin(step, samples)
+        self._metrics.begin(step, metrics)
+
+    def append(self, record: StepRecord) -> None:
+        """Add a finished step; its samples first, so that no line of metrics is without them."""
+        self._samples.append([record.samples()])
+        self._metrics.append([record.line()])
+
+
+def _readable(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _spread(sequences: Sequence[TokenSequence], number: int) -> Sequence[TokenSequence]:

@@ -110,6 +110,8 @@ class Endpoints:
     """host:port of each of SERVICES."""
     model: str | None = None
     """Model folder that the run started from; None: no run folder names it."""
+    folder: Path | None = None
+    """Folder of the run, if it is on this machine."""
     ended: str = ""
     """How the run of the folder ended, and what to do; empty: nobody knows that it has."""
     credentials: Credentials = field(default_factory=Credentials)
@@ -181,8 +183,11 @@ def resolve(given: argparse.Namespace, environment: Mapping[str, str] = os.envir
         return flag or named.get(key) or environment.get(variable) or latest.get(key) or default
 
     is_elsewhere = any(getattr(given, name) for name in SERVICES)
+    run_id = first(given.run, "run_id", "SEAMFLOW_RUN", None)
+    is_here = bool(named or latest) and run_id == (named or latest).get("run_id")
     return Endpoints(
-        run_id=first(given.run, "run_id", "SEAMFLOW_RUN", None),
+        run_id=run_id,
+        folder=(given.run_folder or LATEST) if is_here else None,
         services={
             name: first(getattr(given, name), s.key, s.variable, s.default) or s.default
             for name, s in SERVICES.items()
