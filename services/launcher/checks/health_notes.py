@@ -33,9 +33,10 @@ class HealthNotes:
         if seen == self._seen or ready is None:
             return []
         self._seen = seen
-        return self._news({finding.rule: finding for finding in await self._findings(ready)})
+        return self._news({finding.rule: finding for finding in await self.findings(ready)})
 
-    async def _findings(self, ready: sample_pb.Readiness) -> list[Finding]:
+    async def findings(self, ready: sample_pb.Readiness | None) -> list[Finding]:
+        """All of now; without the counts if the trajectory manager does not answer."""
         progress, number = read_progress(self._folder), 0
         with suppress(grpc.aio.AioRpcError):
             tasks, run_id = self._services.tasks, self._services.run_id
@@ -44,8 +45,8 @@ class HealthNotes:
 
     def _news(self, found: dict[str, Finding]) -> list[str]:
         new = [finding for name, finding in found.items() if name not in self._found]
-        begun = [f"health: {finding.sentence} {finding.cure}" for finding in new]
-        over = [f"health: {name} is over" for name in self._found if name not in found]
+        begun = [f"health ({each.rule}): {each.sentence} {each.cure}" for each in new]
+        over = [f"health ({name}): over" for name in self._found if name not in found]
         self._found = found
         return begun + over
 

@@ -46,13 +46,18 @@ def _tasks_fail(progress: Progress) -> Finding | None:
 
 
 def _answers_are_cut(progress: Progress) -> Finding | None:
-    """Cut answers earn less than whole ones, or there are no others and all earn the same."""
+    """Cut answers earn clearly less than whole ones, or there are no others and all earn the same.
+
+    A task whose answers always end at a limit is not one that goes wrong.
+    """
     shares, rewards = progress.last("share_cut"), progress.last("reward_cut_mean")
     if not rewards or not shares or min(shares) < _CUT_SHARE:
         return None
     share, cut, mean = fmean(shares), fmean(rewards), fmean(progress.last("reward_mean"))
-    is_equal = max(progress.last("reward_std"), default=1.0) == 0.0
-    if not (cut < mean - 1e-9 or (is_equal and not _is_solved(progress))):
+    spread = fmean(progress.last("reward_std"))
+    if share == 1.0 and (spread > 0 or _is_solved(progress)):
+        return None
+    if share < 1.0 and (mean - cut) / (1 - share) < max(spread, 1e-9):  # whole ones' mean - cut
         return None
     return Finding(
         rule="answers_cut",
@@ -120,7 +125,8 @@ def _gradient_is_zero(progress: Progress) -> Finding | None:
         sentence=f"The gradient of the last {WINDOW} steps is 0, though groups have different "
         f"rewards; {clipped:.0%} of the tokens are clipped or masked.",
         cure="Check clip_low, clip_high, importance, staleness_decay and loss_aggregation of "
-        "[trainer.algorithm]: with them no token has a gradient.",
+        "[trainer.algorithm], with which no token has a gradient; or the rewards differ by less "
+        "than advantage_epsilon: give them a greater scale.",
     )
 
 
