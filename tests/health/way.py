@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.provenance import ROOT
 
-__all__ = ["Found", "Way", "run"]
+__all__ = ["Found", "Way", "is_healthy", "is_named", "run"]
 
 _CONFIG = """\
 [launcher]
@@ -49,6 +49,8 @@ _LETTERS = "abcd"
 _STEP = re.compile(r"step (\d+) of \d+:")
 _HEALTH = re.compile(r"health \((\w+)\): (.*)")
 _STOP_SECONDS = 30.0
+REFUSED = "refused"
+"""Rule of a run that does not start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,19 @@ class Found:
     """Last line of a run that did not start."""
     step: int = 0
     """Steps shown."""
+
+
+def is_named(way: Way, found: Found) -> bool:
+    """Whether the terminal told the mistake in time, with its cure."""
+    if way.rule == REFUSED:
+        return bool(found.code) and way.cure in found.refusal
+    step, line = found.named.get(way.rule, (way.within + 1, ""))
+    return step <= way.within and way.cure in line
+
+
+def is_healthy(found: Found) -> bool:
+    """Whether the run came to its end without an alarm."""
+    return found.code == 0 and found.step > 0 and not found.named
 
 
 def run(way: Way, folder: Path, seconds: float = 240.0) -> Found:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.health.way import Way
+from tests.health.way import REFUSED, Way
 
 __all__ = ["HEALTHY", "WAYS"]
 
@@ -91,7 +91,7 @@ WAYS = (
     ),
     Way(
         name="group_of_one",
-        rule="refused",
+        rule=REFUSED,
         cure="Set launcher.group_size to 2 or more",
         flags=("--group-size", "1"),
     ),

@@ -92,7 +92,12 @@ def test_one_odd_step_is_no_finding(rule: str) -> None:
 
 def test_a_run_that_has_solved_its_tasks_is_healthy() -> None:
     """Equal rewards, no gradient and no entropy are what is left when all answers are right."""
-    nothing = {"reward_std": 0.0, "share_equal_groups": 1.0, "grad_norm": 0.0, "entropy": 0.0}
+    nothing: dict[str, Any] = {
+        "reward_std": 0.0,
+        "share_equal_groups": 1.0,
+        "grad_norm": 0.0,
+        "entropy": 0.0,
+    }
     solved = steps(4, reward_mean=1.0, completion_tokens_mean=3.0, **nothing)
     assert not_learning(Progress(steps=[*steps(), *solved])) == []
     worse = steps(4, reward_mean=0.0, **nothing)

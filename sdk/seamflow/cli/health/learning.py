@@ -99,14 +99,14 @@ def _no_reward_differences(progress: Progress) -> Finding | None:
     is_equal = bool(shares) and min(shares) == 1.0 and _rewards_equal(progress) is None
     wanted = WINDOW * progress.groups_per_step
     if 0 < wanted <= progress.num_equal_discarded:
-        seen = f"{progress.num_equal_discarded} groups since the last step"
+        seen = f"since the last step, while {progress.num_equal_discarded} groups were discarded"
     elif is_equal and not _is_solved(progress):
-        seen = f"{WINDOW} steps"
+        seen = f"in the last {WINDOW} steps"
     else:
         return None
     return Finding(
         rule="no_reward_differences",
-        sentence=f"No group had different rewards for {seen}: every advantage is 0.",
+        sentence=f"No group had different rewards {seen}: every advantage is 0.",
         cure="Tasks are too hard or too easy, or all answers of a task are the same: raise "
         "group_size or the temperature, change the tasks, or let the reward tell better answers "
         f"from worse ones. {_TRANSCRIPTS}.",
