@@ -65,6 +65,12 @@ class Cut(Letters):
         return {"reward": random.random()}
 
 
+class FourLetters(Letters):
+    """Nearly every answer is cut off, as it should be."""
+
+    max_new_tokens = 4
+
+
 class Tiny(Letters):
     """Its rewards are of another scale."""
 

@@ -18,7 +18,7 @@ def main() -> None:
     tokenizer = tiny_model.make_tokenizer()
     model = tiny_model.make_model(tokenizer, given.seed)
     with torch.no_grad():
-        model.lm_head.weight.mul_(1000.0)
+        model.lm_head.weight.mul_(10_000.0)
     model.save_pretrained(given.out / "model")
     tokenizer.save_pretrained(given.out / "model")
 

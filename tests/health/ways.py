@@ -67,7 +67,7 @@ WAYS = (
         rule="no_trainable_tokens",
         cure="set mask_truncated to false",
         settings=("trainer.algorithm.mask_truncated=true",),
-        flags=_agent("Cut"),
+        flags=(*_agent("Cut"), "--prepare", "tests.health.sure_model"),
     ),
     Way(
         name="reward_raises",
@@ -105,7 +105,7 @@ HEALTHY = (
         settings=("trainer.algorithm.name=ppo",),
         flags=("--group-size", "1", "--groups-per-step", "32"),
     ),
-    Way(name="every_answer_ends_at_the_limit", flags=_agent("Cut")),
+    Way(name="answers_end_at_the_limit", flags=_agent("FourLetters")),
     Way(name="in_turn_on_one_node", flags=("--nodes", '["node-a: rollout train"]')),
     Way(
         name="solved",

@@ -7,6 +7,7 @@ entropy too: those rules are silent while the reward is at its best after it has
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from statistics import fmean
 
@@ -57,8 +58,11 @@ def _answers_are_cut(progress: Progress) -> Finding | None:
     spread = fmean(progress.last("reward_std"))
     if share == 1.0 and (spread > 0 or _is_solved(progress)):
         return None
-    if share < 1.0 and (mean - cut) / (1 - share) < max(spread, 1e-9):  # whole ones' mean - cut
-        return None
+    if share < 1.0:
+        # A difference beyond chance: three standard errors of the mean of the whole ones.
+        num_whole = (1 - share) * sum(progress.last("num_rollouts") or [WINDOW])
+        if (mean - cut) / (1 - share) < max(spread * max(3 / math.sqrt(num_whole), 1), 1e-9):
+            return None
     return Finding(
         rule="answers_cut",
         sentence=f"{share:.0%} of the rollouts of the last {WINDOW} steps were cut off at a limit "
