@@ -111,7 +111,7 @@ def test_answers_that_always_end_at_the_limit_are_healthy() -> None:
     """If they earn different rewards, or about what whole ones earn."""
     assert not_learning(Progress(steps=steps(share_cut=1.0, reward_cut_mean=0.4))) == []
     assert not_learning(Progress(steps=steps(share_cut=0.9, reward_cut_mean=0.41))) == []
-    equal = {"reward_mean": 0.0, "reward_cut_mean": 0.0, "reward_std": 0.0}
+    equal: dict[str, Any] = {"reward_mean": 0.0, "reward_cut_mean": 0.0, "reward_std": 0.0}
     found = not_learning(Progress(steps=steps(share_cut=1.0, **equal)))
     assert found[0].rule == "answers_cut"
 
