@@ -85,7 +85,7 @@ def test_a_rule_is_silent_when_it_is_over(rule: str) -> None:
 @pytest.mark.parametrize("rule", BAD)
 def test_one_odd_step_is_no_finding(rule: str) -> None:
     """Except for what is not told by steps."""
-    if rule not in ("heldout_below_start", "tasks_fail"):
+    if rule not in ("heldout_below_start", "tasks_fail", "logprobs_apart"):
         odd = Progress(steps=[*steps(), BAD[rule].steps[-1], *steps(1)])
         assert not_learning(odd) == []
 
@@ -154,3 +154,16 @@ def test_progress_is_read_from_files_that_are_being_written(tmp_path: Path) -> N
     assert [step.get("loss") for step in found.steps] == [None, 0.5]
     assert found.evaluations == [{"mean": 0.5}]
     assert not read_progress(tmp_path / "none").steps
+
+
+def test_groups_without_differences_are_found_at_the_best_reward_too() -> None:
+    """Where tasks differ some are not solved: the policy has collapsed on its way."""
+    stuck = steps(4, reward_mean=0.7, reward_std=0.4, share_equal_groups=1.0, grad_norm=0.0)
+    found = not_learning(Progress(steps=[*steps(), *stuck]))
+    assert [each.rule for each in found] == ["no_reward_differences"]
+
+
+def test_one_step_is_enough_for_a_distance_beyond_reason() -> None:
+    """A policy that diverges is far from its rollouts once, and then says one thing for ever."""
+    jump = steps(1, train_rollout_logprob_abs_diff=160926.0)
+    assert [f.rule for f in not_learning(Progress(steps=[*steps(), *jump]))] == ["logprobs_apart"]

@@ -20,10 +20,10 @@ _FAILING_SHARE, _MIN_FAILURES = 0.5, 8
 _CUT_SHARE = 0.5
 _ZERO_GRADIENT = 1e-12
 _SCALED_TO_NOTHING = 1e-3
-_LOGPROB_DISTANCE = 1.0
+_LOGPROB_DISTANCE, _LOGPROB_JUMP = 1.0, 20.0
 _NO_ENTROPY = 0.01
 _SHORT_SHARE = 0.2
-_BEST_SHARE = 0.9
+_BEST_SHARE, _SAME_SHARE = 0.9, 0.1
 _TRANSCRIPTS = "`seamflow transcripts --newest 8 --out FILE` shows answers with their rewards"
 
 Rule = Callable[[Progress], Finding | None]
@@ -120,7 +120,7 @@ def _no_reward_differences(progress: Progress) -> Finding | None:
 def _gradient_is_zero(progress: Progress) -> Finding | None:
     norms = progress.last("grad_norm")
     is_zero = bool(norms) and max(norms) <= _ZERO_GRADIENT
-    has_cause = min(progress.last("share_equal_groups"), default=0.0) == 1.0
+    has_cause = max(progress.last("share_equal_groups"), default=0.0) == 1.0
     if not is_zero or has_cause or _is_solved(progress):
         return None
     clipped = fmean(progress.last("clip_fraction") or [0.0])
@@ -148,13 +148,13 @@ def _gradient_is_scaled_away(progress: Progress) -> Finding | None:
 
 
 def _logprobs_apart(progress: Progress) -> Finding | None:
-    """Two steps are enough: training does not repair it."""
+    """Two steps are enough, and one if the distance is beyond all reason."""
     found = progress.last("train_rollout_logprob_abs_diff", 2)
-    if not found or min(found) < _LOGPROB_DISTANCE:
+    if not found or (min(found) < _LOGPROB_DISTANCE and max(found) < _LOGPROB_JUMP):
         return None
     return Finding(
         rule="logprobs_apart",
-        sentence=f"Log-probs of rollout server and trainer are {found[-1]:.3g} nats a token apart: "
+        sentence=f"Log-probs of server and trainer are {max(found):.3g} nats a token apart: "
         "answers are sampled from another policy than the one that is trained.",
         cure="Lower trainer.optimizer.learning_rate, or max_staleness in [launcher]; if the very "
         "first step had this too, model, dtype or temperature of the two differ.",
@@ -163,7 +163,7 @@ def _logprobs_apart(progress: Progress) -> Finding | None:
 
 def _entropy_collapsed(progress: Progress) -> Finding | None:
     found = progress.last("entropy")
-    if not found or max(found) >= _NO_ENTROPY or _is_solved(progress):
+    if not found or max(found) >= _NO_ENTROPY or _is_at_its_best(progress):
         return None
     first = progress.all("entropy")[0]
     return Finding(
@@ -177,7 +177,7 @@ def _entropy_collapsed(progress: Progress) -> Finding | None:
 
 def _length_collapsed(progress: Progress) -> Finding | None:
     found = progress.last("completion_tokens_mean")
-    if not found or len(progress.steps) < WINDOW + 1 or _is_solved(progress):
+    if not found or len(progress.steps) < WINDOW + 1 or _is_at_its_best(progress):
         return None
     first = progress.all("completion_tokens_mean")[0]
     if max(found) >= _SHORT_SHARE * first:
@@ -210,6 +210,14 @@ def _heldout_below_start(progress: Progress) -> Finding | None:
 
 
 def _is_solved(progress: Progress) -> bool:
+    """Whether the reward is at its best, about the same for all tasks, after groups differed."""
+    means = progress.all("reward_mean")
+    rise = max(means, default=0.0) - min(means, default=0.0)
+    is_same = max(progress.last("reward_std"), default=0.0) <= _SAME_SHARE * rise
+    return _is_at_its_best(progress) and is_same
+
+
+def _is_at_its_best(progress: Progress) -> bool:
     """Whether the reward is at its best after it has risen, and groups once had differences."""
     means = progress.all("reward_mean")
     lowest, highest = min(means, default=0.0), max(means, default=0.0)
