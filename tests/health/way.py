@@ -67,6 +67,8 @@ class Way:
     """`table.name=value` beside those of `_CONFIG`."""
     flags: tuple[str, ...] = ()
     """Of the launcher."""
+    algorithm: str = ""
+    """More lines of [trainer.algorithm]."""
     within: int = 5
     """Steps after which it must have been named."""
 
@@ -101,7 +103,7 @@ def is_healthy(found: Found) -> bool:
 def run(way: Way, folder: Path, seconds: float = 240.0) -> Found:
     """Train in `folder` until the rule is named, the run ends, or `seconds` have passed."""
     folder.mkdir(parents=True)
-    (folder / "train.toml").write_text(_CONFIG)
+    (folder / "train.toml").write_text(_CONFIG + way.algorithm)
     lines = (f'{{"task_id": "{each}", "payload": {{"letter": "{each}"}}}}\n' for each in _LETTERS)
     (folder / "tasks.jsonl").write_text("".join(lines))
     with (folder / "terminal.log").open("wb") as log:

@@ -66,7 +66,7 @@ WAYS = (
         name="cut_and_masked",
         rule="no_trainable_tokens",
         cure="set mask_truncated to false",
-        settings=("trainer.algorithm.mask_truncated=true",),
+        algorithm="mask_truncated = true\n",
         flags=(*_agent("Cut"), "--prepare", "tests.health.sure_model"),
     ),
     Way(
