@@ -25,6 +25,7 @@ HEALTHY: Mapping[str, Any] = {
     "grad_scale": 1.0,
     "entropy": 1.5,
     "train_rollout_logprob_abs_diff": 0.02,
+    "num_samples": 32,
     "num_rollouts": 32,
     "num_groups": 4,
 }
@@ -43,7 +44,7 @@ BAD: Mapping[str, Progress] = {
     ),
     "no_reward_differences": Progress(steps=steps(share_equal_groups=1.0, grad_norm=0.0)),
     "answers_cut": Progress(steps=steps(share_cut=0.8, reward_cut_mean=0.05)),
-    "no_trainable_tokens": Progress(steps=steps(num_tokens=0)),
+    "no_trainable_tokens": Progress(steps=steps(grad_norm=None, grad_scale=None)),
     "gradient_zero": Progress(steps=steps(grad_norm=0.0)),
     "gradient_scaled_away": Progress(steps=steps(grad_norm=5e4, grad_scale=2e-5)),
     "logprobs_apart": Progress(steps=steps(2, train_rollout_logprob_abs_diff=78447.0)),

@@ -73,8 +73,9 @@ def _answers_are_cut(progress: Progress) -> Finding | None:
 
 
 def _no_trainable_tokens(progress: Progress) -> Finding | None:
-    tokens = progress.last("num_tokens")
-    if not tokens or max(tokens) > 0:
+    """A step in which no token is trained on has a batch and no gradient, not even one of 0."""
+    steps = progress.steps[-WINDOW:]
+    if len(progress.last("num_samples")) < WINDOW or progress.all("grad_norm", steps):
         return None
     return Finding(
         rule="no_trainable_tokens",
