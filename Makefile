@@ -18,7 +18,7 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion \
-	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-models test-roundtrips \
+	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-health test-models test-roundtrips \
 	test test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up health down clean help .venv-sglang $(ADAPTERS)
 
 help: ## List the targets.
@@ -160,6 +160,9 @@ test-environments: $(VENV)/.dev $(ADAPTERS) ## The suite of each adapter, then 3
 
 test-field: $(VENV)/.dev ## Inputs of every kind that people really send, each with its right value.
 	$(RUN) tests.field --seed $(SEED)
+
+test-health: $(VENV)/.dev ## Twelve ways not to learn, each a short run that must be named with its cure; six healthy runs.
+	$(RUN) tests.health
 
 test-models: $(VENV)/.dev ## Model folders of 18 architectures: two optimizer steps each; 15 others: refused in one line.
 	$(RUN) tests.models --seed $(SEED)

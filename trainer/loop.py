@@ -28,7 +28,7 @@ from trainer.rejection.trial import Trial
 from trainer.step_runner import Progress, StepRunner
 from trainer.tracking.alarms import Alarms
 from trainer.tracking.sample_table import SampleTable
-from trainer.tracking.step_record import StepFile, StepRecord
+from trainer.tracking.step_record import MetricsFile, StepRecord
 from trainer.tracking.tracker import Trackers
 
 __all__ = ["Trainer"]
@@ -71,7 +71,7 @@ class Trainer:
         self._publisher = AsyncPublisher(
             config, publisher, samples, self._checkpointer, self._gather
         )
-        self._metrics = StepFile(config.tracking.metrics_file)
+        self._metrics = MetricsFile(config.tracking.metrics_file)
         self._trackers = trackers
         self._sample_table = SampleTable(config, trackers)
 
@@ -196,7 +196,7 @@ class Trainer:
         """Write the record of a finished step to metrics file, Prometheus, trackers and log."""
         record.published(self._publisher.started_version)
         self.progress.training = False
-        self._metrics.append([record.line()])
+        self._metrics.append(record)
         record.observe()
         numbers = {**record.numbers(), "step": record.step}
         self._trackers.log(record.step, numbers)

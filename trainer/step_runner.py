@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from services.chassis.log import get_logger
+from services.lib.group_baseline import compares_groups
 from trainer.checkpoint.step_dump import StepDumpWriter
 from trainer.config import TrainerConfig
 from trainer.data.gradient_chunks import GradientChunk
@@ -122,8 +123,13 @@ class StepRunner:
             await self._optimize(record)
         metrics, self._updates = _means(self._updates), []
         self._dump.finish(record.step, self._ranks, metrics)
-        reward = self._config.algorithm.trained_reward
-        record.result(metrics, reward, self._config.tracking.num_samples)
+        algorithm = self._config.algorithm
+        record.result(
+            metrics,
+            algorithm.trained_reward,
+            self._config.tracking.num_samples,
+            compares_groups=compares_groups(algorithm.name),
+        )
         self.progress.step = record.step
         self.progress.record = record
         self._parts = []

@@ -20,16 +20,14 @@ from dataclasses import replace
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
-from typing import Any, NoReturn
-
-from rich.console import Console
-from rich.table import Table
+from typing import NoReturn
 
 from services.chassis.config.load import load, load_or_exit
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError, ExitCode, StartupError
 from services.launcher import redis_server
 from services.launcher.agent_access import base_url
+from services.launcher.checks.groups import check_groups
 from services.launcher.checks.process_settings import process_setting
 from services.launcher.checks.run_settings import check_settings
 from services.launcher.checks.task_amount import amount_of_tasks
@@ -41,6 +39,7 @@ from services.launcher.evaluation.heldout_tasks import heldout_fields, read_task
 from services.launcher.layout import AGENT_PORTS, Layout, free_ports
 from services.launcher.process_plan import CHECK_TASKS, plan
 from services.launcher.report.run_end import recorded_end
+from services.launcher.report.shown_summary import show_summary
 from services.launcher.run import Run
 from services.launcher.supervisor import child_environment
 from services.launcher.view import LiveView, PlainView
@@ -124,7 +123,7 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
         summary = asyncio.run(run.serve() if config.serve else run.train())
     if summary is not None:
         (layout.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-        _show(summary, layout.folder)
+        show_summary(summary, layout.folder)
     return ExitCode.CLEAN
 
 
@@ -204,6 +203,7 @@ def _config_file(arguments: list[str]) -> Path:
 
 def _check(config: LauncherConfig, layout: Layout) -> None:
     """Check the prerequisites before the first process starts."""
+    check_groups(config, _config_file(sys.argv))
     if config.ranker and find_spec("sklearn") is None:
         raise ConfigError(
             "ranker is true, which requires scikit-learn: pip install 'seamflow[ranker]'"
@@ -348,41 +348,3 @@ def _link_latest(folder: Path) -> None:
     latest = folder.parent / "latest"
     latest.unlink(missing_ok=True)
     latest.symlink_to(folder.name)
-
-
-def _show(summary: Mapping[str, Any], folder: Path) -> None:
-    table = Table(title=f"run {summary['run']}", show_header=False)
-    for name, value in summary.items():
-        if value not in (None, "") and not isinstance(value, dict):
-            shown = (
-                f"{value:.1%}"
-                if name.startswith("heldout_") and isinstance(value, float)
-                else value
-            )
-            table.add_row(name, str(shown))
-    console = Console()
-    console.print(table)
-    if summary["nodes"]:
-        console.print(_nodes(summary["nodes"]))
-    console.print(f"summary, pictures and logs: {folder}")
-
-
-def _nodes(nodes: Mapping[str, Mapping[str, Any]]) -> Table:
-    """A row per node: shares of its time during training, and mean seconds of its switches."""
-    activities = sorted({name for node in nodes.values() for name in node} - {"switch_seconds"})
-    tags = sorted({tag for node in nodes.values() for tag in node["switch_seconds"]})
-    table = Table(title="nodes during training")
-    for column in (
-        "node",
-        *activities,
-        *(f"switch to {tag or 'none'}, s" for tag in tags),
-    ):
-        table.add_column(column, justify="left" if column == "node" else "right")
-    for name, node in nodes.items():
-        seconds = (node["switch_seconds"].get(tag) for tag in tags)
-        table.add_row(
-            name,
-            *(f"{node.get(activity, 0.0):.1%}" for activity in activities),
-            *("–" if each is None else f"{each:.3f}" for each in seconds),
-        )
-    return table

@@ -22,14 +22,16 @@ from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 from services.chassis.errors import DependencyUnavailable
 from services.launcher import redis_server
 from services.launcher.agent_access import LeaseHint, instructions
+from services.launcher.checks.health_notes import HealthNotes
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
-from services.launcher.evaluation.evaluation_log import EvaluationLine, evaluation_figures
+from services.launcher.evaluation.evaluation_log import EvaluationLine
 from services.launcher.evaluation.evaluator import Evaluator
 from services.launcher.evaluation.heldout import trajectories
 from services.launcher.layout import Layout
 from services.launcher.report import plots
+from services.launcher.report.learned import failure_lines, learned
 from services.launcher.report.occupancy import CoresBusy, Occupancy
 from services.launcher.report.ready_notes import ReadyNotes
 from services.launcher.report.summary import (
@@ -308,6 +310,7 @@ class Run:
     async def _watch(self, processes: Supervisor, services: Services) -> None:
         hint = LeaseHint(self._advice(), are_tasks_own=self.config.tasks is None)
         alarms, ready = AlarmNotes(), ReadyNotes()
+        health = HealthNotes(self.layout.folder, services)
         failures = FailureNotes(lambda: trajectories(services, headers_only=True))
         while True:
             snapshot = await services.snapshot()
@@ -316,7 +319,8 @@ class Run:
                 self.view.note(advice)
             for line in await failures.look(snapshot.readiness):
                 self.view.note(f"{line} Logs: {self._logs()}")
-            for line in (*ready.look(snapshot), *alarms.look(snapshot.trainer)):
+            lines = [*ready.look(snapshot), *alarms.look(snapshot.trainer)]
+            for line in [*lines, *await health.look(snapshot.readiness)]:
                 self.view.note(line)
             if self.is_learning:
                 self.occupancy.add(snapshot)
@@ -350,7 +354,9 @@ class Run:
         return {
             "run": self.layout.run_id,
             "seed": self.config.seed,
-            **evaluation_figures(evaluations),
+            **learned(steps, evaluations, self.evaluation, self.seconds_learning),
+            "health": await self._health(services),
+            "failures": failure_lines(stored),
             "stopped_early": self.evaluator.stopped_early if self.evaluator else "",
             "optimizer_steps": len(steps),
             "weight_updates": num_weight_updates(steps),
@@ -384,10 +390,15 @@ class Run:
             "versions": _versions(),
         }
 
+    async def _health(self, services: Services) -> list[str]:
+        ready = (await services.snapshot()).readiness
+        found = await HealthNotes(self.layout.folder, services).findings(ready)
+        return [f"{finding.sentence} {finding.cure}" for finding in found]
+
     def _draw(self, steps: Sequence[dict[str, Any]], evaluations: Sequence[EvaluationLine]) -> None:
         folder = self.layout.folder
         plots.draw_reward_curve(folder / "reward_curve.png", steps, evaluations)
-        plots.draw_timeline(folder / "timeline.png", self.events, steps)
+        plots.draw_timeline(folder / "timeline.png", self.occupancy, steps)
 
     def _logs(self) -> Path:
         folder = self.layout.folder / "logs"

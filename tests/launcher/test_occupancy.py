@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from pathlib import Path
 
 import pytest
 from seamflow.durations import to_duration
@@ -13,6 +14,7 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
 from services.launcher.report.occupancy import CoresBusy, Occupancy, observed_activity
+from services.launcher.report.plots import draw_timeline
 from services.launcher.service_clients import Snapshot
 
 
@@ -100,3 +102,21 @@ def test_a_core_that_works_is_busy() -> None:
     while time.monotonic() < until:
         pass
     assert 0.1 < cores.mean() <= (os.cpu_count() or 1) + 0.5
+
+
+def test_the_timeline_is_drawn_from_what_the_table_counts(tmp_path: Path) -> None:
+    """Stretches add up to the shares; the first switch is a start."""
+    occupancy = Occupancy()
+    occupancy.add(snapshot(node("rollout", reported=2)), now=10.0)
+    occupancy.add(snapshot(node("rollout", reported=2)), now=12.0)
+    occupancy.add(snapshot(node("rollout"), running=1), now=13.0)
+    occupancy.add(snapshot(node("train", reported=2)), now=14.0)
+    assert [(each.activity, each.begin, each.end) for each in occupancy.stretches] == [
+        ("starting", 0.0, 2.0),
+        ("rollout", 2.0, 3.0),
+        ("switching", 3.0, 4.0),
+    ]
+    shares = occupancy.shares()["node-a"]
+    assert (shares["starting"], shares["rollout"], shares["switching"]) == (0.5, 0.25, 0.25)
+    draw_timeline(tmp_path / "timeline.png", occupancy, [{"time": (occupancy.began or 0) + 1}])
+    assert (tmp_path / "timeline.png").stat().st_size > 1000

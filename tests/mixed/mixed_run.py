@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ from services.launcher.supervisor import Supervisor
 from tests.chaos.trainer.checker import History, Verdict, check_delivery
 from tests.mixed.changes import Change
 from tests.mixed.source_tree import SourceTree
+from tests.trained_samples import steps_with_samples
 
 __all__ = ["MAX_STALENESS", "ChangeError", "MixedRun"]
 
@@ -176,8 +176,7 @@ class MixedRun(Run):
         return {**summary, **asdict(await self._delivered(services))}
 
     async def _delivered(self, services: Services) -> Verdict:
-        lines = (self.layout.folder / "metrics.jsonl").read_text().splitlines()
-        steps = [json.loads(line) for line in lines]
+        steps = steps_with_samples(self.layout.folder / "metrics.jsonl")
         trained = [(step["step"], step["sample_ids"]) for step in steps]
         return check_delivery(
             History(trained=trained, committed=await self._ledger(services)),

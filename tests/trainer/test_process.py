@@ -22,13 +22,13 @@ from seamflow.stubs import async_stub
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb2
 from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
 
+from tests.trained_samples import steps_with_samples
 from tests.trainer.services import Neighbours
 from tests.trainer.support import (
     JOB_CONFIG,
     ROOT,
     environment,
     make_samples,
-    read_lines,
     trainer_config,
 )
 from trainer.cli import build
@@ -129,7 +129,7 @@ async def test_two_ranks_train_publish_and_lend_their_nodes_while_no_batch_is_re
     ]
     assert ledger.bases == {1: 0, 2: 1, 3: 2, 4: 3}
     assert ledger.committed == 4
-    records = read_lines(child.metrics_file)
+    records = steps_with_samples(child.metrics_file)
     assert [record["step"] for record in records] == [1, 2, 3, 4]
     assert {"loss", "reward_mean", "grad_norm", "num_tokens", "max_staleness"} <= set(records[0])
     for record, base in zip(records, (0, 1, 2, 3), strict=True):
@@ -160,7 +160,7 @@ async def test_a_crash_between_checkpoint_and_commit_trains_each_sample_once(
     code, output = await child.finish()
     assert code == 0, output
     assert ledger.committed == 10
-    records = read_lines(child.metrics_file)
+    records = steps_with_samples(child.metrics_file)
     assert [record["step"] for record in records] == list(range(1, 11))
     trained = [name for record in records for name in record["sample_ids"]]
     assert trained == [name for step in range(1, 11) for name in ledger.leased[step]]
@@ -180,11 +180,11 @@ async def test_a_checkpoint_lost_after_its_commit_is_noticed(
     config = in_process(tmp_path, model, neighbours, num_steps=3)
     async with build(config) as service:
         await service.background[0]()
-    before = read_lines(tmp_path / "metrics.jsonl")[-1]["sample_ids"]
+    before = steps_with_samples(tmp_path / "metrics.jsonl")[-1]["sample_ids"]
     shutil.rmtree(config.checkpoint.folder / "step_000000003")
     async with build(config.replace(resume=True)) as service:
         await service.background[0]()
-    records = read_lines(tmp_path / "metrics.jsonl")
+    records = steps_with_samples(tmp_path / "metrics.jsonl")
     assert [record["step"] for record in records] == [1, 2, 3]
     assert not set(records[-1]["sample_ids"]) & set(before)
     # The undone step's weights were replaced by a new version, never by the same one again.

@@ -15,8 +15,9 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from torch import Tensor
 
 from services.chassis.rpc.server import Service
+from tests.trained_samples import steps_with_samples
 from tests.trainer.services import Neighbours
-from tests.trainer.support import read_lines, trainer_config
+from tests.trainer.support import trainer_config
 from tests.trajectory_manager.client import RULES, Client
 from trainer.cli import build
 from trainer.clients import SampleClient
@@ -60,7 +61,7 @@ class Training:
         """Train until `num_steps` are done; the record of each step."""
         async with self.service(num_steps, **values) as trainer:
             await trainer.background[0]()
-        return list(read_lines(self.metrics_file))
+        return steps_with_samples(self.metrics_file)
 
     @asynccontextmanager
     async def service(self, num_steps: int, **values: Any) -> AsyncIterator[Service]:
@@ -83,7 +84,7 @@ class Training:
 
     def records(self) -> list[dict[str, Any]]:
         """Of the steps so far."""
-        return list(read_lines(self.metrics_file)) if self.metrics_file.exists() else []
+        return steps_with_samples(self.metrics_file) if self.metrics_file.exists() else []
 
     async def readiness(self) -> sample_pb2.Readiness:
         """Counts of the run."""

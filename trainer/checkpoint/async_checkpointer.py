@@ -63,7 +63,7 @@ class AsyncCheckpointer:
             settings=self._config.reproducibility_settings(),
             base=self._base,
             model=str(self._config.model.resolve()),
-            record=record.line(),
+            record=record.line() | record.samples(),
         )
         self.started_step = record.step
         self._writing.start(self._write(partial, checkpoint))

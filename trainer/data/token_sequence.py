@@ -74,6 +74,8 @@ class TokenSequence:
     """Names of rewards that are of this sequence alone: the sample's columns."""
     truncated: bool = False
     """True if it ends where a limit cut its rollout off."""
+    cut: bool = False
+    """True if a limit cut off its rollout, or the answer of one of its turns."""
     replayed: bool = False
     """True if an earlier step trained on it (replay)."""
     traceparent: str = ""
@@ -110,6 +112,7 @@ def sequence(sample: trajectory_pb2.Sample, reference_column: str = "") -> Token
         turn_rewards=tuple(_turn_rewards(sample)),
         own_rewards=frozenset(_number_columns(sample)),
         truncated=sample.truncated and length == len(mask),
+        cut=sample.truncated or any(_is_cut(turn) for turn in sample.turns),
         replayed=sample.replayed,
         traceparent=sample.traceparent,
     )
@@ -219,6 +222,10 @@ def _versions(spans: Sequence[tokens_pb2.Span]) -> NDArray[np.int64]:
 def temperature(turn: trajectory_pb2.SampleTurn) -> float:
     """Sampling temperature of a turn."""
     return turn.sampling.temperature if turn.sampling.HasField("temperature") else 1.0
+
+
+def _is_cut(turn: trajectory_pb2.SampleTurn) -> bool:
+    return turn.finish_reason == tokens_pb2.FINISH_REASON_LENGTH
 
 
 def _temperatures(sample: trajectory_pb2.Sample) -> NDArray[np.float32]:

@@ -117,6 +117,7 @@ class PolicyLoss(HiddenStates[ModelInput]):
         super().__init__(stage, inputs)
         self._policy, self._loss = stage.model, loss
         self._values: dict[int, torch.Tensor | None] = {}
+        self._entropies: dict[int, torch.Tensor] = {}
 
     def incoming(self, kind: int, micro_batch: int) -> Shape:
         """Hidden states, or values."""
@@ -129,7 +130,9 @@ class PolicyLoss(HiddenStates[ModelInput]):
         """Keep the log-probs of the tokens, and the values of a critic that is a layer."""
         leaf, logits = self._computed(micro_batch, given)
         tokens, values = self._inputs[micro_batch], take_values(self._policy)
-        self._kept[micro_batch] = leaf, tokens.logprobs(logits)
+        predictions = tokens.predictions(logits)
+        self._kept[micro_batch] = leaf, predictions.logprobs_BT
+        self._entropies[micro_batch] = predictions.entropies_BT
         self._values[micro_batch] = None if values is None else tokens.values(values)
         return None
 
@@ -139,6 +142,7 @@ class PolicyLoss(HiddenStates[ModelInput]):
         own, shape = self._values.pop(micro_batch), self._inputs[micro_batch].shape
         predicted = Predicted(
             logprobs_BT=logprobs_BT,
+            entropies_BT=self._entropies.pop(micro_batch),
             values_BT=own if given is None else given,
             num_tokens=shape[0] * shape[1],
         )
@@ -210,7 +214,7 @@ class PolicyPrediction(PolicyLoss):
     def backward(self, micro_batch: int, given: torch.Tensor | None) -> torch.Tensor | None:
         """Keep the values with them."""
         _, logprobs_BT = self._kept.pop(micro_batch)
-        own = self._values.pop(micro_batch)
+        own, _ = self._values.pop(micro_batch), self._entropies.pop(micro_batch)
         self._predicted[micro_batch] = Predicted(
             logprobs_BT=logprobs_BT, values_BT=own if given is None else given, num_tokens=0
         )

@@ -29,6 +29,9 @@ class Predicted:
     """The critic's value after each of the T tokens; None without a critic."""
     num_tokens: int
     """Tokens computed, padding included."""
+    entropies_BT: torch.Tensor | None = None
+    """Entropy in nats of the distributions of the same tokens, without gradient; None: not known
+    here, as in the loss of a critic's own model."""
 
 
 def forward(
@@ -53,8 +56,10 @@ def forward(
     given = model_input(batch, device, packed=packed, by_row=by_row)
     logits = model(**given.arguments, **given.output_arguments).logits
     values = take_values(model) if critic is None else _values(critic, given)
+    predictions = given.predictions(logits)
     return Predicted(
-        logprobs_BT=given.logprobs(logits),
+        logprobs_BT=predictions.logprobs_BT,
+        entropies_BT=predictions.entropies_BT,
         values_BT=None if values is None else given.values(values),
         num_tokens=given.shape[0] * given.shape[1],
     )

@@ -3,11 +3,11 @@
 Shape suffixes: B rows of a micro-batch, T tokens of a row, N trainable tokens, U distinct tokens,
 V vocabulary.
 """
-# ruff: noqa: N803, N806 -- tensors carry shape suffixes
+# ruff: noqa: N803, N806, N815 -- tensors carry shape suffixes
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,7 +15,26 @@ from services.lib.transformer.packing import Packing
 from services.lib.transformer.row_rope import row_positions
 from trainer.data.micro_batch import MicroBatch
 
-__all__ = ["ModelInput", "PackedInput", "PaddedInput", "model_input", "token_logprobs"]
+__all__ = [
+    "ModelInput",
+    "PackedInput",
+    "PaddedInput",
+    "TokenPredictions",
+    "model_input",
+    "token_logprobs",
+]
+
+_ENTROPY_NUMBERS = 1 << 22
+"""Probabilities that are in memory at a time for the entropies."""
+
+
+class TokenPredictions(NamedTuple):
+    """What a model predicts for the tokens 1..T-1 of each row, after temperature."""
+
+    logprobs_BT: torch.Tensor
+    """Their log-probs, [B, T - 1]."""
+    entropies_BT: torch.Tensor
+    """Entropy in nats of the distribution that each is sampled from, [B, T - 1]; no gradient."""
 
 
 class PaddedInput:
@@ -34,9 +53,12 @@ class PaddedInput:
         self.output_arguments: dict[str, Any] = {}
         """Of its output layer."""
 
-    def logprobs(self, logits_BTV: torch.Tensor) -> torch.Tensor:
-        """Log-probs of the tokens 1..T-1 of each row, [B, T - 1]."""
-        return token_logprobs(logits_BTV[:, :-1], self._token_ids_BT[:, 1:], self._temperatures_BT)
+    def predictions(self, logits_BTV: torch.Tensor) -> TokenPredictions:
+        """Log-probs and entropies of the tokens 1..T-1 of each row."""
+        logprobs_BTV = _scaled_logprobs(logits_BTV[:, :-1], self._temperatures_BT)
+        return TokenPredictions(
+            _chosen(logprobs_BTV, self._token_ids_BT[:, 1:]), _entropies(logprobs_BTV)
+        )
 
     def values(self, values_BT: torch.Tensor) -> torch.Tensor:
         """Values after each token of a row, [B, T]."""
@@ -67,13 +89,14 @@ class PackedInput:
         self.output_arguments: dict[str, Any] = {"logits_to_keep": packing.places_BT[self._kept_BT]}
         """Of its output layer."""
 
-    def logprobs(self, logits_1NV: torch.Tensor) -> torch.Tensor:
-        """Log-probs of the tokens 1..T-1 of each row, [B, T - 1]; 0 for tokens not trainable."""
+    def predictions(self, logits_1NV: torch.Tensor) -> TokenPredictions:
+        """Log-probs and entropies of the tokens 1..T-1 of each row; 0 for tokens not trainable."""
         logits_NV = logits_1NV[0]
         if self._predicts_N is not None:
             logits_NV = logits_NV[self._predicts_N]
-        logprobs_N = token_logprobs(logits_NV, self._token_ids_N, self._temperatures_N)
-        return _spread(logprobs_N, self._mask_BT)
+        logprobs_NV = _scaled_logprobs(logits_NV, self._temperatures_N)
+        found = _chosen(logprobs_NV, self._token_ids_N), _entropies(logprobs_NV)
+        return TokenPredictions(*(_spread(values_N, self._mask_BT) for values_N in found))
 
     def values(self, values_1N: torch.Tensor) -> torch.Tensor:
         """Values after each token of a row, [B, T]; 0 where none is needed."""
@@ -107,10 +130,28 @@ def token_logprobs(
         token_ids: [...].
         temperatures: [...], or a shape that broadcasts to it.
     """
+    return _chosen(_scaled_logprobs(logits, temperatures), token_ids)
+
+
+def _scaled_logprobs(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
+    """Log-probs of the whole vocabulary after temperature, [..., V]."""
     scaled = (
         _wide(logits) / temperatures.to(torch.promote_types(logits.dtype, torch.float32))[..., None]
     )
-    return torch.log_softmax(scaled, -1).gather(-1, token_ids[..., None])[..., 0]
+    return torch.log_softmax(scaled, -1)
+
+
+def _chosen(logprobs: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    return logprobs.gather(-1, token_ids[..., None])[..., 0]
+
+
+@torch.no_grad()
+def _entropies(logprobs: torch.Tensor) -> torch.Tensor:
+    """Of each distribution, [...]; the probabilities of a part at a time, as [..., V] is large."""
+    rows_NV = logprobs.detach().flatten(0, -2)
+    parts = torch.split(rows_NV, max(_ENTROPY_NUMBERS // rows_NV.shape[-1], 1))
+    found = [torch.special.entr(part.exp()).sum(-1) for part in parts]
+    return torch.cat(found).reshape(logprobs.shape[:-1])
 
 
 def _ends(batch: MicroBatch) -> torch.Tensor:

@@ -37,7 +37,20 @@ def policy_loss(
         "sequence_tokens": torch.tensor(batch.lengths_B.sum(), device=device),
         "computed_tokens": torch.tensor(predicted.num_tokens, device=device),
     }
-    return terms.loss, {"loss": terms.loss.detach(), **computed, **terms.sums}
+    return terms.loss, {
+        "loss": terms.loss.detach(),
+        **computed,
+        **_entropy(batch, predicted),
+        **terms.sums,
+    }
+
+
+def _entropy(batch: MicroBatch, predicted: Predicted) -> dict[str, torch.Tensor]:
+    """Its sum over the trainable tokens, if it is known."""
+    if predicted.entropies_BT is None:
+        return {}
+    mask_BT = torch.from_numpy(batch.loss_mask_BT[:, 1:]).to(predicted.entropies_BT.device)
+    return {"entropy": (predicted.entropies_BT * mask_BT).sum()}
 
 
 def _tokens(

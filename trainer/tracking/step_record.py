@@ -20,10 +20,24 @@ from services.chassis import metrics
 from services.chassis.rpc import tracing
 from trainer import fsync_files
 from trainer.data.token_sequence import TokenSequence, trainable_tokens
+from trainer.tracking import step_shares
 
-__all__ = ["StepFile", "StepRecord"]
+__all__ = ["MetricsFile", "StepFile", "StepRecord"]
 
 _SERVICE = "trainer"
+_SAMPLES, _IDS = "trained_samples.jsonl", "sample_ids"
+_GAUGES = (
+    "loss",
+    "reward_mean",
+    "grad_norm",
+    "entropy",
+    "completion_tokens_mean",
+    "share_equal_groups",
+    "share_cut",
+    "tokens_per_second",
+    "max_staleness",
+    "num_groups",
+)
 
 
 class StepRecord:
@@ -38,6 +52,7 @@ class StepRecord:
         self.shown: Sequence[TokenSequence] = ()
         """Sequences for people to look at."""
         self._sample_ids: list[str] = []
+        self._begin_time = time.monotonic()
         self._arrival_time = 0.0
         self._max_staleness = 0
 
@@ -74,34 +89,48 @@ class StepRecord:
         tracing.add_links(item.traceparent for item in sequences)
         self._sequences += sequences
 
-    def result(self, numbers: Mapping[str, float], reward: str, num_shown: int = 0) -> None:
+    def result(
+        self,
+        numbers: Mapping[str, float],
+        reward: str,
+        num_shown: int = 0,
+        *,
+        compares_groups: bool = True,
+    ) -> None:
         """Record the metrics of the optimizer step; `reward` names the trained reward.
 
-        Of the sequences only `num_shown` are kept, spread over the step.
+        Of the sequences only `num_shown` are kept, spread over the step. `compares_groups`: whether
+        the algorithm learns from differences within groups.
         """
         self._sample_ids = [item.sample_id for item in self._sequences]
-        self._numbers |= self._batch(reward) | dict(numbers)
+        self._numbers |= self._batch(reward, compares_groups) | dict(numbers)
         self._numbers["seconds_after_last_sample"] = time.monotonic() - self._arrival_time
         self.shown = _spread(self._sequences, num_shown)
         self._sequences = []
 
-    def _batch(self, reward: str) -> dict[str, float]:
-        rollouts = {item.rollout_id: item for item in self._sequences}.values()
+    def _batch(self, reward: str, compares_groups: bool) -> dict[str, float]:
+        rollouts = list({item.rollout_id: item for item in self._sequences}.values())
         # A batch may have no samples: rollouts without sampled tokens have none.
         trained = np.array([item.rewards[reward] for item in rollouts] or [math.nan])
         return {
             **_other_rewards([item.rewards for item in rollouts], reward),
             "reward_mean": float(trained.mean()),
             "reward_std": float(trained.std()),
+            **(step_shares.equal_groups(rollouts, reward) if compares_groups else {}),
+            **step_shares.completion_lengths(self._sequences),
+            **step_shares.cut_rollouts(self._sequences, reward),
             "num_tokens": trainable_tokens(self._sequences),
             "num_samples": len(self._sequences),
+            "num_rollouts": len(rollouts),
             "num_groups": len({item.group_id for item in rollouts}),
             "max_staleness": self._max_staleness,
         }
 
     def published(self, weight_version: int) -> None:
-        """Record the newest version after the step, committed or in flight."""
+        """Record the newest version after the step, committed or in flight; the step is over."""
         self._numbers["weight_version"] = weight_version
+        seconds = time.monotonic() - self._begin_time
+        self._numbers["tokens_per_second"] = self._numbers.get("num_tokens", 0) / max(seconds, 1e-9)
 
     def numbers(self) -> dict[str, float]:
         """All finite metrics by name; the seconds of a phase as `seconds_<phase>`."""
@@ -110,19 +139,22 @@ class StepRecord:
         return {name: float(value) for name, value in every.items() if math.isfinite(value)}
 
     def line(self) -> dict[str, Any]:
-        """The JSON object of the metrics file."""
+        """The JSON object of the metrics file, to six digits: people read it."""
         seconds = {name: round(value, 4) for name, value in self._seconds.items()}
         return {
             "step": self.step,
-            **self._numbers,
+            **{name: _readable(value) for name, value in self._numbers.items()},
             "seconds": seconds,
             "time": time.time(),
-            "sample_ids": self._sample_ids,
         }
+
+    def samples(self) -> dict[str, Any]:
+        """The JSON object of the file of trained samples."""
+        return {"step": self.step, "sample_ids": self._sample_ids}
 
     def observe(self) -> None:
         """Update the Prometheus metrics."""
-        for name in ("loss", "reward_mean", "grad_norm", "max_staleness", "num_groups"):
+        for name in _GAUGES:
             if name in self._numbers:
                 metrics.gauge(_SERVICE, name, f"{name} of the last step").set(self._numbers[name])
         metrics.gauge(_SERVICE, "step", "Finished optimizer steps").set(self.step)
@@ -159,6 +191,31 @@ class StepFile:
             return
         with self._path.open("a") as file:
             file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+class MetricsFile:
+    """The metrics file, and beside it trained_samples.jsonl with the samples of each step."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._metrics = StepFile(path)
+        self._samples = StepFile(None if path is None else path.with_name(_SAMPLES))
+
+    def begin(self, step: int, record: Mapping[str, Any]) -> None:
+        """As `StepFile.begin`, with the record of a checkpoint: both objects in one."""
+        metrics, samples = dict(record), {}
+        if _IDS in record:
+            samples = {"step": record["step"], _IDS: metrics.pop(_IDS)}
+        self._samples.begin(step, samples)
+        self._metrics.begin(step, metrics)
+
+    def append(self, record: StepRecord) -> None:
+        """Add a finished step; its samples first, so that no line of metrics is without them."""
+        self._samples.append([record.samples()])
+        self._metrics.append([record.line()])
+
+
+def _readable(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _spread(sequences: Sequence[TokenSequence], number: int) -> Sequence[TokenSequence]:

@@ -112,7 +112,7 @@ class Endpoints:
     model: str | None = None
     """Model folder that the run started from; None: no run folder names it."""
     folder: Path | None = None
-    """Run folder that names them; None: flags and variables do."""
+    """Folder of the run, if it is on this machine and names the services."""
     agents: str = ""
     """Who works on tasks: "runner", "program", "environment" or "outside"; empty: unknown."""
     started: float | None = None
@@ -188,9 +188,11 @@ def resolve(given: argparse.Namespace, environment: Mapping[str, str] = os.envir
         return flag or named.get(key) or environment.get(variable) or latest.get(key) or default
 
     is_elsewhere = any(getattr(given, name) for name in SERVICES)
-    folder = (given.run_folder or LATEST) if (named or latest) and not is_elsewhere else None
+    run_id = first(given.run, "run_id", "SEAMFLOW_RUN", None)
+    is_here = run_id == (named or latest).get("run_id") and not is_elsewhere
+    folder = (given.run_folder or LATEST) if (named or latest) and is_here else None
     return Endpoints(
-        run_id=first(given.run, "run_id", "SEAMFLOW_RUN", None),
+        run_id=run_id,
         services={
             name: first(getattr(given, name), s.key, s.variable, s.default) or s.default
             for name, s in SERVICES.items()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from seamflow.cli.health.learning import not_learning
+from seamflow.cli.health.progress import read_progress
+
 __all__ = ["print_run_folders", "run_folders"]
 
-_COLUMNS = ("run", "state", "steps", "reward", "best", "started (UTC)", "folder")
+_COLUMNS = ("run", "state", "steps", "reward", "best", "health", "started (UTC)", "folder")
 
 
 def print_run_folders(parent: Path) -> int:
@@ -29,7 +32,7 @@ def print_run_folders(parent: Path) -> int:
 
 
 def run_folders(parent: Path) -> list[Mapping[str, str]]:
-    """State, steps, last mean reward and best evaluation of each run, the newest first."""
+    """State, steps, last mean reward, best evaluation and health of each run, the newest first."""
     folders = [
         file.parent for file in parent.glob("*/addresses.json") if not file.parent.is_symlink()
     ]
@@ -37,8 +40,8 @@ def run_folders(parent: Path) -> list[Mapping[str, str]]:
 
 
 def _row(folder: Path) -> Mapping[str, str]:
-    steps = list(_lines(folder / "metrics.jsonl"))
-    last = steps[-1] if steps else {}
+    progress = read_progress(folder)
+    last = progress.steps[-1] if progress.steps else {}
     reward = last.get("reward_mean")
     best = _json(folder / "checkpoints" / "best" / "best.json")
     return {
@@ -47,6 +50,7 @@ def _row(folder: Path) -> Mapping[str, str]:
         "steps": str(last.get("step", 0)),
         "reward": "" if reward is None else f"{reward:.3f}",
         "best": f"{best['value']:.3f} at step {best['step']}" if best else "",
+        "health": ", ".join(each.rule for each in not_learning(progress)) or "ok",
         "started": datetime.fromtimestamp(_started(folder), UTC).strftime("%Y-%m-%d %H:%M"),
         "folder": str(folder),
     }
@@ -75,16 +79,3 @@ def _json(file: Path) -> Mapping[str, Any]:
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}
-
-
-def _lines(file: Path) -> Iterator[Mapping[str, Any]]:
-    """Whole lines: the last one may be in writing."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError:
-        return
-    for line in text.splitlines():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 import grpc.aio
 
 from seamflow.cli.endpoints import Endpoints
+from seamflow.cli.health.counts import equal_groups_discarded, with_counts
+from seamflow.cli.health.progress import Progress, read_progress
 from seamflow.errors import PreconditionError, SeamflowError, decode
 from seamflow.pages import pages
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
@@ -26,6 +28,7 @@ from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 from seamflow.trajectory.v1 import trajectory_pb2, trajectory_service_pb2
 from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
+from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 from seamflow.weights.v1 import weight_service_pb2 as weight_pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
@@ -83,6 +86,8 @@ class Snapshot:
     """Rollouts that failed, oldest first, without their tokens; only with `history`."""
     num_finished: int = 0
     """Stored rollouts that finished with rewards; only with `history`."""
+    progress: Progress | None = None
+    """Steps and evaluations; without the run's folder the trainer's last step alone."""
     nodes: tuple[scheduler_pb.Node, ...] | None = None
     """From the scheduler."""
     events: tuple[scheduler_pb.AllocationEvent, ...] = ()
@@ -149,6 +154,7 @@ class _Gatherer:
             self._server_uses(),
         )
         return Snapshot(
+            progress=await self._progress(trainer, readiness),
             now=now,
             run_id=self._run_id,
             agents=self._endpoints.agents,
@@ -190,6 +196,19 @@ class _Gatherer:
         if readiness is None or not history:
             return readiness, _Rollouts()
         return readiness, await self._ask(name, self._rollouts(channel)) or _Rollouts()
+
+    async def _progress(
+        self,
+        trainer: trainer_pb.GetStatusResponse | None,
+        readiness: sample_pb.Readiness | None,
+    ) -> Progress:
+        if self._endpoints.folder is not None:
+            progress = read_progress(self._endpoints.folder)
+        else:
+            progress = Progress(steps=[trainer.metrics] if trainer and trainer.metrics else [])
+        stub = async_stub(TaskServiceStub, await self._to("trajectory_manager"))
+        counted = equal_groups_discarded(stub, self._run_id or "", progress, readiness)
+        return with_counts(progress, readiness, await self._ask("trajectory_manager", counted) or 0)
 
     async def _rollouts(self, channel: grpc.aio.Channel) -> _Rollouts:
         stub, found = async_stub(TrajectoryServiceStub, channel), _Rollouts()

@@ -9,6 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from seamflow.cli.diagnosis import activity, node_state, server_state
 from seamflow.cli.ended.metric_lines import metric_lines
 from seamflow.cli.endpoints import SERVICES
+from seamflow.cli.health.learning import not_learning
 from seamflow.cli.snapshot import Snapshot
 from seamflow.durations import seconds_of
 from seamflow.enum_names import enum_name
@@ -26,6 +27,7 @@ def status_screen(snapshot: Snapshot) -> str:
     lines = [_line("run", snapshot.run_id or "unknown")]
     lines += _samples(snapshot)
     lines += _trainer(snapshot)
+    lines += _health(snapshot)
     lines += _weights(snapshot)
     lines += _gateway(snapshot)
     lines += _nodes(snapshot)
@@ -83,6 +85,13 @@ def _trainer(snapshot: Snapshot) -> Iterator[str]:
         f"{_places(trainer)}",
     )
     yield from metric_lines(dict(sorted(trainer.metrics.items())))
+
+
+def _health(snapshot: Snapshot) -> Iterator[str]:
+    """What speaks against learning; why-stuck has the cures."""
+    found = [] if snapshot.progress is None else not_learning(snapshot.progress)
+    for i, finding in enumerate(found):
+        yield _line("" if i else "health", f"! {finding.sentence}")
 
 
 def _places(trainer: trainer_pb.GetStatusResponse) -> str:

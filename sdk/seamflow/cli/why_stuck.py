@@ -28,6 +28,7 @@ from seamflow.cli.diagnosis import (
 from seamflow.cli.endpoints import SERVICES
 from seamflow.cli.failed_rollouts import failed_rollouts
 from seamflow.cli.findings.awaited_agents import no_agents
+from seamflow.cli.health.learning import not_learning
 from seamflow.cli.snapshot import ServerSnapshot, Snapshot
 from seamflow.durations import seconds_of
 from seamflow.errors import DeadlineError, UnavailableError
@@ -129,6 +130,12 @@ def _late_switches(snapshot: Snapshot) -> Iterator[Finding]:
             since=last_event(snapshot, "assigned", node.node_id),
             normal=True,
         )
+
+
+def _not_learning(snapshot: Snapshot) -> Iterator[Finding]:
+    """What speaks against learning; each cause of failing rollouts has a finding of its own."""
+    found = [] if snapshot.progress is None else not_learning(snapshot.progress)
+    return (each for each in found if each.rule != "tasks_fail" or not snapshot.failed_rollouts)
 
 
 def _trainer_alarms(snapshot: Snapshot) -> Iterator[Finding]:
@@ -392,6 +399,7 @@ _RULES: tuple[Callable[[Snapshot], Iterator[Finding]], ...] = (
     _unreachable_services,
     _lost_nodes,
     failed_rollouts,
+    _not_learning,
     _trainer_alarms,
     _trainer_waits_for_nodes,
     _no_server_serves,

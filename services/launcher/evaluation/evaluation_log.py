@@ -45,6 +45,8 @@ class EvaluationLine:
     """Duration."""
     abandoned: str | None = None
     """Why it has no result."""
+    goal: str = "max"
+    """Whether a greater or a smaller mean is better."""
 
 
 class EvaluationLog:
@@ -118,6 +120,7 @@ def line_of(
     return EvaluationLine(
         num_tasks=len(rewards),
         num_rollouts=sum(map(len, rewards.values())),
+        goal=config.goal,
         mean=estimates.mean(rewards),
         interval=estimates.confidence_interval(rewards),
         pass_at=estimates.passes(rewards, config.success_above),
@@ -138,6 +141,7 @@ def evaluation_figures(log: EvaluationLog | None) -> dict[str, object]:
         "heldout_after": lines[-1].mean if lines else None,
         "heldout_tasks": lines[0].num_tasks if lines else 0,
         "evaluations": len(lines),
+        "heldout_best": best.mean if best else None,
         "best_step": best.step if best else None,
         "best_checkpoint": best.checkpoint if best else None,
     }

@@ -13,18 +13,38 @@ from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
 from services.launcher.service_clients import Snapshot
 
-__all__ = ["CoresBusy", "Occupancy", "observed_activity"]
+__all__ = ["CoresBusy", "Occupancy", "Stretch", "observed_activity"]
+
+
+@dataclass(slots=True)
+class Stretch:
+    """A time in which a node was seen to do one thing."""
+
+    node: str
+    activity: str
+    begin: float
+    """Seconds since the first snapshot."""
+    end: float
 
 
 @dataclass(slots=True)
 class Occupancy:
-    """Seconds of each node by activity; add snapshots at short intervals."""
+    """Seconds of each node by activity; add snapshots at short intervals.
+
+    Table and timeline of a run are both made from it, and so agree.
+    """
 
     seconds: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Node -> "rollout", "train", ..., "switching", "idle", "unknown" or "lost" -> seconds."""
+    """Node -> "rollout", "train", ..., "starting", "switching", "idle", "unknown" or "lost" ->
+    seconds. starting: its first switch, as processes load the model."""
+    stretches: list[Stretch] = field(default_factory=list)
+    """The same in the order of time, for the timeline."""
+    began: float | None = None
+    """Unix time of the first snapshot."""
     switch_seconds: dict[str, dict[str, float]] = field(default_factory=dict)
     """Node -> new activity tag -> seconds of a switch to it, the scheduler's decayed mean."""
     _last: float | None = None
+    _first: float | None = None
 
     def add(self, snapshot: Snapshot, now: float | None = None) -> None:
         """Count the time since the previous snapshot towards each node's current activity.
@@ -35,15 +55,27 @@ class Occupancy:
             return  # the scheduler did not answer; the next snapshot covers this time
         now = time.monotonic() if now is None else now
         since, self._last = now if self._last is None else self._last, now
+        if self._first is None:
+            self._first, self.began = now, time.time()
         for node in snapshot.nodes:
-            spent, activity = (
-                self.seconds.setdefault(node.node_id, {}),
-                observed_activity(node, snapshot),
-            )
+            spent = self.seconds.setdefault(node.node_id, {})
+            activity = observed_activity(node, snapshot)
+            if activity == "switching" and not spent.keys() - {"starting"}:
+                activity = "starting"
             spent[activity] = spent.get(activity, 0.0) + now - since
+            self._draw(Stretch(node.node_id, activity, since - self._first, now - self._first))
             self.switch_seconds[node.node_id] = {
                 tag: seconds_of(each) for tag, each in node.switch_durations.items()
             }
+
+    def _draw(self, stretch: Stretch) -> None:
+        """Lengthen the node's newest stretch, or begin another one."""
+        mine = (each for each in reversed(self.stretches) if each.node == stretch.node)
+        newest = next(mine, None)
+        if newest is None or newest.activity != stretch.activity:
+            self.stretches.append(stretch)
+        else:
+            newest.end = stretch.end
 
     def shares(self) -> dict[str, dict[str, Any]]:
         """Node -> shares of its time, which add up to 1, and its "switch_seconds"."""

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seamflow.durations import seconds_of
-from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
-
 from services.launcher.evaluation.evaluation_log import EvaluationLine
-from services.launcher.view import activity
+from services.launcher.report.occupancy import Occupancy
 
 __all__ = ["draw_reward_curve", "draw_timeline"]
 
 _COLOURS = {
     "rollout": "#4c9be8",
-    "rollout (lent)": "#b07be0",
     "train": "#3fae6a",
     "score": "#e8894c",
     "reward": "#a8623a",
+    "starting": "#f7e3a8",
     "switching": "#f2c14e",
     "idle": "#d9d9d9",
+    "unknown": "#888888",
     "lost": "#d64545",
 }
 
@@ -59,7 +57,7 @@ def _draw_evaluations(axes: Any, evaluations: Sequence[EvaluationLine]) -> None:
         [line.step for line in shown],
         means,
         yerr=(below, above),
-        fmt="o--",
+        fmt="o",  # no line: nothing is known between two evaluations
         capsize=3,
         label=f"{shown[-1].metric}, held-out tasks (95 %)",
         color="#d64545",
@@ -73,46 +71,38 @@ def _draw_evaluations(axes: Any, evaluations: Sequence[EvaluationLine]) -> None:
             )
 
 
-def draw_timeline(
-    file: Path, events: Sequence[scheduler_pb.AllocationEvent], steps: Sequence[dict[str, Any]]
-) -> None:
-    """One row per node, coloured by activity; thin lines mark optimizer steps."""
-    if not events:
+def draw_timeline(file: Path, occupancy: Occupancy, steps: Sequence[dict[str, Any]]) -> None:
+    """One row per node, coloured by what it was seen to do; thin lines mark optimizer steps."""
+    if not occupancy.stretches or occupancy.began is None:
         return
-    start, end = seconds_of(events[0].event_time), seconds_of(events[-1].event_time)
-    names = sorted({event.node.node_id for event in events})
-    figure, axes = _figure(11, 1.2 + 0.6 * len(names))
+    end = max(stretch.end for stretch in occupancy.stretches)
+    shares = occupancy.shares()
+    names = sorted(shares)
+    figure, axes = _figure(11, 1.4 + 0.6 * len(names))
     seen: set[str] = set()
-    for row, name in enumerate(names):
-        for doing, since, until in _stretches(name, events, end):
-            label = None if doing in seen else doing
-            seen.add(doing)
-            colour = _COLOURS.get(doing, "#888888")
-            axes.barh(row, until - since, left=since - start, height=0.6, color=colour, label=label)
+    for each in occupancy.stretches:
+        if each.node in shares:
+            label = None if each.activity in seen else each.activity
+            seen.add(each.activity)
+            colour = _COLOURS.get(each.activity, "#555555")
+            row = names.index(each.node)
+            axes.barh(row, each.end - each.begin, left=each.begin, color=colour, label=label)
     for step in steps:
-        axes.axvline(step["time"] - start, color="black", alpha=0.25, linewidth=0.6)
-    axes.set_yticks(range(len(names)), names)
-    axes.set(xlabel="seconds (thin lines: optimizer steps)", title="Node activities")
-    axes.set_xlim(0, max(end - start, 1))
+        if 0 <= (place := step["time"] - occupancy.began) <= end:
+            axes.axvline(place, color="black", alpha=0.25, linewidth=0.6)
+    axes.set_yticks(range(len(names)), [_row_name(name, shares[name]) for name in names])
+    axes.set(xlabel="seconds of training (thin lines: optimizer steps)")
+    axes.set_title("Nodes during training: what each was at work on (waiting counts as idle)")
+    axes.set_xlim(0, max(end, 1))
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=6, frameon=False)
     _save(figure, file)
 
 
-def _stretches(
-    name: str, events: Sequence[scheduler_pb.AllocationEvent], end: float
-) -> list[tuple[str, float, float]]:
-    """(activity, since, until) of one node, in seconds of the scheduler's clock."""
-    mine = [event for event in events if event.node.node_id == name]
-    changes: list[tuple[str, float]] = []
-    for event in mine:
-        doing = activity(event.node)
-        # A new assignment takes effect when the node reports its epoch.
-        if event.node.reported_epoch != event.node.assignment.epoch:
-            doing = "switching" if changes else "idle"
-        if not changes or changes[-1][0] != doing:
-            changes.append((doing, seconds_of(event.event_time)))
-    ends = [since for _, since in changes[1:]] + [end]
-    return [(doing, since, until) for (doing, since), until in zip(changes, ends, strict=True)]
+def _row_name(name: str, shares: Mapping[str, Any]) -> str:
+    """The node with the shares of the table, the greatest first."""
+    spent = {activity: each for activity, each in shares.items() if activity != "switch_seconds"}
+    most = sorted(spent, key=lambda activity: -spent[activity])[:2]
+    return "\n".join([name, ", ".join(f"{each} {spent[each]:.0%}" for each in most if spent[each])])
 
 
 def _figure(width: float, height: float) -> tuple[Any, Any]:

@@ -22,6 +22,7 @@ from tests.chaos.store.rig import Setting, rules
 from tests.chaos.trainer.checker import History
 from tests.chaos.trainer.gang import Gang, command
 from tests.chaos.trainer.samples import GROUP_SIZE, GROUPS_PER_STEP, recorded_groups
+from tests.trained_samples import steps_with_samples
 from tests.trainer.support import make_model
 
 __all__ = ["STEPS", "Job", "Rig", "rig"]
@@ -114,7 +115,7 @@ class Job:
 
     def history(self) -> History:
         """What became of the run."""
-        lines = [json.loads(line) for line in self._metrics_file.read_text().splitlines()]
+        lines = steps_with_samples(self._metrics_file)
         with self.caller() as caller:
             committed = {
                 entry.sample.sample_id: entry.committed_step

@@ -61,3 +61,13 @@ def test_the_command_prints_a_line_for_each(
     assert "start one with `seamflow train`" in nothing
     assert header.split()[:2] == ["run", "state"]
     assert line.split()[:2] == ["run-0", "killed"]
+
+
+def test_a_run_that_does_not_learn_is_marked(tmp_path: Path) -> None:
+    """By the names of the rules; one that learns is ok."""
+    for name, reward, spread in (("good", 0.3, 0.2), ("bad", 0.0, 0.0)):
+        step = {"reward_mean": reward, "reward_std": spread}
+        lines = (json.dumps({"step": i, **step}) + "\n" for i in range(3))
+        (make_run(tmp_path, name, 1_000) / "metrics.jsonl").write_text("".join(lines))
+    found = {row["run"]: row["health"] for row in run_folders(tmp_path)}
+    assert found == {"good": "ok", "bad": "rewards_equal"}

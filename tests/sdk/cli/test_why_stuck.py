@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from seamflow.cli.diagnosis import Finding
+from seamflow.cli.health.progress import Progress
 from seamflow.cli.snapshot import ServerSnapshot, Snapshot
+from seamflow.cli.status import status_screen
 from seamflow.cli.why_stuck import why_stuck
 from seamflow.common.v1.tokens_pb2 import FAILURE_CLASS_ENVIRONMENT, Failure
 from seamflow.errors import NotFoundError, UnavailableError
@@ -448,3 +450,14 @@ def test_failed_rollouts_are_named_with_their_cause() -> None:
     assert not finding.normal
     assert findings(failed_rollouts=failed, num_finished=3)["rollouts_fail"].normal
     assert "rollouts_fail" not in findings(num_finished=3)
+
+
+def test_a_run_that_does_not_learn_is_a_finding_and_on_the_screen() -> None:
+    """With its cure; the causes of failing rollouts are not told twice."""
+    steps = [{"step": i, "reward_mean": 0.0, "reward_std": 0.0} for i in range(3)]
+    found = findings(progress=Progress(steps=steps, num_failed=9, num_tried=9))
+    assert "check the reward function" in found["rewards_equal"].cure
+    assert "tasks_fail" in found
+    snapshot = dataclasses.replace(HEALTHY, progress=Progress(steps=steps))
+    assert "health   ! All rewards of the last 3 steps are 0.000" in status_screen(snapshot)
+    assert "health" not in status_screen(HEALTHY)

@@ -98,7 +98,7 @@ async def test_a_repeated_step_has_the_groups_it_was_trained_on(
 
     async def crash(self: StepRunner, record: StepRecord) -> None:
         await optimize(self, record)
-        before.append(record.line())
+        before.append(record.line() | record.samples())
         raise CrashError
 
     with monkeypatch.context() as patch:

@@ -1,0 +1,72 @@
+"""What the rules of learning look at, and where it is read from: the files of the run's folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["WINDOW", "Progress", "read_progress"]
+
+WINDOW = 3
+"""Steps in a row of which a rule speaks, so that one odd step is no finding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run is.
+
+    Example: Progress(steps=[{"step": 1, "reward_mean": 0.0, "reward_std": 0.0}])
+    """
+
+    steps: Sequence[Mapping[str, Any]]
+    """Lines of metrics.jsonl, oldest first."""
+    evaluations: Sequence[Mapping[str, Any]] = ()
+    """Lines of evaluation.jsonl with a result, oldest first."""
+    groups_per_step: int = 0
+    """Groups in a step; 0: unknown."""
+    num_equal_discarded: int = 0
+    """Groups that left since the newest step as all their rewards were equal."""
+    num_failed: int = 0
+    """Rollouts that failed and were replaced."""
+    num_tried: int = 0
+    """Rollouts that were begun, these among them."""
+
+    def last(self, name: str, count: int = WINDOW) -> list[float]:
+        """The metric in the last `count` steps; [] if there are fewer or one of them lacks it."""
+        found = self.all(name, self.steps[-count:])
+        return found if len(found) == count else []
+
+    def all(self, name: str, steps: Sequence[Mapping[str, Any]] | None = None) -> list[float]:
+        """The finite values of a metric, by default of every step."""
+        given = self.steps if steps is None else steps
+        values = (step.get(name) for step in given)
+        return [float(each) for each in values if each is not None and math.isfinite(each)]
+
+
+def read_progress(folder: Path) -> Progress:
+    """Of the run in `folder`, without the counts of its services; files may be missing."""
+    steps = {line["step"]: line for line in _lines(folder / "metrics.jsonl") if "step" in line}
+    evaluations = _lines(folder / "evaluation.jsonl")
+    return Progress(
+        steps=[steps[number] for number in sorted(steps)],
+        evaluations=[line for line in evaluations if line.get("mean") is not None],
+    )
+
+
+def _lines(file: Path) -> Iterator[Mapping[str, Any]]:
+    """Whole lines: the last one may be in writing."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError:
+        return
+    for line in text.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            yield record
