@@ -20,7 +20,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from services.chassis.config.load import load, load_or_exit
 from services.chassis.config.settings import ServerConfig

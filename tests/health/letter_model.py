@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import torch
 from seamflow.cli.init_project.template import tiny_model
 
 
@@ -14,8 +15,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    torch.manual_seed(given.seed)
     tokenizer = tiny_model.make_tokenizer()
-    model = tiny_model.make_model(tokenizer, given.seed)
+    model = tiny_model.make_model(tokenizer)
     model.save_pretrained(given.out / "model")
     tokenizer.save_pretrained(given.out / "model")
 

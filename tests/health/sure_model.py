@@ -15,8 +15,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    torch.manual_seed(given.seed)
     tokenizer = tiny_model.make_tokenizer()
-    model = tiny_model.make_model(tokenizer, given.seed)
+    model = tiny_model.make_model(tokenizer)
     with torch.no_grad():
         model.lm_head.weight.mul_(10_000.0)
     model.save_pretrained(given.out / "model")
