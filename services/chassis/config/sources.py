@@ -86,6 +86,7 @@ def command_line(
         UsageError: an unknown flag, with its nearest neighbour, or one without its value.
         SystemExit: code 0 after --help or --version.
     """
+    argv = [_as_switch(config_class, argument) for argument in argv]
     parser = _parser(config_class, table, program)
     given = _flags(_loaded_class(config_class, table), parser, argv)
     options = [option for action in parser._actions for option in action.option_strings]
@@ -177,6 +178,24 @@ def _flags(
         )()
     except ValueError as error:  # a list or table that is neither JSON nor a comma-separated list
         raise UsageError(f"{error}; give lists of tables, and tables, as JSON") from error
+
+
+def _as_switch(config_class: type[BaseModel], argument: str) -> str:
+    """`--name=true` as `--name`, `--name=false` as `--no-name`, if the setting is true or false."""
+    flag, _, value = argument.partition("=")
+    if not flag.startswith("--") or value.lower() not in ("true", "false"):
+        return argument
+    *tables, name = flag.removeprefix("--").replace("-", "_").split(".")
+    for table in tables:
+        of_table = config_class.model_fields.get(table)
+        kind = None if of_table is None else of_table.annotation
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            return argument
+        config_class = kind
+    field = config_class.model_fields.get(name)
+    if field is None or field.annotation not in (bool, bool | None):
+        return argument
+    return flag if value.lower() == "true" else f"--no-{flag.removeprefix('--')}"
 
 
 def _parser(config_class: type[ServerConfig], table: str, program: str) -> argparse.ArgumentParser:

@@ -73,6 +73,8 @@ def test_a_switch_can_be_turned_off_again(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("SEAMFLOW_DEMO_DEVELOPMENT", "true")
     assert load(DemoConfig, "demo", []).development
     assert not load(DemoConfig, "demo", ["--no-development"]).development
+    assert not load(DemoConfig, "demo", ["--development=false"]).development
+    assert load(DemoConfig, "demo", ["--development=true"]).development
 
 
 @pytest.mark.parametrize(
