@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import strategies
 
@@ -11,7 +14,16 @@ from tests.field.kind import Kind
 NAMED = {kind.name: kind for area in AREAS for kind in kinds_of(area)}
 
 
+@pytest.fixture
+def without_logs() -> Iterator[None]:
+    """Logs quote inputs, among them texts that no report can be sent with."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
 @pytest.mark.parametrize("name", NAMED)
+@pytest.mark.usefixtures("without_logs")
 def test_inputs_are_answered_right(name: str) -> None:
     kind = NAMED[name]
     assert not kind.try_inputs(kind.short).failures
