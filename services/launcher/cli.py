@@ -203,12 +203,12 @@ def _config_file(arguments: list[str]) -> Path:
 
 def _check(config: LauncherConfig, layout: Layout) -> None:
     """Check the prerequisites before the first process starts."""
-    check_groups(config, _config_file(sys.argv))
+    check_groups(config, layout.config_file)
     if config.ranker and find_spec("sklearn") is None:
         raise ConfigError(
             "ranker is true, which requires scikit-learn: pip install 'seamflow[ranker]'"
         )
-    if process_setting(config, _config_file(sys.argv), "agent_runner"):
+    if process_setting(config, layout.config_file, "agent_runner"):
         raise ConfigError(
             "the file has a table [agent_runner], which nobody reads: give agent, concurrency and "
             "rollout_timeout in [launcher], others by --set agent_runner.NAME=VALUE"

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 __all__ = ["Child"]
 
@@ -47,6 +47,8 @@ class Child:
         output = (
             None if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         )
+        # uvloop, which runs node agents, has no such parameter.
+        own: dict[str, Any] = {"umask": umask} if umask >= 0 else {}
         try:
             process = await asyncio.create_subprocess_exec(
                 *_tied_to_us(command),
@@ -56,7 +58,7 @@ class Child:
                 stderr=output,
                 # A Ctrl-C in the terminal is forwarded by this process, in order.
                 start_new_session=True,
-                umask=umask,
+                **own,
             )
         finally:
             if output is not None:

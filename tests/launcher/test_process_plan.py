@@ -189,6 +189,7 @@ def test_a_ranker_without_its_library_is_a_configuration_error(
 ) -> None:
     """With the command that installs it."""
     config = make_config(ranker=True, prepare="examples.quickstart.prepare")
+    (tmp_path / "run.toml").write_text("")
     _check(config, make_layout(config, tmp_path))
     monkeypatch.setattr("services.launcher.cli.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'seamflow\[ranker\]'"):

@@ -219,7 +219,7 @@ async def test_a_stop_string_ends_the_turn_at_its_last_token(world: World) -> No
     assert sent == kept
     end = events[-1].end
     assert (end.finish_reason, end.stop, end.raw_text) == (STOP, "STOP", "say STOP")
-    assert end.message.content[0].text == "say"
+    assert end.message.content[0].text == "say ", "as sampled"
     assert "".join(event.chunk.text for event in events) == "say STOP"
     turn = (await world.recorded())["t1"]
     assert list(turn.tokens.token_ids)[-len(kept) :] == kept

@@ -261,7 +261,7 @@ CONTROLS = [
     ),
     (an_open_step_lets_others_in, "lease_step", "'open_groups', #fresh", "'leased_groups', #fresh"),
     (a_repeated_call_leases_twice, "lease_task", "if held then return held end", ""),
-    (an_own_slot_is_given_to_others, "settle_rollouts", "if not group.own then", "if true then"),
+    (an_own_slot_is_given_to_others, "_replacements", "if not group.own then", "if true then"),
     (a_running_run_is_deleted, "begin_deletion", "if not marks[1] then", "if false then"),
     (
         a_turn_changes_its_sampling,
