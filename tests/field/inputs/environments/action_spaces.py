@@ -166,7 +166,10 @@ LEAVES: strategies.SearchStrategy[Space] = strategies.one_of(
         lambda low, more, charset: spaces.Text(low + more, min_length=low, charset=charset),
         strategies.integers(0, 3),
         strategies.integers(0, 3),
-        strategies.sets(strategies.characters(), min_size=1, max_size=5).map(frozenset),
+        # Of a text with NUL at its end numpy drops it: Gymnasium's own samples are outside then.
+        strategies.sets(strategies.characters(exclude_characters="\0"), min_size=1, max_size=5).map(
+            frozenset
+        ),
     ),
 )
 NAMES = strategies.text(min_size=1, max_size=4)
