@@ -106,7 +106,7 @@ def make_parser(run: Mapping[str, Command]) -> argparse.ArgumentParser:
 
 def _add_modules(commands: argparse._SubParsersAction[_Parser]) -> None:
     """The verbs that come first in the life of a run; but for init, modules take them over."""
-    making = "Write a commented project that learns within two minutes."
+    making = "Write a commented project that learns within minutes."
     init = commands.add_parser("init", help=making, description=making)
     init.add_argument("folder", type=Path, metavar="FOLDER", help="a new folder")
     for name, about in {

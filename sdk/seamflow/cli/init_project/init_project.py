@@ -1,4 +1,4 @@
-"""`seamflow init FOLDER`: write a commented project that learns within two minutes."""
+"""`seamflow init FOLDER`: write a commented project that learns within minutes."""
 
 from __future__ import annotations
 
