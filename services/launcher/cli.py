@@ -210,8 +210,8 @@ def _check(config: LauncherConfig, layout: Layout) -> None:
         )
     if process_setting(config, layout.config_file, "agent_runner"):
         raise ConfigError(
-            "the file has a table [agent_runner], which nobody reads: give agent, concurrency and "
-            "rollout_timeout in [launcher], others by --set agent_runner.NAME=VALUE"
+            "the file has a table [agent_runner], which no process reads: give agent, "
+            "concurrency and rollout_timeout in [launcher], others by --set agent_runner.NAME=VALUE"
         )
     if config.prepare is None:
         _check_model(config, Path(layout.path(config.model)))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +36,7 @@ from services.launcher.report.summary import (
     TrajectoryFigures,
     lendings,
     num_weight_updates,
+    package_versions,
     read_steps,
     tail_ratio,
 )
@@ -197,18 +196,9 @@ class Run:
         if self.config.prepare is None or marker.is_file():
             return
         self.view.phase(f"preparing: {self.config.prepare}")
-        seed = str(self.config.seed)
-        arguments = ["--out", str(marker.parent), "--seed", seed]
-        child = await asyncio.create_subprocess_exec(
-            *(
-                sys.executable,
-                "-m",
-                "seamflow.user_code.user_modules",
-                self.config.prepare,
-                *arguments,
-            ),
-            env=child_environment({}),
-        )
+        command = [sys.executable, "-m", "seamflow.user_code.user_modules", self.config.prepare]
+        command += ["--out", str(marker.parent), "--seed", str(self.config.seed)]
+        child = await asyncio.create_subprocess_exec(*command, env=child_environment({}))
         try:
             code = await child.wait()
         except asyncio.CancelledError:
@@ -350,7 +340,8 @@ class Run:
         ranking = await services.ranker_status()
         num_lent, num_returned = lendings(self.events)
         evaluations = self.evaluator.log if self.evaluator is not None else None
-        self._draw(steps, evaluations.completed if evaluations else ())
+        completed = evaluations.completed if evaluations else ()
+        plots.draw_run(self.layout.folder, steps, completed, self.occupancy)
         return {
             "run": self.layout.run_id,
             "seed": self.config.seed,
@@ -387,7 +378,7 @@ class Run:
             "cores_busy": f"{self.cores_busy:.2f} of {os.cpu_count()}",
             "seconds_learning": round(self.seconds_learning, 1),
             "seconds_total": round(time.monotonic() - self.start, 1),
-            "versions": _versions(),
+            "versions": package_versions(),
         }
 
     async def _health(self, services: Services) -> list[str]:
@@ -395,17 +386,7 @@ class Run:
         found = await HealthNotes(self.layout.folder, services).findings(ready)
         return [f"{finding.sentence} {finding.cure}" for finding in found]
 
-    def _draw(self, steps: Sequence[dict[str, Any]], evaluations: Sequence[EvaluationLine]) -> None:
-        folder = self.layout.folder
-        plots.draw_reward_curve(folder / "reward_curve.png", steps, evaluations)
-        plots.draw_timeline(folder / "timeline.png", self.occupancy, steps)
-
     def _logs(self) -> Path:
         folder = self.layout.folder / "logs"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
-
-
-def _versions() -> dict[str, str]:
-    packages = ("seamflow", "torch", "transformers", "grpcio", "protobuf", "redis")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}

@@ -1,4 +1,4 @@
-"""The init project's model."""
+"""The init project's model, untrained."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pathlib import Path
 import torch
 from seamflow.cli.init_project.template import tiny_model
 
+__all__ = ["main"]
 
-def main() -> None:
-    """Write OUT/model."""
+
+def main(logit_scale: float = 1.0) -> None:
+    """Write OUT/model, whose logits are multiplied by `logit_scale`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
@@ -18,6 +20,8 @@ def main() -> None:
     torch.manual_seed(given.seed)
     tokenizer = tiny_model.make_tokenizer()
     model = tiny_model.make_model(tokenizer)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(logit_scale)
     model.save_pretrained(given.out / "model")
     tokenizer.save_pretrained(given.out / "model")
 

@@ -9,7 +9,7 @@ from typing import Any
 from services.launcher.evaluation.evaluation_log import EvaluationLine
 from services.launcher.report.occupancy import Occupancy
 
-__all__ = ["draw_reward_curve", "draw_timeline"]
+__all__ = ["draw_reward_curve", "draw_run", "draw_timeline"]
 
 _COLOURS = {
     "rollout": "#4c9be8",
@@ -22,6 +22,17 @@ _COLOURS = {
     "unknown": "#888888",
     "lost": "#d64545",
 }
+
+
+def draw_run(
+    folder: Path,
+    steps: Sequence[dict[str, Any]],
+    evaluations: Sequence[EvaluationLine],
+    occupancy: Occupancy,
+) -> None:
+    """Write reward_curve.png and timeline.png."""
+    draw_reward_curve(folder / "reward_curve.png", steps, evaluations)
+    draw_timeline(folder / "timeline.png", occupancy, steps)
 
 
 def draw_reward_curve(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import platform
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,14 @@ from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.launcher.evaluation.heldout_tasks import label_of
 
-__all__ = ["TrajectoryFigures", "lendings", "num_weight_updates", "read_steps", "tail_ratio"]
+__all__ = [
+    "TrajectoryFigures",
+    "lendings",
+    "num_weight_updates",
+    "package_versions",
+    "read_steps",
+    "tail_ratio",
+]
 
 _ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
 
@@ -129,3 +138,9 @@ def num_weight_updates(steps: Iterable[Mapping[str, Any]]) -> int:
     The line of a step that was restored from a checkpoint has no version: it was written before.
     """
     return len({step.get("weight_version", 0) for step in steps} - {0})
+
+
+def package_versions() -> dict[str, str]:
+    """Of Python and of the packages that a run's results depend on."""
+    packages = ("seamflow", "torch", "transformers", "grpcio", "protobuf", "redis")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}

@@ -31,7 +31,7 @@ from services.scoring.scorer import Row
 from services.scoring.scorers.logprobs import LogProbs
 from tests.field.kind import Kind
 from tests.field.tiny_models import TINY, VOCABULARY, make_config, make_model
-from trainer.data.micro_batch import MicroBatch
+from tests.trainer.model.whole_rows import whole_rows
 from trainer.policy.forward import forward
 
 __all__ = ["KINDS", "MODEL_KINDS", "ROPE_TYPES", "rope_config"]
@@ -139,29 +139,6 @@ def _alone(model: str, rope: str, ids: tuple[int, ...]) -> torch.Tensor:
     return logits.float().log_softmax(-1)
 
 
-def _batch(rows: Sequence[Sequence[int]]) -> MicroBatch:
-    shape = (len(rows), max(map(len, rows)))
-    ids_bt, mask_bt = np.zeros(shape, np.int32), np.zeros(shape, bool)
-    for number, row in enumerate(rows):
-        ids_bt[number, : len(row)] = row
-        mask_bt[number, 1 : len(row)] = True
-    return MicroBatch(
-        token_ids_BT=ids_bt,
-        behaviour_logprobs_BT=np.zeros(shape, np.float32),
-        reference_logprobs_BT=np.zeros(shape, np.float32),
-        loss_mask_BT=mask_bt,
-        weight_versions_BT=np.zeros(shape, np.int64),
-        lengths_B=np.array([len(row) for row in rows]),
-        rollouts_B=np.arange(len(rows)),
-        groups_B=np.zeros(len(rows), np.int64),
-        advantages_B=np.ones(len(rows)),
-        weights_B=np.ones(len(rows)),
-        bootstrap_B=np.zeros(len(rows), bool),
-        temperatures_BT=np.ones(shape, np.float32),
-        turn_rewards_BT=np.zeros(shape, np.float32),
-    )
-
-
 def _compare(given: Rows, row: Sequence[int], found: Any) -> None:
     """Log-probs of a row's tokens from the second on."""
     table = _alone(given.model, given.rope, tuple(row))
@@ -177,7 +154,7 @@ def _check_trainer(given: Rows) -> None:
     model = copy.deepcopy(_model(given.model, given.rope))
     packed, rows = can_pack(model), given.ids()
     for order in (rows, rows[::-1]):
-        found = forward(model, _batch(order), "cpu", packed=packed).logprobs_BT
+        found = forward(model, whole_rows(order), "cpu", packed=packed).logprobs_BT
         for row, found_t in zip(order, found, strict=True):
             _compare(given, row, found_t[: len(row) - 1])
 

@@ -1,4 +1,4 @@
-"""More threads than cores are told and divided."""
+"""More threads than cores give a warning, and are divided."""
 
 from __future__ import annotations
 

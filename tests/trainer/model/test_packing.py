@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from services.lib.transformer import packing as packing_module
 from services.lib.transformer.packing import Packing, can_pack
+from tests.trainer.model.whole_rows import whole_rows
 from tests.trainer.ranks.test_command_channel import greatest_difference, losses, run
 from tests.trainer.support import JOB_CONFIG
 from tests.trainer.support import ROUNDING as OF_A_RUN
@@ -71,27 +73,11 @@ def make(kind: str, **extra: Any) -> PreTrainedModel:
 
 def batch_of(rows: list[list[int]], seed: int = 0) -> MicroBatch:
     """Rows of tokens; of each but the first it is random whether its loss counts."""
-    rng = np.random.default_rng(seed)
-    shape = (len(rows), max(map(len, rows)))
-    token_ids_BT, mask_BT = np.zeros(shape, np.int32), np.zeros(shape, bool)
+    rng, batch = np.random.default_rng(seed), whole_rows(rows)
     for row, ids in enumerate(rows):
-        token_ids_BT[row, : len(ids)] = ids
-        mask_BT[row, 1 : len(ids)] = rng.random(len(ids) - 1) < 0.7
-    return MicroBatch(
-        token_ids_BT=token_ids_BT,
-        behaviour_logprobs_BT=np.zeros(shape, np.float32),
-        reference_logprobs_BT=np.zeros(shape, np.float32),
-        loss_mask_BT=mask_BT,
-        weight_versions_BT=np.zeros(shape, np.int64),
-        lengths_B=np.array([len(ids) for ids in rows]),
-        rollouts_B=np.arange(len(rows)),
-        groups_B=np.zeros(len(rows), np.int64),
-        advantages_B=np.ones(len(rows)),
-        weights_B=np.ones(len(rows)),
-        bootstrap_B=np.zeros(len(rows), bool),
-        temperatures_BT=rng.uniform(0.5, 1.5, shape).astype(np.float32),
-        turn_rewards_BT=np.zeros(shape, np.float32),
-    )
+        batch.loss_mask_BT[row, 1 : len(ids)] = rng.random(len(ids) - 1) < 0.7
+    temperatures_BT = rng.uniform(0.5, 1.5, batch.token_ids_BT.shape).astype(np.float32)
+    return replace(batch, temperatures_BT=temperatures_BT)
 
 
 def random_rows(seed: int) -> list[list[int]]:
