@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from seamflow.cli.run_files import read_steps
 from seamflow.common.v1 import tokens_pb2
 from seamflow.retry import retrying
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
@@ -25,7 +26,6 @@ from services.launcher.config import LauncherConfig
 from services.launcher.evaluation.heldout import trajectories
 from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import plan
-from services.launcher.report.summary import read_steps
 from services.launcher.report.token_audit import Audit, audit, read_token_log
 from services.launcher.service_clients import Services, connected
 from services.launcher.supervisor import Supervisor

@@ -14,11 +14,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from seamflow.cli.run_files import read_steps
 
 from bench.quickstart import seeds
 from bench.quickstart.modes import TARGET, seconds_to
 from bench.report import RESULTS, Report
-from services.launcher.report.summary import read_steps
 from trainer.algorithms.base import ALGORITHMS
 
 __all__ = ["main"]

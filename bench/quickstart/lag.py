@@ -23,11 +23,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from seamflow.cli.run_files import read_steps
 
 from bench.quickstart import seeds
 from bench.quickstart.modes import WINDOW
 from bench.report import RESULTS, Report
-from services.launcher.report.summary import read_steps
 from trainer.algorithms import dapo
 from trainer.algorithms.base import LossTerms, PolicyTokens
 from trainer.algorithms.terms.policy_gradient import PolicyGradient

@@ -13,8 +13,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from seamflow.cli.run_files import read_steps
+
 from bench.report import RESULTS, Report
-from services.launcher.report.summary import read_steps
 
 __all__ = ["TARGET", "WINDOW", "Learning", "learning", "main", "seconds_to"]
 

@@ -19,13 +19,14 @@ from math import inf
 from pathlib import Path
 from statistics import median
 
+from seamflow.cli.run_files import read_steps
+
 from bench.quickstart import seeds
 from bench.quickstart.modes import Learning, learning
 from bench.report import ratios
 from bench.train.sides import ROOT, read_config
 from bench.train.throughput import OURS, TRL
 from bench.train.trl import trl_command, trl_environment
-from services.launcher.report.summary import read_steps
 
 __all__ = ["MIN_SEEDS", "Options", "Runs", "best_rate", "figures", "measure", "raw"]
 

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-
-from services.launcher.report.summary import read_steps
+from seamflow.cli.run_files import read_steps
 
 __all__ = ["ROOT", "Speed", "Window", "read_config", "speed", "waits", "watch"]
 

@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from seamflow.agent import Task
+from seamflow.cli.run_files import read_steps
 from seamflow.client import Rollout
 from seamflow.common.v1.tokens_pb2 import SamplingParams
 
@@ -38,7 +39,6 @@ from bench.report import RESULTS, Report, ratios
 from bench.train.sides import ROOT, Window, read_config, waits, watch
 from bench.train.task import score, user_message, write_tasks
 from bench.train.trl import as_arguments
-from services.launcher.report.summary import read_steps
 
 __all__ = [
     "ANSWER_TOKENS", "CONFIG", "LONGEST", "SHORTEST", "STREAMED", "WHOLE", "Options", "Run",

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from seamflow.cli.run_files import read_steps
+
 from bench.report import ratios
 from bench.train.model import save_model
 from bench.train.sides import ROOT, Window, read_config, waits, watch
 from bench.train.task import write_tasks
 from bench.train.trl import as_arguments, trl_command, trl_environment
-from services.launcher.report.summary import read_steps
 
 __all__ = ["MIN_ROUNDS", "OURS", "TRL", "WORKLOADS", "Options", "figures", "measure", "threads"]
 

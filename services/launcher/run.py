@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from seamflow.cli.run_files import read_steps
 from seamflow.retry import retrying
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
@@ -37,7 +38,6 @@ from services.launcher.report.summary import (
     lendings,
     num_weight_updates,
     package_versions,
-    read_steps,
     tail_ratio,
 )
 from services.launcher.report.token_audit import audit_figures

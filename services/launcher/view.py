@@ -15,9 +15,9 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+from seamflow.cli.run_files import read_steps
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 
-from services.launcher.report.summary import read_steps
 from services.launcher.service_clients import Snapshot
 
 __all__ = ["LiveView", "PlainView", "View"]

@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from seamflow.cli.run_files import read_steps
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 from seamflow.trajectory.v1 import trajectory_pb2
@@ -25,7 +26,6 @@ from services.launcher.config import LauncherConfig
 from services.launcher.evaluation.heldout import trajectories
 from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import plan
-from services.launcher.report.summary import read_steps
 from services.launcher.run import Run
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
@@ -13,7 +10,6 @@ from services.launcher.report.summary import (
     TrajectoryFigures,
     lendings,
     num_weight_updates,
-    read_steps,
     tail_ratio,
 )
 from tests.launcher.support import make_event, make_trajectory, make_turn
@@ -76,14 +72,6 @@ def test_lendings_and_returns_count_when_the_epoch_is_reported() -> None:
     ]
     assert lendings(events) == (2, 1)
     assert lendings([*events, make_event(6, "", lent=False, taken_up=True)]) == (2, 2)
-
-
-def test_a_repeated_step_counts_once_and_a_half_line_not_at_all(tmp_path: Path) -> None:
-    """After a crash the trainer repeats a step; its last line stands."""
-    file = tmp_path / "metrics.jsonl"
-    lines = [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}, {"step": 2, "loss": 3.0}]
-    file.write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 3, "lo')
-    assert [step["loss"] for step in read_steps(file)] == [1.0, 3.0]
 
 
 def test_a_step_restored_from_a_checkpoint_has_no_version() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from seamflow.common.v1 import tokens_pb2
@@ -22,7 +20,6 @@ __all__ = [
     "lendings",
     "num_weight_updates",
     "package_versions",
-    "read_steps",
     "tail_ratio",
 ]
 
@@ -116,20 +113,6 @@ def lendings(events: Iterable[scheduler_pb.AllocationEvent]) -> tuple[int, int]:
             num_returned += 1
             lent.discard(node.node_id)
     return num_lent, num_returned
-
-
-def read_steps(metrics_file: Path) -> list[dict[str, Any]]:
-    """The trainer's lines, one for each optimizer step; a repeated step counts once."""
-    if not metrics_file.is_file():
-        return []
-    steps: dict[int, dict[str, Any]] = {}
-    for line in metrics_file.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # a line that the trainer is writing now
-        steps[record["step"]] = record
-    return [steps[step] for step in sorted(steps)]
 
 
 def num_weight_updates(steps: Iterable[Mapping[str, Any]]) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from seamflow.cli.ended.metric_lines import metric_lines
+from seamflow.cli.run_files import json_lines, read_steps
 from seamflow.errors import NotFoundError
 from seamflow.token_text import Decode
 
@@ -18,7 +18,7 @@ _NEWEST = 20
 
 def ended_status(folder: Path, ended: str) -> str:
     """Text of the screen: how it ended, its last step, its evaluations, its files."""
-    steps = list(_lines(folder / "metrics.jsonl"))
+    steps = read_steps(folder / "metrics.jsonl")
     lines = [ended]
     if steps:
         last = {k: v for k, v in steps[-1].items() if k not in ("step", "time")}
@@ -67,31 +67,18 @@ def recorded_turns(folder: Path, rollout_id: str, decode: Decode, ended: str) ->
 
 
 def _evaluations(folder: Path) -> Iterator[str]:
-    for line in _lines(folder / "evaluation.jsonl"):
+    for line in json_lines(folder / "evaluation.jsonl"):
         if isinstance(line.get("mean"), int | float):
             best = "  (best)" if line.get("is_best") else ""
             yield f"held-out step {line.get('step')}: {line['mean']:.3f}{best}"
 
 
-def _range(steps: list[Mapping[str, Any]], name: str) -> str:
+def _range(steps: Sequence[Mapping[str, Any]], name: str) -> str:
     values = [step[name] for step in steps if isinstance(step.get(name), int | float)]
     return f"{values[0]:.3f} → {values[-1]:.3f}" if values else "unknown"
 
 
 def _received(folder: Path) -> Iterator[Mapping[str, Any]]:
-    for each in _lines(folder / "received.jsonl"):
+    for each in json_lines(folder / "received.jsonl"):
         if {"rollout_id", "turn_id", "token_ids"} <= each.keys():
             yield each
-
-
-def _lines(file: Path) -> Iterator[Mapping[str, Any]]:
-    """Whole lines: a killed process may have left half a one."""
-    try:
-        with file.open(encoding="utf-8") as opened:
-            for line in opened:
-                try:
-                    yield json.loads(line)
-                except ValueError:
-                    continue
-    except OSError:
-        return

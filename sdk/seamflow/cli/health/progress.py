@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from seamflow.cli.run_files import json_lines, read_steps
 
 __all__ = ["WINDOW", "Progress", "read_progress"]
 
@@ -49,24 +50,8 @@ class Progress:
 
 def read_progress(folder: Path) -> Progress:
     """Of the run in `folder`, without the counts of its services; files may be missing."""
-    steps = {line["step"]: line for line in _lines(folder / "metrics.jsonl") if "step" in line}
-    evaluations = _lines(folder / "evaluation.jsonl")
+    evaluations = json_lines(folder / "evaluation.jsonl")
     return Progress(
-        steps=[steps[number] for number in sorted(steps)],
+        steps=read_steps(folder / "metrics.jsonl"),
         evaluations=[line for line in evaluations if line.get("mean") is not None],
     )
-
-
-def _lines(file: Path) -> Iterator[Mapping[str, Any]]:
-    """Whole lines: the last one may be in writing."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError:
-        return
-    for line in text.splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield record
