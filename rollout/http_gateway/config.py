@@ -50,5 +50,8 @@ class HttpGatewayConfig(ServerConfig):
     are refused with status 429."""
     body_timeout_seconds: float = Field(30.0, gt=0)
     """Longest time in which a client sends the body of a request."""
+    idle_connection_seconds: float = Field(120.0, gt=0)
+    """Longest time in which a connection has no call in progress, and in which the headers of a
+    call arrive; then it is closed."""
     max_open_calls: int = Field(4096, ge=1)
     """Calls in progress; further ones are refused with status 429."""

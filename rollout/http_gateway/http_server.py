@@ -17,6 +17,8 @@ from services.chassis.rpc.listen import port_error
 __all__ = ["HttpServer", "serving"]
 
 _RENEW_SECONDS = 60.0
+_LINGERING_SECONDS = 1.0
+"""Time for the rest of a body that is not wanted, so that its sender reads the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ async def serving(app: web.Application, config: HttpGatewayConfig) -> AsyncItera
         handler_cancellation=True,  # a client that leaves stops the engine's work
         shutdown_timeout=config.drain_seconds,
         auto_decompress=False,
+        keepalive_timeout=config.idle_connection_seconds,
+        lingering_time=_LINGERING_SECONDS,
     )
     tls = _tls(config)
     await runner.setup()

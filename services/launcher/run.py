@@ -34,8 +34,8 @@ from services.launcher.report.learned import failure_lines, learned
 from services.launcher.report.occupancy import CoresBusy, Occupancy
 from services.launcher.report.ready_notes import ReadyNotes
 from services.launcher.report.summary import (
+    Lendings,
     TrajectoryFigures,
-    lendings,
     num_weight_updates,
     package_versions,
     tail_ratio,
@@ -74,7 +74,7 @@ class Run:
     """Table [evaluation]."""
     evaluator: Evaluator | None = None
     start: float = field(default_factory=time.monotonic)
-    events: list[scheduler_pb.AllocationEvent] = field(default_factory=list)
+    lendings: Lendings = field(default_factory=Lendings)
     occupancy: Occupancy = field(default_factory=Occupancy)
     is_learning: bool = False
     training: Training | None = None
@@ -144,7 +144,7 @@ class Run:
         await self._prepare()
         await self._create_run(services)
         watching = asyncio.create_task(self._watch(processes, services))
-        following = asyncio.create_task(services.follow_allocations(self.events))
+        following = asyncio.create_task(services.follow_allocations(self.lendings))
         try:
             await self._start_others(processes, services)
             yield
@@ -338,7 +338,6 @@ class Run:
             figures.add(trajectory)
         steps = read_steps(self.layout.folder / "metrics.jsonl")
         ranking = await services.ranker_status()
-        num_lent, num_returned = lendings(self.events)
         evaluations = self.evaluator.log if self.evaluator is not None else None
         completed = evaluations.completed if evaluations else ()
         plots.draw_run(self.layout.folder, steps, completed, self.occupancy)
@@ -358,8 +357,8 @@ class Run:
             "rollouts": figures.num_rollouts,
             "tokens_recorded": figures.tokens_recorded,
             **audit_figures(self.layout.folder / "received.jsonl", stored),
-            "node_lendings": num_lent,
-            "node_returns": num_returned,
+            "node_lendings": self.lendings.num_lent,
+            "node_returns": self.lendings.num_returned,
             "max_staleness_seen": max((step["max_staleness"] for step in steps), default=0),
             "failed_rollouts": figures.failed_rollouts,
             "infrastructure_failures": figures.infrastructure_failures,

@@ -29,6 +29,7 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 from services.chassis.rpc import clients
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
+from services.launcher.report.summary import Lendings
 
 if TYPE_CHECKING:
     from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceAsyncStub
@@ -121,14 +122,16 @@ class Services:
         request, stub = server_pb.GetServerInfoRequest(), self.servers[name]
         return await _answer(lambda: stub.GetServerInfo(request, timeout=_TIMEOUT))
 
-    async def follow_allocations(self, events: list[scheduler_pb.AllocationEvent]) -> None:
-        """Collect the scheduler's audit log into `events`; runs until cancelled."""
+    async def follow_allocations(self, lendings: Lendings) -> None:
+        """Count what the scheduler's audit log says; runs until cancelled."""
         while True:
-            last = events[-1].sequence if events else 0
-            request = scheduler_pb.WatchAllocationsRequest(run_id=self.run_id, after_sequence=last)
+            request = scheduler_pb.WatchAllocationsRequest(
+                run_id=self.run_id, after_sequence=lendings.sequence
+            )
             try:
                 async for response in self.scheduler.WatchAllocations(request):
-                    events.extend(event for event in response.events if event.HasField("node"))
+                    for event in response.events:
+                        lendings.add(event)
             except grpc.aio.AioRpcError:
                 await asyncio.sleep(0.5)  # the scheduler restarts; its log survives
 

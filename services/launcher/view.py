@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
-from seamflow.cli.run_files import read_steps
+from seamflow.cli.run_files import GrowingSteps
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 
 from services.launcher.service_clients import Snapshot
@@ -65,7 +65,7 @@ class PlainView:
     """One line per phase and per optimizer step, for logs and pipes."""
 
     def __init__(self, metrics_file: Path | None = None) -> None:
-        self._metrics_file = metrics_file
+        self._steps = GrowingSteps(metrics_file) if metrics_file is not None else None
         self._start = time.monotonic()
         self._step = 0
 
@@ -83,9 +83,9 @@ class PlainView:
     def show(self, snapshot: Snapshot) -> None:
         """Print the newest optimizer step, with its mean reward, if it is another one."""
         trainer = snapshot.trainer
-        if trainer is None or trainer.step <= self._step or self._metrics_file is None:
+        if trainer is None or trainer.step <= self._step or self._steps is None:
             return
-        steps = read_steps(self._metrics_file)
+        steps = self._steps.read()
         if steps and steps[-1]["step"] >= trainer.step:
             self._step = steps[-1]["step"]
             reward = f"mean reward {steps[-1]['reward_mean']:.3f}"
@@ -108,7 +108,7 @@ class LiveView:
 
     def __init__(self, title: str, metrics_file: Path) -> None:
         self._title = title
-        self._metrics_file = metrics_file
+        self._steps = GrowingSteps(metrics_file)
         self._start = time.monotonic()
         self._phase = ""
         self._facts: Snapshot | None = None
@@ -158,7 +158,7 @@ class LiveView:
         return Panel(Group(*parts), title=f"seamflow · {self._title}", subtitle=elapsed)
 
     def _body(self, snapshot: Snapshot) -> list[Any]:
-        return [_curve(read_steps(self._metrics_file)), _numbers(snapshot), _nodes(snapshot)]
+        return [_curve(self._steps.read()), _numbers(snapshot), _nodes(snapshot)]
 
 
 def _indented(text: str) -> str:

@@ -22,15 +22,19 @@ DAMAGE = {
     "control.empty.groups_lost_share": 0.9,
     "control.message_of_10_mb.p99_ratio": 1.0,
     "control.message_of_10_mb.growth_mib": 4000.0,
+    "control.message_of_10_mb.calls": 3.0,
+    "control.template_that_loops.p99_ratio": 1.0,
+    "control.template_that_loops.growth_mib": 1.0,
+    "control.template_that_loops.calls": 0.0,
 }
 
 
 def test_good_figures_with_damage_in_the_controls_pass() -> None:
-    """Four of ours, and one that a module counts."""
+    """Five of ours, and one that a module counts."""
     figures = with_controls(
         {**GOOD, **DAMAGE, "negative_controls": 1, "negative_controls_failed": 1}
     )
-    assert figures["negative_controls"] == figures["negative_controls_failed"] == 5
+    assert figures["negative_controls"] == figures["negative_controls_failed"] == 6
     assert broken(figures) == []
 
 
@@ -41,6 +45,8 @@ def test_good_figures_with_damage_in_the_controls_pass() -> None:
         ("abuse.long_conversation.p99_ratio", 3.1),
         ("abuse.long_conversation.growth_mib", 2000.0),
         ("runs_poisoned", 1.0),
+        ("floods.slow_headers.p99_ratio", 3.1),
+        ("floods.foreign_leases", 1.0),
     ],
 )
 def test_each_limit_can_be_broken(name: str, value: float) -> None:
@@ -61,4 +67,4 @@ def test_every_fault_and_every_abuse_is_a_scenario() -> None:
     for divisor in (1, 10):
         names = set(scenarios(divisor))
         assert {f"broken.{name}" for name in FAULTS} | {f"abuse.{name}" for name in ABUSES} < names
-        assert {"poison", "damage"} < names
+        assert {"poison", "damage", "floods"} < names

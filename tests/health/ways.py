@@ -36,7 +36,8 @@ WAYS = (
         name="model_says_one_thing",
         rule="entropy_collapsed",
         cure="higher clip_high",
-        flags=("--prepare", "tests.health.sure_model"),
+        # Steps of a second: the terminal is written once in each.
+        flags=("--prepare", "tests.health.sure_model", "--groups-per-step", "32"),
     ),
     Way(
         name="learning_rate_100",

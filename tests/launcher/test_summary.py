@@ -7,8 +7,8 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.launcher.report.summary import (
+    Lendings,
     TrajectoryFigures,
-    lendings,
     num_weight_updates,
     tail_ratio,
 )
@@ -70,8 +70,12 @@ def test_lendings_and_returns_count_when_the_epoch_is_reported() -> None:
         make_event(4, "train", lent=False, taken_up=True),
         make_event(5, "rollout", lent=True, taken_up=True),
     ]
-    assert lendings(events) == (2, 1)
-    assert lendings([*events, make_event(6, "", lent=False, taken_up=True)]) == (2, 2)
+    counted = Lendings()
+    for event in events:
+        counted.add(event)
+    assert (counted.num_lent, counted.num_returned) == (2, 1)
+    counted.add(make_event(6, "", lent=False, taken_up=True))
+    assert (counted.num_lent, counted.num_returned) == (2, 2)
 
 
 def test_a_step_restored_from_a_checkpoint_has_no_version() -> None:

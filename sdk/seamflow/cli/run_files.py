@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-__all__ = ["json_lines", "read_steps"]
+__all__ = ["GrowingSteps", "json_lines", "read_steps"]
+
+_WHOLE = 64
+"""Newest steps of which all is kept."""
+_OF_ALL = ("step", "reward_mean", "share_equal_groups", "entropy", "completion_tokens_mean")
+"""What rules and curves look at in every step."""
 
 
 def json_lines(file: Path) -> Iterator[dict[str, Any]]:
@@ -17,19 +24,60 @@ def json_lines(file: Path) -> Iterator[dict[str, Any]]:
     A line that is in writing, or that a killed process left half written, is left out.
     """
     try:
-        lines = file.open(encoding="utf-8", errors="replace")
+        lines = file.open("rb")
     except OSError:
         return
     with lines:
-        for line in lines:
-            record = None
-            with suppress(ValueError):
-                record = json.loads(line)
-            if isinstance(record, dict):
-                yield record
+        yield from _objects(lines)
 
 
 def read_steps(metrics_file: Path) -> list[dict[str, Any]]:
     """The trainer's lines, one for each optimizer step in order; of a repeated step the last."""
     steps = {line["step"]: line for line in json_lines(metrics_file) if "step" in line}
     return [steps[number] for number in sorted(steps)]
+
+
+class GrowingSteps:
+    """The steps of a run that goes on: each line is read once, and old steps keep few values."""
+
+    def __init__(self, metrics_file: Path) -> None:
+        self._file = metrics_file
+        self._position = 0
+        self._steps: dict[int, dict[str, Any]] = {}
+
+    def read(self) -> list[dict[str, Any]]:
+        """One for each optimizer step in order; of a repeated step the last."""
+        for line in _objects(self._new_lines()):
+            if "step" in line:
+                self._steps.pop(line["step"], None)
+                self._steps[line["step"]] = line
+                self._thin()
+        return [self._steps[number] for number in sorted(self._steps)]
+
+    def _new_lines(self) -> list[bytes]:
+        try:
+            with self._file.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._position:  # another file
+                    self._position, self._steps = 0, {}
+                file.seek(self._position)
+                written, _, _ = file.read().rpartition(b"\n")
+        except OSError:
+            return []
+        self._position += len(written) + bool(written)
+        return written.split(b"\n")
+
+    def _thin(self) -> None:
+        """Of the step that was read `_WHOLE` lines ago keep only what all steps need."""
+        if len(self._steps) > _WHOLE:
+            number = next(islice(reversed(self._steps), _WHOLE, None))
+            whole = self._steps[number]
+            self._steps[number] = {name: whole[name] for name in _OF_ALL if name in whole}
+
+
+def _objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        record = None
+        with suppress(ValueError):
+            record = json.loads(line)
+        if isinstance(record, dict):
+            yield record

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -71,6 +72,7 @@ def run(table: str, config_class: type[ConfigType], build: Build[ConfigType]) ->
     """
     config = load_or_exit(config_class, table)
     log.configure(config, table)
+    _allow_open_files()
     sys.exit(_outcome(table, config, build))
 
 
@@ -88,6 +90,12 @@ async def started(
             work.cancel()
             with suppress(asyncio.CancelledError):
                 await work
+
+
+def _allow_open_files() -> None:
+    """As many as the system lets us: each connection is one, and shells start us with 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _outcome(table: str, config: ConfigType, build: Build[ConfigType]) -> ExitCode:

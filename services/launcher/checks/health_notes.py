@@ -10,6 +10,7 @@ from seamflow.cli.diagnosis import Finding
 from seamflow.cli.health.counts import equal_groups_discarded, with_counts
 from seamflow.cli.health.learning import not_learning
 from seamflow.cli.health.progress import read_progress
+from seamflow.cli.run_files import GrowingSteps
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 
 from services.launcher.service_clients import Services
@@ -24,6 +25,7 @@ class HealthNotes:
 
     def __init__(self, folder: Path, services: Services) -> None:
         self._folder, self._services = folder, services
+        self._steps = GrowingSteps(folder / "metrics.jsonl")
         self._seen: tuple[int, ...] = ()
         self._found: dict[str, Finding] = {}
 
@@ -37,7 +39,7 @@ class HealthNotes:
 
     async def findings(self, ready: sample_pb.Readiness | None) -> list[Finding]:
         """All of now; without the counts if the trajectory manager does not answer."""
-        progress, number = read_progress(self._folder), 0
+        progress, number = read_progress(self._folder, self._steps), 0
         with suppress(grpc.aio.AioRpcError):
             tasks, run_id = self._services.tasks, self._services.run_id
             number = await equal_groups_discarded(tasks, run_id, progress, ready)

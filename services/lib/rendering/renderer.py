@@ -1,7 +1,7 @@
 """Renders chat templates within limits of time and memory, in processes that are killed at them.
 
 A thread can be neither ended nor bounded in memory, and a chat template, which comes with a model,
-is a program. Processes are started when they are needed and kept; they know nothing of a model.
+is a program. Processes are forked when they are needed and kept; they know nothing of a model.
 """
 
 from __future__ import annotations
@@ -9,19 +9,27 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 from services.lib.rendering import render_process
-from services.lib.rendering.render_process import REFUSED, TEXT, TEXT_SHARE, TOO_LARGE
+from services.lib.rendering.render_process import (
+    REFUSED,
+    TEXT,
+    TEXT_SHARE,
+    TOO_LARGE,
+    TOO_LONG,
+)
 
 __all__ = [
     "RenderError",
@@ -35,7 +43,6 @@ __all__ = [
 _START_SECONDS = 120.0
 _FROZEN_SECONDS = 60.0
 """A process that does not answer for this long beyond its time is not on a processor: frozen."""
-_END_SECONDS = 2.0
 _TRIES = 2
 
 
@@ -68,11 +75,13 @@ class Renderer:
     def __init__(self, limits: RenderLimits) -> None:
         self._limits = limits
         self._idle: deque[_Process] = deque()
+        self._forks: _Forks | None = None
+        self._lock = threading.Lock()
 
     def warm(self) -> None:
         """Start a process, which gets ready meanwhile, if there is none."""
         if not self._idle:
-            self._idle.append(_Process(self._limits))
+            self._idle.append(self._started())
 
     def render(
         self,
@@ -99,38 +108,48 @@ class Renderer:
         }
         request |= {"add_prompt": add_prompt, "variables": variables or {}}
         try:
-            return self._text(json.dumps(request).encode())
+            return self._text(self._answer(json.dumps(request).encode()))
         except RecursionError as error:
             raise RenderError("they are nested too deeply") from error
 
     def close(self) -> None:
-        """End the processes that are idle."""
+        """End the processes that are idle; those that render end with their answer."""
         while self._idle:
-            self._idle.pop().kill()
+            self._idle.pop().close()
+        if self._forks is not None:
+            self._forks.close()
 
-    def _text(self, request: bytes) -> str:
+    def _answer(self, request: bytes) -> bytes:
         for _ in range(_TRIES):
             process = self._taken()
             answer = process.answer(request)
-            if answer is not None and answer != TOO_LARGE:
+            if answer is not None:
                 self._idle.append(process)
-                if answer.startswith(REFUSED):
-                    kind, _, text = answer[1:].decode().partition(":")
-                    raise RenderError(text, kind)
-                return answer.removeprefix(TEXT).decode(errors="surrogatepass")
-            code = process.ended()
-            self._idle.appendleft(_Process(self._limits))  # ready when it is needed
-            if answer == TOO_LARGE:
-                raise RenderLimitError(self._too_large())
-            if code == -signal.SIGPROF:
-                raise RenderLimitError(self._too_long())
-        raise RuntimeError(f"processes that render end with code {code}: see the log")
+                return answer
+            process.close()
+        raise RuntimeError("processes that render chat templates are killed: see the log")
 
     def _taken(self) -> _Process:
         try:
             return self._idle.pop()
         except IndexError:
-            return _Process(self._limits)
+            return self._started()
+
+    def _started(self) -> _Process:
+        with self._lock:
+            if self._forks is None or not self._forks.is_running():
+                self._forks = _Forks(self._limits)
+            return _Process(self._forks.connect(), self._limits)
+
+    def _text(self, answer: bytes) -> str:
+        if answer == TOO_LARGE:
+            raise RenderLimitError(self._too_large())
+        if answer == TOO_LONG:
+            raise RenderLimitError(self._too_long())
+        if answer.startswith(REFUSED):
+            kind, _, text = answer[1:].decode().partition(":")
+            raise RenderError(text, kind)
+        return answer.removeprefix(TEXT).decode(errors="surrogatepass")
 
     def _too_long(self) -> str:
         return f"took {self._limits.seconds:g} s of a processor, all it may (max_render_seconds)"
@@ -143,18 +162,42 @@ class Renderer:
         )
 
 
-class _Process:
+class _Forks:
+    """The process that forks those that render, so that each starts at once."""
+
     def __init__(self, limits: RenderLimits) -> None:
-        self._limits = limits
-        self._connection, theirs = Pipe()
+        self._connections, theirs = socket.socketpair()
         figures = (str(theirs.fileno()), str(limits.seconds), str(limits.num_bytes))
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", render_process.__file__, *figures],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env=_environment(),
-        )
-        theirs.close()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", render_process.__file__, *figures],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=_environment(),
+            )
+
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def connect(self) -> Connection:
+        """A connection to a process of its own; closed at once where this one has just ended."""
+        ours, theirs = Pipe()
+        with theirs, suppress(OSError):
+            socket.send_fds(self._connections, [b"."], [theirs.fileno()])
+        return ours
+
+    def close(self) -> None:
+        self._connections.close()
+        self._process.kill()
+        self._process.wait()
+
+
+class _Process:
+    """One that renders, at the other end of a connection, and ends when that is closed."""
+
+    def __init__(self, connection: Connection, limits: RenderLimits) -> None:
+        self._connection = connection
+        self._limits = limits
         self._is_ready = False
 
     def answer(self, request: bytes) -> bytes | None:
@@ -168,17 +211,8 @@ class _Process:
         except (EOFError, OSError):
             return None
 
-    def ended(self) -> int:
-        """Its exit code, or minus the signal that ended it; killed if it has not ended."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_SECONDS)
-        return self.kill()
-
-    def kill(self) -> int:
-        """Kill it, unless it has ended; its exit code, or minus the signal that ended it."""
+    def close(self) -> None:
         self._connection.close()
-        self._process.kill()
-        return self._process.wait()
 
     def _received(self, seconds: float) -> bytes:
         if not self._connection.poll(seconds):

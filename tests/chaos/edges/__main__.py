@@ -22,14 +22,14 @@ from tests.chaos.suite import Suite, broken_limits, exit_if_broken
 __all__ = ["broken", "main", "scenarios"]
 
 BENCH = "chaos-edges"
-_MODULES = ("poison", "damage")
+_MODULES = ("poison", "damage", "floods")
 """Modules of this folder with `run(seed) -> dict[str, float]`, run if they are there."""
 _MAX_LOST_SHARE = 0.02
 _MAX_P99_RATIO = 3.0
 _MAX_GROWTH_MIB = 512.0
 _CONTROL_FAULTS = ("nan", "false_context", "empty")
-_CONTROL_ABUSE = "message_of_10_mb"
-_ZERO = ("runs_poisoned",)
+_CONTROL_ABUSES = ("message_of_10_mb", "template_that_loops", "template_that_grows")
+_ZERO = ("runs_poisoned", "floods.kinds_kept", "floods.foreign_leases")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +54,9 @@ def scenarios(divisor: int) -> dict[str, Scenario]:
     for name in _CONTROL_FAULTS:
         control = Scenario(kind="broken", name=name, count=20, protected=False)
         found[f"control.{name}"] = control
-    found[f"control.{_CONTROL_ABUSE}"] = Scenario(
-        kind="abuse", name=_CONTROL_ABUSE, count=seconds, protected=False
-    )
+    for name in _CONTROL_ABUSES:
+        control = Scenario(kind="abuse", name=name, count=seconds, protected=False)
+        found[f"control.{name}"] = control
     return found | {name: Scenario(kind="module", name=name) for name in _MODULES}
 
 
@@ -104,24 +104,32 @@ def with_controls(figures: Mapping[str, float]) -> dict[str, float]:
         for name in (f"control.{fault}.groups_lost_share" for fault in _CONTROL_FAULTS)
         if name in figures
     ]
-    control = f"control.{_CONTROL_ABUSE}"
-    if f"{control}.p99_ratio" in figures:
-        is_slow = figures[f"{control}.p99_ratio"] > _MAX_P99_RATIO
-        shown.append(is_slow or figures[f"{control}.growth_mib"] > _MAX_GROWTH_MIB)
+    abuses = (f"control.{name}" for name in _CONTROL_ABUSES)
+    shown += [_harms(figures, name) for name in abuses if f"{name}.p99_ratio" in figures]
     number = figures.get("negative_controls", 0.0) + len(shown)
     failed = figures.get("negative_controls_failed", 0.0) + sum(shown)
     return {**figures, "negative_controls": number, "negative_controls_failed": failed}
 
 
+def _harms(figures: Mapping[str, float], control: str) -> bool:
+    """Others wait, memory grows, or its calls never end."""
+    is_slow = figures[f"{control}.p99_ratio"] > _MAX_P99_RATIO
+    is_large = figures[f"{control}.growth_mib"] > _MAX_GROWTH_MIB
+    return is_slow or is_large or figures[f"{control}.calls"] == 0
+
+
 def broken(figures: Mapping[str, float]) -> list[str]:
     """The limits that the figures break, by name."""
-    ours = [name for name in figures if name.startswith(("broken.", "abuse."))]
     limits = {
         "groups_lost_share": _MAX_LOST_SHARE,
         "p99_ratio": _MAX_P99_RATIO,
         "growth_mib": _MAX_GROWTH_MIB,
     }
-    kinds = {name: limits[name.rpartition(".")[2]] for name in ours if not name.endswith("calls")}
+    kinds = {
+        name: limits[kind]
+        for name in figures
+        if (kind := name.rpartition(".")[2]) in limits and not name.startswith("control.")
+    }
     return broken_limits(figures, kinds, _ZERO)
 
 

@@ -1,79 +1,70 @@
-"""Agents that send too much: what a canary agent beside them notices, and what the gateway keeps.
-
-The canary's turns come one after the other: quiet, then beside the abuse, and so on, and quiet at
-the end, as the load of the machine changes.
-"""
+"""Agents that send too much: what an agent beside them notices, and what the gateway keeps."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
 
-import psutil
-from seamflow.client.rollout_client import Rollout
 from seamflow.common.v1.tokens_pb2 import SamplingParams
 
 from bench.harness import processes
-from bench.harness.processes import Child, Server
-from bench.report import percentile
+from bench.harness.processes import Child
+from tests.chaos.edges.canary import compared, memory_growth
 from tests.chaos.edges.world import LIMITS_OFF, world
 
-__all__ = ["AbuseResult", "under_abuse"]
+__all__ = ["AbuseResult", "begun", "under_abuse"]
 
-_SHARE = 0.99
-_ROUNDS = 3
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
+_LIMITS = {"max_render_seconds": 1}
+"""The others are the defaults; a phase must see several renderings end."""
 _PROMPT = [{"role": "user", "content": "hello"}]
 _SAMPLING = SamplingParams(max_new_tokens=8, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbuseResult:
-    """What the canary noticed."""
+    """What the other agent noticed."""
 
-    quiet: Sequence[float]
-    """Seconds of its turns before, between and after."""
-    beside: Sequence[float]
-    """Seconds of its turns beside the abuse."""
+    p99_ratio: float
+    """99th percentile of its turns' time, beside the abuse to quiet."""
     growth_bytes: int
-    """Most memory of the gateway, less what it had before."""
+    """Most memory of the gateway and its processes, less what it had before."""
     codes: Counter[str]
     """How the calls of the abuse ended."""
-
-    @property
-    def p99_ratio(self) -> float:
-        """99th percentile of the turns' time, beside the abuse to quiet."""
-        return percentile(self.beside, _SHARE) / percentile(self.quiet, _SHARE)
 
 
 async def under_abuse(
     folder: Path, abuse: str, seconds: float, *, limits: bool = True
 ) -> AbuseResult:
     """Alternate quiet and abuse, about `seconds` each; without `limits` for the control."""
-    settings: dict[str, int] = {} if limits else LIMITS_OFF
+    settings = _LIMITS if limits else LIMITS_OFF
     async with world(folder, settings) as made, made.client() as client:
         canary = await client.start_rollout("canary")
-        await _turns(canary, seconds / 2)  # warm
-        quiet, beside, codes = await _turns(canary, seconds), [], Counter[str]()
-        before = _memory(made.gateway)
-        memory = asyncio.create_task(_most_memory(made.gateway))
-        for number in range(_ROUNDS):
-            file = folder / f"codes-{number}"
-            file.touch()
+        memory = asyncio.create_task(memory_growth(made.gateway))
+        numbers = count()
+
+        @asynccontextmanager
+        async def disturbance() -> AsyncIterator[None]:
+            file = folder / f"codes-{next(numbers)}"
             with _abuser(folder, made.gateway.address, abuse, file):
-                await _begun(file)
-                beside += await _turns(canary, seconds)
-            await asyncio.sleep(1.0)
-            quiet += await _turns(canary, seconds)
-            codes.update(file.read_text().split()[1:])
+                await begun(file)
+                yield
+
+        turns = await compared(partial(canary.generate, _PROMPT, _SAMPLING), disturbance, seconds)
         memory.cancel()
-    growth = await memory - before
-    return AbuseResult(quiet=quiet, beside=beside, growth_bytes=growth, codes=codes)
+        growth = await memory
+    codes = Counter(
+        code for file in folder.glob("codes-*") for code in file.read_text().split()[1:]
+    )
+    return AbuseResult(p99_ratio=turns.p99_ratio, growth_bytes=growth, codes=codes)
 
 
 def _abuser(folder: Path, address: str, abuse: str, codes: Path) -> Child:
@@ -81,32 +72,8 @@ def _abuser(folder: Path, address: str, abuse: str, codes: Path) -> Child:
     return Child("abuser", command, folder, processes.environment())
 
 
-async def _begun(codes: Path) -> None:
-    """Return when the abuse has begun."""
+async def begun(file: Path) -> None:
+    """Return when a disturbance has written the first line of its file."""
     limit = time.monotonic() + _START_SECONDS
-    while not codes.stat().st_size and time.monotonic() < limit:
+    while not (file.exists() and file.stat().st_size) and time.monotonic() < limit:
         await asyncio.sleep(_LOOK_SECONDS)
-
-
-async def _turns(canary: Rollout, seconds: float) -> list[float]:
-    """Seconds of each turn that begins within `seconds`."""
-    limit, found = time.monotonic() + seconds, []
-    while (began := time.monotonic()) < limit:
-        await canary.generate(_PROMPT, _SAMPLING)
-        found.append(time.monotonic() - began)
-    return found
-
-
-def _memory(server: Server) -> int:
-    rss: int = psutil.Process(server.pid).memory_info().rss
-    return rss
-
-
-async def _most_memory(server: Server) -> int:
-    most = 0
-    try:
-        while True:
-            most = max(most, _memory(server))
-            await asyncio.sleep(_LOOK_SECONDS)
-    except asyncio.CancelledError:
-        return most

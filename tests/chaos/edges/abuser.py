@@ -6,6 +6,7 @@ Arguments: the gateway's address, a name of `ABUSES`, a file that gets the codes
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Callable
 from itertools import count
@@ -18,7 +19,7 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from seamflow.stubs import async_stub
 
-from tests.chaos.edges.world import RUN_ID
+from tests.chaos.edges.world import GROWS, LOOPS, RUN_ID
 
 __all__ = ["ABUSES", "BEGUN"]
 
@@ -34,6 +35,18 @@ _MEBIBYTE = 1 << 20
 def _message(size: int, role: str = "user") -> pb.Message:
     text = ("hello world and so on " * (size // 22 + 1))[:size]
     return pb.Message(role=role, content=[pb.ContentPart(type="text", text=text)])
+
+
+def _say(text: str) -> pb.GenerateRequest:
+    part = pb.ContentPart(type="text", text=text)
+    return _request(messages=pb.Messages(messages=[pb.Message(role="user", content=[part])]))
+
+
+def _own_template() -> pb.GenerateRequest:
+    request = _say("hello")
+    template = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    request.messages.template_arguments_json = json.dumps({"chat_template": template})
+    return request
 
 
 def _talk(number: int) -> pb.Messages:
@@ -56,6 +69,9 @@ ABUSES: dict[str, Callable[[], pb.GenerateRequest]] = {
     "long_conversation": lambda: _request(messages=_talk(4000)),
     "message_of_10_mb": lambda: _request(messages=pb.Messages(messages=[_message(10**7)])),
     "messages_20000": lambda: _request(messages=_talk(20_000)),
+    "own_template": _own_template,
+    "template_that_loops": lambda: _say(LOOPS),
+    "template_that_grows": lambda: _say(GROWS),
     "stop_ids_10m": lambda: _stop_ids(10**7),
     "prompt_of_8m_tokens": lambda: _request(token_ids=pb.TokenIds(token_ids=[1] * (8 << 20))),
     "prompt_of_1m_tokens": lambda: _request(token_ids=pb.TokenIds(token_ids=[1] * _MEBIBYTE)),

@@ -18,7 +18,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 
 from bench.harness import processes
-from bench.harness.byte_model import make_byte_model
+from bench.harness.byte_model import APPENDING, make_byte_model
 from bench.harness.processes import Server
 from bench.harness.redis_process import FAST, redis_server
 
@@ -36,10 +36,24 @@ LIMITS_OFF = {
     "max_calls_per_rollout": 100_000,
     "max_inflight_bytes": _LARGE << 4,
     "max_waiting_prompts": 100_000,
+    "max_render_seconds": 600,
+    "max_render_bytes": 16 << 30,
 }
 """Settings of a gateway whose limits are far away."""
 EJECTION_OFF = {"ejection_failures": 0}
 """Settings of a gateway that keeps every server in use."""
+
+
+LOOPS, GROWS = "loops", "grows"
+"""Texts of a message at which the model's template loops, or takes much memory."""
+# Not a constant: templates are folded when they are compiled.
+_TEMPLATE = (
+    f"{{% if messages[-1].content == '{LOOPS}' %}}"
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    f"{{% elif messages[-1].content == '{GROWS}' %}}"
+    "{{ 'x' * (messages | length * 100000000) }}{% endif %}"
+    f"{APPENDING}"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +102,7 @@ async def world(
 
 
 def _model(folder: Path) -> Path:
-    made = make_byte_model(folder)
+    made = make_byte_model(folder, _TEMPLATE)
     config = {"model_type": "llama", "vocab_size": _VOCABULARY}
     (made / "config.json").write_text(json.dumps(config))
     return made

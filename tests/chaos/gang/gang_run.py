@@ -14,7 +14,6 @@ from seamflow.retry import retrying
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
-from services.launcher.report.summary import lendings
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
 from tests.mixed.mixed_run import MixedRun
@@ -106,7 +105,7 @@ class GangRun(MixedRun):
         await self._within_bound("the last step", self._finished(processes, services))
 
     def _num_events(self) -> int:
-        return sum(lendings(self.events)) + self.kills.total()
+        return self.lendings.num_lent + self.lendings.num_returned + self.kills.total()
 
     async def _look(self, services: Services) -> None:
         """Look at the nodes of the ranks in each training step; never returns.

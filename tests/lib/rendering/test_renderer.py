@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -74,15 +79,44 @@ def test_what_a_template_raises_is_told(renderer: Renderer, template: str) -> No
 def test_a_template_that_takes_too_much_is_ended(
     template: str, limits: RenderLimits, name: str
 ) -> None:
-    """The limit is named, its process is gone, and the next one renders."""
+    """The limit is named, its process is gone, and the next one renders at once."""
     renderer = Renderer(limits)
-    renderer.warm()
-    (process,) = renderer._idle
+    renderer.render("a", MESSAGES)
+    before = children(renderer)
     with pytest.raises(RenderLimitError, match=name):
         renderer.render(template, MESSAGES)
-    assert process._process.poll() is not None
     assert renderer.render("a", MESSAGES) == "a"
+    after = children(renderer)
+    assert len(before) == len(after) == 2  # a keeper and its child
+    assert len(before & after) == 1
     renderer.close()
+
+
+def test_all_end_with_the_process_that_renders() -> None:
+    """Also one in the middle of a loop."""
+    code = (
+        "from services.lib.rendering.renderer import Renderer, RenderLimits\n"
+        "renderer = Renderer(RenderLimits(seconds=600))\n"
+        "renderer.render('a', [])\n"
+        "print('ready', flush=True)\n"
+        f"renderer.render({LOOPS!r}, [])"
+    )
+    started = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert started.stdout is not None
+    started.stdout.readline()
+    family = psutil.Process(started.pid).children(recursive=True)
+    assert len(family) == 3
+    started.kill()
+    started.wait()
+    started.stdout.close()
+    assert psutil.wait_procs(family, timeout=60)[1] == []
+
+
+def children(renderer: Renderer) -> set[int]:
+    """Ids of the processes that were forked."""
+    assert renderer._forks is not None
+    forks = psutil.Process(renderer._forks._process.pid)
+    return {child.pid for child in forks.children(recursive=True)}
 
 
 def test_without_the_memory_limit_it_takes_all_it_asks_for() -> None:
@@ -94,8 +128,18 @@ def test_without_the_memory_limit_it_takes_all_it_asks_for() -> None:
 
 def test_a_killed_process_is_replaced(renderer: Renderer) -> None:
     """By the kernel's lack of memory, for example."""
-    renderer.warm()
-    renderer._idle[0]._process.kill()
+    renderer.render("a", MESSAGES)
+    for pid in children(renderer):
+        os.kill(pid, signal.SIGKILL)
+    assert renderer.render("a", MESSAGES) == "a"
+
+
+def test_the_process_that_forks_is_replaced(renderer: Renderer) -> None:
+    """Those that it forked end with it."""
+    renderer.render("a", MESSAGES)
+    assert renderer._forks is not None
+    renderer._forks._process.kill()
+    renderer._forks._process.wait()
     assert renderer.render("a", MESSAGES) == "a"
 
 

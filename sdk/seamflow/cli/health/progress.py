@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seamflow.cli.run_files import json_lines, read_steps
+from seamflow.cli.run_files import GrowingSteps, json_lines, read_steps
 
 __all__ = ["WINDOW", "Progress", "read_progress"]
 
@@ -48,10 +48,13 @@ class Progress:
         return [float(each) for each in values if each is not None and math.isfinite(each)]
 
 
-def read_progress(folder: Path) -> Progress:
-    """Of the run in `folder`, without the counts of its services; files may be missing."""
+def read_progress(folder: Path, steps: GrowingSteps | None = None) -> Progress:
+    """Of the run in `folder`, without the counts of its services; files may be missing.
+
+    `steps`: of this run, so that only new ones are read.
+    """
     evaluations = json_lines(folder / "evaluation.jsonl")
     return Progress(
-        steps=read_steps(folder / "metrics.jsonl"),
+        steps=steps.read() if steps is not None else read_steps(folder / "metrics.jsonl"),
         evaluations=[line for line in evaluations if line.get("mean") is not None],
     )
