@@ -137,7 +137,7 @@ chaos-edges: $(VENV)/.dev ## One broken server of three, agents that send too mu
 chaos-restarts: $(VENV)/.dev ## Redis and every process ended by SIGTERM and SIGKILL in turn: training goes on, no agent notices.
 	$(RUN) tests.chaos.restarts --seed $(SEED)
 
-soak: $(VENV)/.dev ## Two hours of training with a fault every 30 s: nothing lost, twice or stuck; memory of each process.
+soak: $(VENV)/.dev ## An hour of training with a fault every 30 s: nothing lost, twice or stuck; memory of each process.
 	$(RUN) tests.chaos.soak --seed $(SEED)
 
 test-mixed: $(VENV)/.dev ## Services of RELEASE (the commit of 0.2.0) among the present ones, training meanwhile; forward and back.
