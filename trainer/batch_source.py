@@ -188,7 +188,7 @@ class BatchSource:
         return progress
 
     def _with_tail(self, progress: BatchProgress, remaining: int) -> BatchProgress:
-        """Start the step when `remaining` rollouts of incomplete groups are left; 0: none."""
+        """Start the step when `remaining` rollouts of incomplete groups are left; 0 for none."""
         if self._streams and self.start_at_tail and not self.stream_groups and remaining:
             late_groups = round(remaining / self._rollouts_per_group)
             self._start_groups = max(progress.needed - late_groups, 1)

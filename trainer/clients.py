@@ -72,7 +72,7 @@ class SampleClient:
         self.epoch = 0
         """Fencing number; 0 until `reconcile`."""
         self.newest_pending = 0
-        """Newest step that an earlier trainer leased and none committed; 0: none."""
+        """Newest step that an earlier trainer leased and none committed; 0 for none."""
 
     async def reconcile(self, step: int) -> None:
         """Fence older trainers and commit all steps up to `step`, that of the newest checkpoint."""

@@ -87,7 +87,7 @@ class Trainer:
 
     @property
     def checkpoint_step(self) -> int:
-        """Newest step with a durable checkpoint; 0: none."""
+        """Newest step with a durable checkpoint; 0 for none."""
         return self._checkpointer.step
 
     async def run(self) -> None:

@@ -77,7 +77,7 @@ class StepRunner:
         await self.on_those_left(lambda: self._ranks.do(Load(folder=str(folder))))
 
     async def on_those_left(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do `work`; after the loss of a rank again, on those that are left.
+        """Do `work`, and repeat it on the ranks that are left when one is lost.
 
         Before that they compute again what of the step's gradient was computed.
 

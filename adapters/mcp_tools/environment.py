@@ -53,7 +53,7 @@ class McpToolsEnvironment:
             env: Variables of the started server.
             prompt: First user message, with fields of the payload in braces; not used with
                 `reset_tool`.
-            system_prompt: System message; empty: none.
+            system_prompt: System message; empty if there is none.
             reset_tool: Tool that starts the episode, with arguments `task` and `seed`; its text is
                 the first user message. The policy does not see the tool.
             reward_tool: Tool that gets `task` and `answer` of the final answer. Hidden as well.

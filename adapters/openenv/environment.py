@@ -44,7 +44,7 @@ class OpenEnvEnvironment:
                 calls the tool `act`, whose parameters are the server's schema of actions.
             action_fields: Further fields of every action.
             observation_field: The field of an observation that is shown; empty: all, as JSON.
-            system_prompt: System message; empty: none.
+            system_prompt: System message; empty if there is none.
             is_seeded: Whether the server repeats episodes for equal seeds.
             max_unreadable: The episode ends with this many answers that are no action.
             timeout_seconds: Longest wait for an answer of the server.

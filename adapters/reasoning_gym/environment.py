@@ -49,7 +49,7 @@ class ReasoningGymEnvironment:
             seed: Of the entries of tasks that name none.
             config: Settings of the dataset.
             prompt: Template with "{question}".
-            system_prompt: System message; empty: none.
+            system_prompt: System message; empty if there is none.
             needs_mark: Score what stands in <answer>…</answer>, and nothing without it; else an
                 answer without the mark is scored as a whole.
 

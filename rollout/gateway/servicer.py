@@ -202,6 +202,6 @@ class GatewayServicer(RolloutServiceServicer):
             )
 
     def _deadline(self, context: Context) -> float | None:
-        """The agent's deadline on the services' clock; None: none."""
+        """The agent's deadline on the services' clock; None if there is none."""
         left = context.time_remaining()
         return None if left is None else self._services.clock() + left

@@ -102,7 +102,7 @@ class Turn:
         services: TurnServices,
         deadline: float | None,
     ) -> None:
-        """`begin` opens the turn; `deadline` is in seconds of `services.clock`, None: none."""
+        """`begin` opens the turn; `deadline` is in seconds of `services.clock`; None for no end."""
         self._request = request
         self._prompt = prompt
         self._begin_request = begin

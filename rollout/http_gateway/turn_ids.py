@@ -55,7 +55,7 @@ class TurnIds:
 
     @contextmanager
     def live(self, rollout_id: str, turn_id: str, request: web.Request) -> Iterator[None]:
-        """A call of this process works on the turn within the context."""
+        """Register the call of this process that works on the turn, within the context."""
         key = rollout_id, turn_id
         self._live[key] = request
         try:

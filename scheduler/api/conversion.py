@@ -162,7 +162,7 @@ def measured_batch(request: pb.ReleaseNodesRequest) -> MeasuredBatch | None:
 
 
 def tail_message(tail: Tail | None) -> pb.Tail | None:
-    """The begin of a gang as a message."""
+    """The start of a gang as a message."""
     if tail is None:
         return None
     return pb.Tail(remaining_rollouts=tail.remaining, num_nodes=tail.num_kept)

@@ -118,9 +118,9 @@ class Tail:
     num_kept: int
     """m: instances that are enough for them."""
     seconds: float
-    """Predicted seconds from the begin of generation to the end of the gang's work."""
+    """Predicted seconds from the start of generation to the end of the gang's work."""
     gang_seconds: float
-    """Predicted seconds of these from the begin of the gang on."""
+    """Predicted seconds of these from the start of the gang on."""
 
 
 def num_kept(remaining: int, engines: Engines) -> int:

@@ -90,7 +90,7 @@ class Pool:
         self._advised = metrics.gauge(
             "scheduler",
             "advised_generation_nodes",
-            "1: one more node should generate for the gang, 0: none; absent: not measured yet.",
+            "1: one more node should generate for the gang, 0 for none; absent: not measured yet.",
             ("run_id", "gang_id"),
         )
         self._stage_seconds = metrics.gauge(
@@ -120,7 +120,7 @@ class Pool:
         return self._state
 
     def heartbeat_time(self, node_id: str) -> float | None:
-        """Time of a node's last heartbeat, seconds since 1970; None: none since this start."""
+        """Unix time of a node's last heartbeat; None if there was none since this start."""
         return self._heartbeat_times.get(node_id)
 
     def transaction(self) -> StateTransaction:

@@ -67,7 +67,7 @@ class TailStarts:
             )
 
     def newest(self, key: GangKey) -> Tail | None:
-        """The last decision; None: none yet."""
+        """The last decision; None if there is none yet."""
         return self._gangs[key].tail if key in self._gangs else None
 
     def forget(self, key: GangKey) -> None:
@@ -93,7 +93,7 @@ class TailStarts:
             before: the state before the release; the gang holds its nodes.
             after: the state after it.
             key: of the gang.
-            number: a release that is repeated for the same batch gets the same answer; 0: none.
+            number: a release that is repeated for the same batch gets the same answer; 0 for none.
             batch: the newest one that the gang has finished.
         """
         measured = self._gangs.setdefault(key, _Measured())

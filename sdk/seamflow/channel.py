@@ -238,7 +238,7 @@ def _is_local(target: str) -> bool:
 
 
 def _proxy(target: str) -> str:
-    """What to say of the proxy that gRPC uses for `target`; empty: none."""
+    """What to say of the proxy that gRPC uses for `target`; empty if there is none."""
     name = next((name for name in _PROXY_VARIABLES if os.environ.get(name)), None)
     if name is None or _is_local(target):
         return ""

@@ -52,7 +52,7 @@ class _Places:
         return taken
 
     def give_back(self, number: int) -> None:
-        """Free so many."""
+        """Give places back to those who wait."""
         for _ in range(number):
             self._free.release()
 

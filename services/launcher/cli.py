@@ -328,7 +328,7 @@ def _dry_run(
 def _checked_adapters(
     plans: Mapping[str, ProcessPlan], settings: Mapping[str, ServerConfig]
 ) -> str:
-    """Which layers get an adapter; empty: none does, or the model is still to be prepared.
+    """Which layers get an adapter; empty if none does, or the model is still to be prepared.
 
     Raises:
         ConfigError: lora.targets fit no layer.

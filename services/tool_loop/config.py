@@ -57,7 +57,7 @@ class ToolLoopConfig(ServerConfig):
     """Settings of a stepped environment: prompt, tools, rewards. Serves EnvironmentService."""
 
     system_prompt: str = ""
-    """First message of each episode; empty: none."""
+    """First message of each episode; empty if there is none."""
     prompt: str = "{question}"
     """User message: text with fields of the task's payload in braces; "{{" and "}}" are braces."""
     tools: tuple[str, ...] = ()

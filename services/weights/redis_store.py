@@ -77,7 +77,7 @@ class RedisStore:
         return None if record is None else Manifest.FromString(record)
 
     async def newest(self, scope: Scope) -> int:
-        """Read the newest committed version; 0: none."""
+        """Read the newest committed version; 0 for none."""
         return int(await self._read(keys.counters(scope), "newest") or 0)
 
     async def forget(self, scope: Scope, keep: int) -> int:

@@ -80,7 +80,7 @@ class Store(Protocol):
         """The manifest of a committed version."""
 
     async def newest(self, scope: Scope) -> int:
-        """The newest committed version; 0: none."""
+        """The newest committed version; 0 for none."""
 
     async def forget(self, scope: Scope, keep: int) -> int:
         """Delete all below the newest `keep` committed versions; returns the oldest one kept."""

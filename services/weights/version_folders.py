@@ -62,7 +62,7 @@ class WeightFolders:
         return folder
 
     async def highest(self, scope: Scope) -> int:
-        """The highest version that has a folder, committed or not; 0: none."""
+        """The highest version that has a folder, committed or not; 0 for none."""
         return max(await self._present(scope), default=0)
 
     async def probe(self, scope: Scope, version: int) -> FolderProbe:
@@ -76,7 +76,7 @@ class WeightFolders:
         return await asyncio.to_thread(sees, self.path(scope, version), probe)
 
     async def uploaded(self, scope: Scope, file: WeightFile) -> int | None:
-        """Number of uploaded bytes of `file`; None: none, not even an empty file."""
+        """Number of uploaded bytes of `file`; None if there is none, not even an empty file."""
         with _disk_errors(f"read the upload of {file.name!r}"):
             return await asyncio.to_thread(self._uploads(scope).held, file)
 

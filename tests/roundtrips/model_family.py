@@ -26,7 +26,7 @@ class Said:
     """What a policy says, before it is written in the form of its family."""
 
     reasoning: str = ""
-    """Reasoning; empty: none."""
+    """Reasoning; empty if there is none."""
     content: str = ""
     """Text."""
     calls: Sequence[tuple[str, Mapping[str, Any]]] = ()

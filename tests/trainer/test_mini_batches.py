@@ -60,7 +60,7 @@ def test_a_resume_equals_no_interruption(model: Path, whole: Path, tmp_path: Pat
 def test_two_ranks_and_one_train_the_same(
     model: Path, whole: Path, tmp_path: Path, backend: str
 ) -> None:
-    """Log-probs and values at the begin of the step are kept where the loss is computed."""
+    """Log-probs and values at the start of the step are kept where the loss is computed."""
     out = run(2, model, tmp_path, steps=STEPS, config={**OFTEN, "backend": backend})
     assert losses(out) == pytest.approx(losses(whole), abs=ROUNDING)
     assert greatest_difference(out, whole) < ROUNDING

@@ -145,7 +145,7 @@ class Trainer:
         return version
 
     async def newest(self) -> int:
-        """The newest committed version; 0: none."""
+        """The newest committed version; 0 for none."""
         answer = await self.stub.GetManifest(pb.GetManifestRequest(run_id=self.run_id), timeout=10)
         return answer.manifest.weight_version
 

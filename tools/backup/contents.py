@@ -49,7 +49,7 @@ class Contents:
     num_keys: int
     """Keys in it."""
     runs: dict[str, dict[str, int]] = field(default_factory=dict)
-    """By run: committed_step, leased_step, checkpoint_step (0: none), weight_version (0: none)."""
+    """By run: committed_step, leased_step, checkpoint_step and weight_version; 0 for none."""
     files: dict[str, FileEntry] = field(default_factory=dict)
     """By path in the backup."""
 

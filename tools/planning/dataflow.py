@@ -12,7 +12,7 @@ from scheduler.model.stage_profile import StageProfile
 __all__ = ["Dataflow", "Kind", "Role"]
 
 Kind = tuple[int, ...]
-"""The roles of a node: ascending indices into `Dataflow.roles`; empty: none."""
+"""The roles of a node: ascending indices into `Dataflow.roles`; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

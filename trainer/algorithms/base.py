@@ -66,7 +66,7 @@ class PolicyTokens:
     behaviour_logprobs_BT: torch.Tensor
     """Log-prob recorded at sampling."""
     proximal_logprobs_BT: torch.Tensor | None = None
-    """Log-prob under the weights at the begin of the step; None: those are the ones in training,
+    """Log-prob under the weights at the start of the step; None: those are the ones in training,
     as the step has one update."""
     proximal_values_BT: torch.Tensor | None = None
     """The critic's value under those weights."""
@@ -189,7 +189,7 @@ def make_algorithm(config: TrainerConfig) -> Algorithm:
         raise ConfigError(
             f"algorithm.num_epochs is {config.algorithm.num_epochs} and num_mini_batches "
             f"{config.algorithm.num_mini_batches}, but {config.algorithm.name} has no trust region "
-            "around the policy at the begin of a step: set both to 1, or use ppo, grpo or dapo"
+            "around the policy at the start of a step: set both to 1, or use ppo, grpo or dapo"
         )
     for name in ("stream_groups", "start_at_tail"):
         value = getattr(config.batch, name)

@@ -30,7 +30,7 @@ class AsyncCheckpointer:
         self.tasks = (self._writing, self._committing)
         """Run in the background."""
         self.step = 0
-        """Newest step with a durable checkpoint; 0: none."""
+        """Newest step with a durable checkpoint; 0 for none."""
         self.started_step = 0
         """The step whose checkpoint is in flight, or else `step`."""
         self._committed_step = 0

@@ -52,7 +52,7 @@ class StepDump:
 
 
 class StepDumpWriter:
-    """Dumps every `checkpoint.dump_every`-th step of a run; 0: none."""
+    """Dumps every `checkpoint.dump_every`-th step of a run; 0 for none."""
 
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config

@@ -88,8 +88,8 @@ class CheckpointConfig(Settings):
     keep: int = Field(2, gt=0)
     """Newest checkpoints that are kept."""
     dump_every: int = Field(0, ge=0)
-    """Dump every Nth step to folder/dumps for `python -m trainer.replay_step`; 0: none. A dump is
-    as large as a checkpoint; none is deleted."""
+    """Dump every Nth step to folder/dumps for `python -m trainer.replay_step`; 0: never. A
+    dump is as large as a checkpoint; none is deleted."""
 
 
 class PublishConfig(Settings):
@@ -126,7 +126,7 @@ class TrackingConfig(Settings):
     """W&B's project, MLflow's experiment."""
     samples_every_steps: int = Field(10, ge=0)
     """Optimizer steps between tables of trained samples, with text and rewards, in samples_file
-    and trackers; 0: none."""
+    and trackers; 0 for none."""
     num_samples: int = Field(4, ge=1)
     """Samples of such a table."""
     samples_file: Path | None = None

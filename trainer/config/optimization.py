@@ -90,7 +90,7 @@ class AlgorithmConfig(Settings):
     num_mini_batches: int = Field(1, gt=0)
     """Parts of whole groups into which each epoch cuts the batch, with an update after each. With
     more than one update the proximal policy, whose trust region holds, and the critic's values are
-    those at the begin of the step."""
+    those at the start of the step."""
     critic_learning_rate: float = Field(0.0, ge=0)
     """Learning rate of the critic; 0: that of the optimizer for a model, thirty times that for a
     layer."""

@@ -13,7 +13,7 @@ __all__ = ["measured_batch"]
 
 
 def measured_batch(sequences: Sequence[TokenSequence]) -> pb.MeasuredBatch | None:
-    """Tokens that its rollouts sampled, without its training time; None: none of them is new.
+    """Tokens that its rollouts sampled, without its training time; None if none of them is new.
 
     Replayed samples are no work of generation. A rollout with a rewritten history counts the
     tokens of all its sequences, one without sampled tokens counts one.

@@ -58,7 +58,7 @@ class TokenSequence:
     behaviour_logprobs_T: NDArray[np.float32]
     """Log-probs recorded at sampling, after temperature; 0 for environment tokens."""
     reference_logprobs_T: NDArray[np.float32]
-    """Log-probs under a frozen model; 0 without `algorithm.reference_column`."""
+    """Log-probs under a frozen model; 0 if the trainer has no reference column."""
     loss_mask_T: NDArray[np.bool_]
     """True for trainable tokens."""
     weight_versions_T: NDArray[np.int64]
@@ -87,7 +87,7 @@ def sequence(sample: trajectory_pb2.Sample, reference_column: str = "") -> Token
 
     Args:
         sample: as leased.
-        reference_column: column with log-probs under a frozen model; empty: none.
+        reference_column: column with log-probs under a frozen model; empty if there is none.
 
     Raises:
         ValueError: parallel fields differ in length, or a temperature is too low.

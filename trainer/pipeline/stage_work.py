@@ -47,7 +47,7 @@ class Loss:
     totals: Totals
     """Gets the sums to report."""
     proximal: Mapping[int, Predicted]
-    """By micro-batch: predictions at the begin of the step; none if it has one update."""
+    """By micro-batch: predictions at the start of the step; none if it has one update."""
 
 
 class TokenInput(Protocol):

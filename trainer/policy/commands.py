@@ -51,7 +51,7 @@ class Accumulate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predict:
-    """Keep the log-probs and values of a mini-batch under the weights at the begin of a step."""
+    """Keep the log-probs and values of a mini-batch under the weights at the start of a step."""
 
     mini_batch: int
     """Its number, from 0; what an earlier step kept under it is forgotten."""

@@ -76,7 +76,7 @@ class Policy(ABC):
         self._norm_group: ProcessGroup | None = None
         """Ranks whose parameters together are the models; None: all."""
         self._proximal: dict[tuple[int, int], dict[int, Predicted]] = {}
-        """By mini-batch and model, then by micro-batch: predictions at the begin of the step."""
+        """By mini-batch and model, then by micro-batch: predictions at the start of the step."""
         self._optimizer = torch.optim.AdamW(
             self._groups(),
             lr=config.optimizer.learning_rate,

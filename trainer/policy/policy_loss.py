@@ -29,7 +29,7 @@ def policy_loss(
         batch: the micro-batch.
         predicted: log-probs and values.
         weight_version: base version of the step.
-        proximal: the same under the weights at the begin of the step; None: it has one update.
+        proximal: the same under the weights at the start of the step; None: it has one update.
     """
     terms = algorithm.loss(_tokens(batch, predicted, weight_version, proximal))
     device = terms.loss.device
@@ -88,7 +88,7 @@ def _before(predicted: Predicted) -> torch.Tensor | None:
 
 
 def _after_last(batch: MicroBatch, predicted: Predicted) -> torch.Tensor | None:
-    """Values after the last tokens of rows that were cut off, else 0, [B]; None: none was."""
+    """Values after the last tokens of rows that were cut off, else 0, [B]; None if none was."""
     if predicted.values_BT is None or not batch.bootstrap_B.any():
         return None
     values_BT = predicted.values_BT.detach()

@@ -86,7 +86,7 @@ class ChunkCommands:
         ]
 
     def predictions(self, commands: Sequence[Accumulate]) -> list[Predict]:
-        """The commands that must precede those of a mini-batch, at the begin of the step."""
+        """The commands that must precede those of a mini-batch, at the start of the step."""
         actions = (
             [()] * self.world_size
             if self._schedules is None

@@ -26,7 +26,7 @@ def life_of(name: str) -> tuple[int, int]:
 
 
 def announcement(number: int) -> str:
-    """The key of the so-many-th announcement, from 1."""
+    """The key of announcement `number`, counted from 1."""
     return f"lost/{number}"
 
 

@@ -28,7 +28,7 @@ _SOCKETS = Path("/proc/self/fd")
 
 
 class LossWatch:
-    """Watches from the begin of a process group until `stop`."""
+    """Watches from the start of a process group until `stop`."""
 
     def __init__(
         self, store: Store, num_lost: int, working: Event, *, device: str, rank: int

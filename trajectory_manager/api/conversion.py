@@ -112,7 +112,7 @@ def task_from(
 def pinned_from(
     field: str, message: trajectory_pb2.Task | trajectory_service_pb2.NewRollout
 ) -> int | None:
-    """The version that an EVAL task or rollout is pinned to; None: none."""
+    """The version that an EVAL task or rollout is pinned to; None if there is none."""
     if not message.HasField("pinned_weight_version"):
         return None
     version = message.pinned_weight_version

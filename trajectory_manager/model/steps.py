@@ -14,7 +14,7 @@ class Reconciled:
     pending_steps: tuple[int, ...]
     """Steps that will be leased again unchanged."""
     open_step: int = 0
-    """The last of these if it may still grow; 0: none."""
+    """The last of these if it may still grow; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

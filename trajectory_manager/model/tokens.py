@@ -144,7 +144,7 @@ class TurnBegin:
     prompt_digest: str
     """Digest of the prompt: a turn never changes its prompt."""
     parent_turn_id: str = ""
-    """Turn that the agent named as its parent; empty: none."""
+    """Turn that the agent named as its parent; empty if there is none."""
     prefix_turn_id: str = ""
     """Turn whose tokens it continues; empty at the root."""
     prefix_length: int = 0
@@ -169,7 +169,7 @@ class TurnEnd(NamedTuple):
     answer_key: str = ""
     """Key of the answer as a message; empty for ids."""
     drift: str = ""
-    """Retokenization drift of its prompt, as JSON; empty: none."""
+    """Retokenization drift of its prompt, as JSON; empty if there is none."""
 
 
 class Append(NamedTuple):
@@ -217,7 +217,7 @@ class Turn:
     answer_key: str = ""
     """Key of the answer as a message; empty while it runs or for ids."""
     drift: str = ""
-    """Retokenization drift of its prompt, as JSON; empty: none."""
+    """Retokenization drift of its prompt, as JSON; empty if there is none."""
 
     @property
     def turn_id(self) -> str:

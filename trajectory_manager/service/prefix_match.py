@@ -52,7 +52,7 @@ class Match:
     """The stored prefix of a prompt."""
 
     prefix_turn_id: str = ""
-    """Turn that matched; empty: none."""
+    """Turn that matched; empty if there is none."""
     prefix_length: int = 0
     """Tokens shared with its whole sequence."""
     num_messages: int = 0
@@ -338,7 +338,7 @@ def _num_messages(turn: Turn) -> int:
 
 
 def _sampled_from(own: Tokens, start: int) -> bytes:
-    """Ids of the sampled tokens from index `start` to the end of their spans; empty: none."""
+    """Ids of the sampled tokens from index `start` to the end of their spans."""
     begin, stop = 0, start
     for span in own.spans:
         end = begin + span.num_tokens

@@ -53,7 +53,7 @@ class SampleColumns:
     leased: tuple[str, ...]
     """Columns that a consumer computes now."""
     step: int
-    """Step it is leased to; 0: none."""
+    """Step it is leased to; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

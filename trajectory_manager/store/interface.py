@@ -375,7 +375,7 @@ class LedgerStore(Protocol):
         ...
 
     async def committed_steps(self, run_id: str, rollout_ids: Sequence[str]) -> list[int]:
-        """The committed step that trained each rollout; 0: none."""
+        """The committed step that trained each rollout; 0 for none."""
         ...
 
 

@@ -73,7 +73,7 @@ class ServerPool:
         return open_stream(self._waiting, turn, pinned_version, request)
 
     def suspect(self, server: Server) -> bool:
-        """A turn failed there: send it no turns until it reports again; False: it is so already."""
+        """Send it no turns until it reports again, as one failed; False if that is so already."""
         had_report = server.info is not None
         server.info = None
         return had_report
@@ -91,12 +91,12 @@ class ServerPool:
 
     @property
     def longest_context(self) -> int:
-        """Longest context of any server in use, which no false report shortens; 0: none."""
+        """Longest context of any server in use, which no false report shortens; 0 for none."""
         return max((info.max_context for info in self._reports()), default=0)
 
     @property
     def newest_weight_version(self) -> int:
-        """Newest version that a known server has loaded; 0: none."""
+        """Newest version that a known server has loaded; 0 for none."""
         return max((info.weight_version for info in self._reports()), default=0)
 
     def uses(self) -> list[rollout_pb.ServerUse]:

@@ -66,7 +66,7 @@ class StopStrings:
         self._tail = self._last(sampled_ids, len(sampled_ids)) if strings else ()
 
     def num_until_next(self, new_ids: Sequence[int]) -> int | None:
-        """How many of the next sampled tokens it takes to end a stop string; None: none ends.
+        """How many of the next sampled tokens it takes to end a stop string; None if none ends.
 
         Takes as long for the tokens of a long answer as for those of a short one.
         """
@@ -78,7 +78,7 @@ class StopStrings:
         return number
 
     def num_until_stop(self, token_ids: Sequence[int], start: int) -> int | None:
-        """Tokens from index `start` up to the one that completes a stop string; None: none does."""
+        """Tokens from index `start` to the one that completes a stop string; None if none does."""
         if not self._strings:
             return None
         ends_in_bytes = _start_of_bytes(self._template, token_ids, len(token_ids)) < len(token_ids)
@@ -99,7 +99,7 @@ class StopStrings:
         return token_ids[_start_of_bytes(self._template, token_ids, start) :]
 
     def found(self, token_ids: Sequence[int]) -> str | None:
-        """The stop string that begins first in the text of `token_ids`; None: none."""
+        """The stop string that begins first in the text of `token_ids`; None if there is none."""
         if not self._strings:
             return None
         text = self._template.text(token_ids)

@@ -84,7 +84,7 @@ class TurnRecord:
         self.drift = prompt.drift(begun)
         """Retokenization drift of the prompt."""
         self.prefix_turn_id = begun.prefix_turn_id
-        """Turn that the prompt continues; empty: none."""
+        """Turn that the prompt continues; empty if there is none."""
         self.prefix_length = len(begun.prefix_token_ids) // BYTES_PER_TOKEN
         """Tokens shared with it."""
         self.stop_strings = StopStrings(
@@ -121,7 +121,7 @@ class TurnRecord:
 
     @cached_property
     def stop(self) -> str | None:
-        """Stop string that ended the turn; None: none. Only for a turn that has ended."""
+        """Stop string that ended the turn, for one that has ended; None if there is none."""
         return self.stop_strings.found(self.sampled_ids)
 
     @cached_property

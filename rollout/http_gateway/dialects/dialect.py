@@ -96,7 +96,7 @@ class EventStream(ABC):
 
 
 class Dialect(ABC):
-    """One wire."""
+    """The requests and answers of one API, such as chat completions."""
 
     NAMES: ClassVar[Mapping[str, str]] = {}
     """Fields of the contract in errors, and what this wire calls them."""

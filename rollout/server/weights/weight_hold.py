@@ -20,7 +20,7 @@ class WeightHold:
 
     @property
     def weight_version(self) -> int | None:
-        """The held version; None: none is held."""
+        """The held version; None if none is held."""
         return self._version if self._clock() < self._end else None
 
     def set(self, weight_version: int, seconds: float | None) -> None:

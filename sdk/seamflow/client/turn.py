@@ -79,13 +79,13 @@ class Turn:
     prompt_token_ids: list[int] = field(default_factory=list)
     """Ids of the whole prompt, where `return_prompt` requested them."""
     prefix_turn_id: str = ""
-    """Turn whose record the prompt continues; empty: none, all of the prompt is new."""
+    """Turn whose record the prompt continues; empty if there is none, all of the prompt is new."""
     prefix_length: int = 0
     """Tokens shared with it."""
     finish_reason: str | None = None
     """"stop" or "length"."""
     stop: str = ""
-    """Stop string that ended the turn; empty: none."""
+    """Stop string that ended the turn; empty if there is none."""
     drift: Drift | None = None
     """Retokenization drift of the prompt; None: no drift."""
     opening: str = ""

@@ -32,7 +32,7 @@ class UrlCredentials(CredentialProvider):
         return self._last
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
-        """The same."""
+        """As `get_credentials`: nothing is waited for."""
         return self.get_credentials()
 
 

@@ -14,7 +14,7 @@ __all__ = ["process_setting"]
 def process_setting(config: LauncherConfig, config_file: Path, path: str) -> object:
     """What `set`, a variable or the file gives for "table.name" or "table.nested.name".
 
-    Text where `set` or a variable gives it; None: none of them does.
+    Text where `set` or a variable gives it; None if none of them does.
     """
     table, *names = path.split(".")
     for setting in reversed(config.set):

@@ -44,7 +44,7 @@ class EvaluationConfig(ServerConfig):
     evaluation is given up, as training may be waiting for its rollout server."""
     shown_rollouts: int = Field(8, ge=0)
     """Rollouts of each evaluation, one of each task, that are written with their text and rewards
-    to evaluation_samples.jsonl; 0: none."""
+    to evaluation_samples.jsonl; 0 for none."""
     keep_best: bool = True
     """Keep the checkpoint of the best evaluated step, as checkpoints/best."""
     min_improvement: float = Field(0.0, ge=0)

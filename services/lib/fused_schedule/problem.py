@@ -48,7 +48,7 @@ class Pipeline:
     backward: tuple[float, ...]
     """The same of its backward task."""
     activation_bytes: float = 1.0
-    """What a micro-batch holds on a node from the begin of forward to the end of backward."""
+    """What a micro-batch holds on a node from the start of forward to the end of backward."""
 
     def __post_init__(self) -> None:
         if not self.nodes or len(set(self.nodes)) < len(self.nodes):

@@ -28,7 +28,7 @@ class RowFields:
     """Holds what the agent gets; "" gives it the whole row, as rows without a `payload` do unless
     another field is set here."""
     payload: Mapping[str, str] = field(default_factory=dict)
-    """Templates of the fields that the agent gets instead; empty: none."""
+    """Templates of the fields that the agent gets instead; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)

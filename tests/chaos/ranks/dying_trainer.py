@@ -1,6 +1,6 @@
 """A trainer whose ranks die by SIGKILL halfway through a backward pass, as deaths.json says.
 
-Beside the checkpoint folder each rank leaves `ranks.jsonl`: the begin of each of its processes, its
+Beside the checkpoint folder each rank leaves `ranks.jsonl`: the start of each of its processes, its
 death, process groups that were formed and steps that were done.
 """
 

@@ -84,7 +84,7 @@ class Job:
 
     @property
     def newest_step(self) -> int:
-        """Newest step with a checkpoint; 0: none."""
+        """Newest step with a checkpoint; 0 for none."""
         return max(self.checkpoint_steps(), default=0)
 
     def checkpoint_steps(self) -> list[int]:

@@ -39,7 +39,7 @@ class Death:
     kind: str
     """Name of a command."""
     number: int
-    """It dies in the so-many-th of that kind, from 1."""
+    """It dies in this one of that kind, counted from 1."""
     life: int = 1
     """In which of its lives."""
 

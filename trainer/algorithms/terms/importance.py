@@ -66,7 +66,7 @@ class Correction:
 class TrustRegion:
     """PPO's clip range (arXiv 1707.06347): no gradient that moves a ratio further out of it.
 
-    In a step of several updates it is around the proximal policy, that at the begin of the step,
+    In a step of several updates it is around the proximal policy, that at the start of the step,
     and the correction is for what that policy differs from the one that sampled (decoupled PPO,
     arXiv 2110.00641).
     """

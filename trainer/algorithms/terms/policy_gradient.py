@@ -35,7 +35,7 @@ class Ratios:
     """The probability of each token now, relative to when it was sampled; without gradient."""
 
     proximal_log_ratio_BT: torch.Tensor | None
-    """log pi_theta / pi_prox, relative to the begin of the step; None: a step of one update, 0."""
+    """log pi_theta / pi_prox, relative to the start of the step; None: a step of one update, 0."""
     log_ratio_BT: torch.Tensor
     """log rho; 0 for tokens that are not trainable."""
     ratio_BT: torch.Tensor
@@ -98,7 +98,7 @@ class PolicyGradient:
     critic: bool = False
     """True if advantages depend on values."""
     several_updates: bool = False
-    """True if the importance regards the policy at the begin of the step."""
+    """True if the importance regards the policy at the start of the step."""
     of_logprobs: bool = False
     """True if the objective is w * A * log pi_theta and not w * A, which has the same gradient."""
 

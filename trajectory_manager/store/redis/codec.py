@@ -137,7 +137,7 @@ def _kind_span(text: str) -> Span:
 
 
 def begin_text(begin: TurnBegin) -> str:
-    """The begin of a turn as JSON, without turn_id and prompt_digest."""
+    """The start of a turn as JSON, without turn_id and prompt_digest."""
     return record_json.encode(begin, without=("turn_id", "prompt_digest"))
 
 

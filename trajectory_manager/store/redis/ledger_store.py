@@ -84,7 +84,7 @@ class RedisLedgerStore:
         )
 
     async def committed_steps(self, run_id: str, rollout_ids: Sequence[str]) -> list[int]:
-        """The committed step that trained each rollout; 0: none."""
+        """The committed step that trained each rollout; 0 for none."""
         args: list[Any] = []
         for rollout_id in rollout_ids:
             # What was not made from a lease has no step.

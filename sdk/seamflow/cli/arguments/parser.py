@@ -75,7 +75,7 @@ def make_parser(run: Mapping[str, Command]) -> argparse.ArgumentParser:
     status = command("status", "The run on one screen.")
     why = command("why-stuck", "What waits for what, since when, and the cure.")
     for reader in (status, why):
-        reader.add_argument("--json", action="store_true", help="for programs")
+        reader.add_argument("--json", action="store_true", help="write JSON, with every field")
     drain = command("drain", "Give a node no new work; its current work moves.")
     drain.add_argument("node")
     drain.add_argument("--undo", action="store_true", help="let it take work again")
@@ -121,7 +121,8 @@ def _add_modules(commands: argparse._SubParsersAction[_Parser]) -> None:
 def _add_transcripts(command: Add) -> None:
     about = "Write the closed rollouts of a run with text and rewards, to JSON lines or Parquet."
     writing = command("transcripts", about)
-    writing.add_argument("--out", type=Path, required=True, metavar="FILE", help=".parquet: so")
+    form = "new file: Parquet if its name ends with .parquet, else JSON lines"
+    writing.add_argument("--out", type=Path, required=True, metavar="FILE", help=form)
     writing.add_argument("--purpose", choices=("train", "eval"), help="only these rollouts")
     writing.add_argument("--newest", type=_positive, metavar="N", help="only the newest N")
     writing.add_argument(
@@ -150,7 +151,7 @@ def _add_pool_commands(command: Add) -> None:
     command("pool", "The runs that share the pool of nodes.")
     policy = command("set-policy", "Set priority and quota of a run in the pool.")
     policy.add_argument("--priority", type=int, default=0, help="higher gangs go first (0)")
-    policy.add_argument("--max-nodes", type=int, default=0, help="quota; 0: none")
+    policy.add_argument("--max-nodes", type=int, default=0, help="quota; 0 for none")
     policy.add_argument("--rollout-share", type=float, default=1.0, help="of free nodes (1)")
     nodes = command("plan-nodes", "What a request for nodes would change.")
     nodes.add_argument("--gang", required=True, help="name of the gang")

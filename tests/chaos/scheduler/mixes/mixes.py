@@ -157,7 +157,7 @@ class _Mix:
     gone: set[str] = field(default_factory=set)
     asks: dict[GangName, Ask] = field(default_factory=dict)
     policies: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Priority and quota (0: none) by job."""
+    """Priority and quota (0 for none) by job."""
     partial: set[GangName] = field(default_factory=set)
     stuck: set[GangName] = field(default_factory=set)
     served: int = 0

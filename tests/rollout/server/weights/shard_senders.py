@@ -42,7 +42,7 @@ class Sender(WeightServiceServicer):
     flips_left: int = 1
     """How many times that happens."""
     offers: Path | None = None
-    """The folder of every version, for ProbeFolder; None: none is offered."""
+    """The folder of every version, for ProbeFolder; None if none is offered."""
     probe: pb.FolderProbe | None = None
     """What ProbeFolder claims is in it; None: what is there."""
     sources: dict[str, str] = field(default_factory=dict)
