@@ -170,7 +170,7 @@ test-models: $(VENV)/.dev ## Model folders of 18 architectures: two optimizer st
 model-store: $(VENV)/.dev ## Redis against the in-memory model, 10,000 random operations and more.
 	$(RUN) tests.trajectory_manager.state_machine
 
-test: $(VENV)/.dev ## All tests, distributed by file over WORKERS processes (2; 0: in this one).
+test: $(VENV)/.dev ## The tests, distributed by file over WORKERS processes (2; 0: in this one).
 	$(RUN) pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-sglang: $(VENV)/.dev $(SGLANG) ## Contract, whole loop and 20 kills on a real SGLang, on this machine's CPU.
