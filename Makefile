@@ -19,7 +19,7 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion \
 	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-health test-models test-roundtrips \
-	test test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs proto descriptors up health down clean help .venv-sglang $(ADAPTERS)
+	test test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs site proto descriptors up health down clean help .venv-sglang $(ADAPTERS)
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
@@ -201,6 +201,10 @@ check: $(VENV)/.dev ## Format, lint, types, contract.
 # Generated with the oldest toolchain we support: what it makes loads on every newer protobuf.
 docs: $(VENV)/.dev ## Generate the pages of settings, permissions, benchmarks and reliability.
 	$(RUN) tools.reference
+
+site: $(VENV)/.dev ## The pages as a web site with search: runs/site/html.
+	$(VENV)/bin/python -m pip install --quiet -e '.[site]'
+	$(RUN) tools.site
 
 proto: .venv-proto/.made ## Generate sdk/seamflow/*/v1 from protos/.
 	.venv-proto/bin/python -m grpc_tools.protoc -Iprotos \
