@@ -30,7 +30,7 @@ def main() -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
     (pages / "llms.txt").write_text(llms_text(ROOT), encoding="utf-8")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(_CONFIG)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(_CONFIG)]
     code = subprocess.run(command, env={**os.environ, **_QUIET}, check=False).returncode
     if code == 0:
         print(f"wrote {_OUT / 'html' / 'index.html'}")
