@@ -19,7 +19,7 @@ from scheduler.store.redis_store import RedisStore
 from services.chassis.errors import DependencyUnavailable
 from services.chassis.redis.connect import connect
 from services.chassis.rpc.server import Service, run
-from services.lib.steady_clock import SteadyClock
+from services.chassis.steady_clock import SteadyClock
 
 __all__ = ["build", "main", "service"]
 

@@ -1,7 +1,7 @@
 """No process decides anything by a clock that people and daemons may set while it runs.
 
 Leases, timeouts and intervals go by the monotonic clock, by the store's (docs/guarantees.md), or
-by `services.lib.steady_clock`. The places that read the wall clock are listed with what for.
+by `services.chassis.steady_clock`. The places that read the wall clock are listed with what for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ALLOWED = {
     "services.launcher.evaluate_checkpoint": "the name of a run",
     "services.launcher.report.occupancy": "where a plot begins, next to the times of steps",
     "services.launcher.report.run_end": "when the run ended, for people",
-    "services.lib.steady_clock": "where it starts",
+    "services.chassis.steady_clock": "where it starts",
     "services.weights.cli": "when a version was committed, for people",
     "tools.backup.save": "when a backup was made, for people",
     "trainer.tracking.mlflow": "when a metric was logged, for people",

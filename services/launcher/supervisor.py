@@ -76,7 +76,7 @@ class Supervisor:
         log = self._log(plan.name)
         self._log_starts[plan.name] = log.stat().st_size if log.exists() else 0
         self._children[plan.name] = await self._spawn(plan)
-        self._watchers[plan.name] = asyncio.create_task(self._watch(plan))
+        self._watchers[plan.name] = asyncio.create_task(self._watch_safely(plan))
 
     async def stop(self, name: str, patience: float = 0.0) -> None:
         """End one process; SIGKILL if it does not end in time.
@@ -117,6 +117,14 @@ class Supervisor:
         environment = child_environment(plan.environment)
         log = self._log(plan.name)
         return await Child.start(plan.command, environment, log, umask=plan.umask)
+
+    async def _watch_safely(self, plan: ProcessPlan) -> None:
+        try:
+            await self._watch(plan)
+        except OSError as error:  # its log cannot be written: it is not started again
+            if not self._failed.done():
+                reason = f"cannot be started again: {error}"
+                self._failed.set_exception(ChildFailed(plan.name, ExitCode.UNAVAILABLE, reason))
 
     async def _watch(self, plan: ProcessPlan) -> None:
         attempt, loop = 0, asyncio.get_running_loop()

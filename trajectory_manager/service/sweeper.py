@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 
 from services.chassis.errors import ServiceError
 from services.chassis.log import get_logger
-from services.lib.steady_clock import SteadyClock
+from services.chassis.steady_clock import SteadyClock
 from trajectory_manager.model.records import Rollout, RolloutState
 from trajectory_manager.model.run_counts import RunCounts
 from trajectory_manager.service.metrics import Metrics

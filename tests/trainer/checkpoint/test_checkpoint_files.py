@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from services.chassis.errors import ConfigError, ExitCode
 from trainer import fsync_files
 from trainer.checkpoint import checkpoint_files
 from trainer.policy.sharded_policy import ShardedPolicy
@@ -106,11 +107,12 @@ def test_each_save_reports_only_its_own_error(
 
 
 def test_another_models_checkpoint_is_rejected(tmp_path: Path) -> None:
-    """The message names the parameter and both shapes."""
+    """The message names the parameter and both shapes; a restart would fail the same way."""
     tensors = {"parameter.w": torch.zeros(3), "rng": torch.get_rng_state()}
     save_file(tensors, tmp_path / "rank_00000_of_00001.safetensors")
-    with pytest.raises(ValueError, match=r"\(3,\) for parameter w, the model has .*\(4,\)"):
+    with pytest.raises(ConfigError, match=r"\(3,\) for parameter w, the model has .*\(4,\)"):
         checkpoint_files.load_shards(Weights(4), tmp_path, 0, 1)
+    assert ConfigError.exit_code == ExitCode.CONFIG  # the launcher gives it no further start
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])

@@ -9,7 +9,7 @@ import pytest
 
 from scheduler.model.records import NodeState, State
 from scheduler.pool.state_transaction import StateTransaction
-from services.lib.steady_clock import SteadyClock
+from services.chassis.steady_clock import SteadyClock
 from tests.scheduler.support import BOTH, after, gang, node
 
 _LEAVE_SECONDS = 120.0
