@@ -35,6 +35,7 @@ from services.launcher.checks.run_settings import check_settings
 from services.launcher.checks.same_run import check_same_run, note_beginning
 from services.launcher.checks.task_amount import amount_of_tasks
 from services.launcher.checks.thread_numbers import divided_threads, num_cores
+from services.launcher.checks.user_command import run_command
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig, flags_by_table, own_settings
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
@@ -353,10 +354,7 @@ def _mistake(done: subprocess.CompletedProcess[str]) -> str:
 
 def _checked(process: ProcessPlan) -> subprocess.CompletedProcess[str]:
     assert process.check is not None
-    environment = child_environment(process.environment)
-    return subprocess.run(
-        process.check, env=environment, check=False, capture_output=True, text=True
-    )
+    return run_command(process.check, child_environment(process.environment))
 
 
 def _dry_run(

@@ -49,6 +49,7 @@ from services.launcher.supervisor import Supervisor, child_environment
 from services.launcher.training import Training
 from services.launcher.view import View
 from services.lib.alarm_notes import AlarmNotes
+from services.lib.child_process import Child
 from services.lib.failure_notes import FailureNotes
 from services.lib.run_rules import rules
 
@@ -60,6 +61,7 @@ _REFRESH_SECONDS = 0.5
 _AGENT_END_SECONDS = 10.0
 _AGENT_POLL_SECONDS = 2.0
 _START_POLL_SECONDS = 0.1
+_PREPARE_END_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -208,11 +210,11 @@ class Run:
         self.view.phase(f"preparing: {self.config.prepare}")
         command = [sys.executable, "-m", "seamflow.user_code.user_modules", self.config.prepare]
         command += ["--out", str(marker.parent), "--seed", str(self.config.seed)]
-        child = await asyncio.create_subprocess_exec(*command, env=child_environment({}))
+        child = await Child.start(command, child_environment({}))
         try:
             code = await child.wait()
         except asyncio.CancelledError:
-            child.terminate()
+            await child.end(_PREPARE_END_SECONDS)
             raise
         if code != 0:
             raise DependencyUnavailable("prepare", f"{self.config.prepare} exited with code {code}")
@@ -323,7 +325,8 @@ class Run:
                 self.view.note(advice)
             for line in await failures.look(snapshot.readiness):
                 self.view.note(f"{line} Logs: {self._logs()}")
-            lines = [*ready.look(snapshot), *alarms.look(snapshot.trainer)]
+            lines = [*ready.look(snapshot), *alarms.look(snapshot.trainer), *processes.waits]
+            processes.waits.clear()
             for line in [*lines, *await health.look(snapshot.readiness)]:
                 self.view.note(line)
             if self.is_learning:
