@@ -19,6 +19,7 @@ from scheduler.store.redis_store import RedisStore
 from services.chassis.errors import DependencyUnavailable
 from services.chassis.redis.connect import connect
 from services.chassis.rpc.server import Service, run
+from services.chassis.steady_clock import SteadyClock
 
 __all__ = ["build", "main", "service"]
 
@@ -46,7 +47,7 @@ async def service(config: SchedulerConfig, store: Store) -> Service:
         store=store,
         policy=_policy(config),
         leases=NodeLeases(config.lease_seconds, config.lease_margin_seconds, time.monotonic),
-        clock=time.time,
+        clock=SteadyClock(),
         leave_seconds=config.leave_seconds,
     )
     await pool.open()

@@ -38,7 +38,7 @@ class BatchTimeout:
     """
 
     time: float = math.inf
-    """Seconds on the caller's clock; inf: never."""
+    """Seconds on the caller's monotonic clock; inf: never."""
     min_groups: int = 1
     """Complete groups that a partial batch must have."""
 

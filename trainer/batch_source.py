@@ -67,7 +67,7 @@ class BatchSource:
         follow as groups complete.
         """
         timeout = BatchTimeout(
-            time=time.time() + self._timeout_seconds, min_groups=self._min_groups
+            time=time.monotonic() + self._timeout_seconds, min_groups=self._min_groups
         )
         # Groups that only the gang's own nodes could generate do not complete while it trains.
         may_stream = self.stream_groups > 0 or self.start_at_tail
@@ -116,7 +116,7 @@ class BatchSource:
             last = page is not None and page.next_sample == 0
             for chunk in chunker.push(fresh, group_complete=page is None, last=last):
                 yield chunk
-        if chunker.num_groups < progress.needed and timeout.time <= time.time():
+        if chunker.num_groups < progress.needed and timeout.time <= time.monotonic():
             self._log_timeout(BatchProgress(chunker.num_groups, progress.needed))
 
     async def _next_page(
@@ -131,7 +131,7 @@ class BatchSource:
             record.step,
             record.base_weight_version,
             chunker.num_sequences,
-            min_groups=self._min_groups if timeout.time <= time.time() else 0,
+            min_groups=self._min_groups if timeout.time <= time.monotonic() else 0,
             wait=not chunker.has_open_group,
         )
         if page is not None:
@@ -166,22 +166,21 @@ class BatchSource:
     async def _wait_for_batch(self, record: StepRecord, timeout: BatchTimeout) -> BatchProgress:
         """Release the nodes until enough groups are ready; request them to be back by then."""
         progress = await self._progress(record)
-        if timeout.allows_start(time.time(), progress):
+        if timeout.allows_start(time.monotonic(), progress):
             return progress
         remaining = await self._nodes.release(record.step, self._forecast(progress))
         self._lent = True
         progress = self._with_tail(progress, remaining or 0)
         recall = NodeRecall(min(self._nodes.return_seconds, self._request_ahead_seconds), timeout)
-        while not timeout.allows_start(time.time(), progress):
-            recall.observe(time.time(), progress)
-            needed_time = recall.take_request(time.time())
-            if needed_time is not None:
+        while not timeout.allows_start(time.monotonic(), progress):
+            recall.observe(time.monotonic(), progress)
+            if recall.take_request(time.monotonic()):
                 self._lent = False
-                await self._nodes.request_ahead(needed_time)
-            elif recall.take_release(time.time()):
+                await self._nodes.request_ahead()
+            elif recall.take_release(time.monotonic()):
                 self._lent = True
                 await self._nodes.release_again()
-            wait_seconds = recall.poll_seconds(time.time())
+            wait_seconds = recall.poll_seconds(time.monotonic())
             more_than = progress.num_ready
             progress = await self._progress(record, more_than=more_than, wait_seconds=wait_seconds)
         self._lent = False

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 import grpc.aio
-from seamflow.durations import seconds_of, to_duration, to_timestamp
+from google.protobuf.timestamp_pb2 import Timestamp
+from seamflow.durations import seconds_of, to_duration
 from seamflow.errors import DeadlineError, NotFoundError, PreconditionError, SeamflowError
 from seamflow.pages import pages
 from seamflow.retry import retrying
@@ -40,6 +41,10 @@ _LEASE_POLL_SECONDS = 5.0
 """Shorter: during a lease poll the gang holds nodes that could be lent."""
 _MARGIN_SECONDS = 15.0
 """Time after the end of a long poll at which an unanswered call is retried."""
+
+_PASSED = Timestamp(seconds=1)
+"""Passed on every clock: this machine's may be ahead of the scheduler's, and nodes that are needed
+now would be needed later."""
 
 T = TypeVar("T")
 
@@ -309,14 +314,14 @@ class NodeClient:
         while not await self._request(wait_seconds=_POLL_SECONDS):
             pass
 
-    async def request_ahead(self, needed_time: float) -> None:
-        """Request the nodes from `needed_time` (seconds since 1970) on; `acquire` follows.
+    async def request_ahead(self) -> None:
+        """Request the nodes before the batch is full; `acquire` follows.
 
         Does nothing unless other nodes generate: without them the batch would never become full.
         """
         if self._stub is not None and await self.others_generate():
             get_logger().info("nodes_requested_ahead", return_seconds=self.return_seconds)
-            await self._request(needed_time=needed_time)
+            await self._request(is_ahead=True)
 
     async def release(
         self, batch: int = 0, forecast: scheduler_pb2.GenerationForecast | None = None
@@ -342,9 +347,7 @@ class NodeClient:
         response = await retry_forever("ReleaseNodes", lambda: stub.ReleaseNodes(request))
         return response.tail.remaining_rollouts if response.HasField("tail") else None
 
-    async def _request(
-        self, *, wait_seconds: float = 0.0, needed_time: float | None = None
-    ) -> bool:
+    async def _request(self, *, wait_seconds: float = 0.0, is_ahead: bool = False) -> bool:
         """Request the nodes once; whether all are granted."""
         stub = self._stub
         assert stub is not None
@@ -357,7 +360,7 @@ class NodeClient:
             node_ids=self._node_ids,
             wait=to_duration(wait_seconds),
             batch=self._batch,
-            needed_time=None if needed_time is None else to_timestamp(needed_time),
+            needed_time=_PASSED if is_ahead else None,
         )
         timeout = wait_seconds + _MARGIN_SECONDS
         response = await retry_forever(

@@ -60,13 +60,13 @@ class NodeRecall:
             start = partial if full is None else min(full, partial)
             self._request_time = start - self._return_seconds
 
-    def take_request(self, now: float) -> float | None:
-        """The time from which the nodes must return, once that time has come; returned once."""
+    def take_request(self, now: float) -> bool:
+        """Whether the time has come from which the nodes must return; true once."""
         if self._release_time is not None or self._request_time > now:
-            return None
+            return False
         # Idle for as long as the way back took: by then, releasing the nodes again pays.
         self._release_time = now + 2 * self._return_seconds
-        return self._request_time
+        return True
 
     def take_release(self, now: float) -> bool:
         """Whether the requested nodes came too early and must be released again; true once."""

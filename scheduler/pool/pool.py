@@ -44,7 +44,7 @@ class Pool:
         store: persists the state; opened by `open`.
         policy: decides assignments.
         leases: of the nodes.
-        clock: seconds since 1970.
+        clock: seconds since 1970, that never jump.
         leave_seconds: time for a node to leave its old work after it was assigned to a gang.
     """
 

@@ -21,6 +21,7 @@ import grpc.aio
 
 from seamflow.credentials import Credentials
 from seamflow.errors import UnavailableError
+from seamflow.network.host_port import check_target
 from seamflow.release import HEADER, RELEASE
 from seamflow.retry import current_attempt
 from seamflow.trace_context import HEADER as TRACEPARENT
@@ -93,7 +94,11 @@ def connect(
     Returns immediately; the first call connects. If no connection comes about within
     `connect_timeout` seconds of it (None: wait for ever), later calls raise `UnavailableError`
     until one does; once connected, an interruption of any length may be retried.
+
+    Raises:
+        ValueError: an address of IPv6 has no brackets, or no port.
     """
+    check_target(target)
     return _Channel(target, credentials or Credentials(), connect_timeout)
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import json
 import os
@@ -28,10 +29,13 @@ from services.chassis.errors import ConfigError, ExitCode, StartupError
 from services.launcher import redis_server
 from services.launcher.agent_access import base_url
 from services.launcher.checks.groups import check_groups
+from services.launcher.checks.loopback_hosts import check_hosts
 from services.launcher.checks.process_settings import process_setting
 from services.launcher.checks.run_settings import check_settings
+from services.launcher.checks.same_run import check_same_run, note_beginning
 from services.launcher.checks.task_amount import amount_of_tasks
 from services.launcher.checks.thread_numbers import divided_threads, num_cores
+from services.launcher.checks.user_command import run_command
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig, flags_by_table, own_settings
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
@@ -52,6 +56,7 @@ __all__ = ["check_evaluation", "check_program", "main", "make_layout"]
 
 _TABLE = "evaluation"
 _EMBEDDED = "torch"
+_OF_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT)
 _MIN_FREE_BYTES = 512 * 1024 * 1024
 
 
@@ -65,9 +70,20 @@ def main() -> NoReturn:
     except StartupError as error:
         print(f"launcher: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in _OF_STORAGE:
+            raise
+        print(f"launcher: {_storage_failed(error)}", file=sys.stderr)
+        sys.exit(ExitCode.UNAVAILABLE)
     except KeyboardInterrupt:
         print(f"stopped; all processes have ended: {_continuing(config)}", file=sys.stderr)
         sys.exit(ExitCode.CLEAN if config.serve else 130)
+
+
+def _storage_failed(error: OSError) -> str:
+    """What the launcher itself could not write, and the cure."""
+    what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    return f"{what}; free some space or give back the permissions, then --resume"
 
 
 def _continuing(config: LauncherConfig) -> str:
@@ -96,6 +112,8 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
     try:
         _check(config, layout)
         settings = _checked_settings(config, plans)
+        check_hosts(settings)
+        check_same_run(config, layout)
         check_evaluation(config, evaluation, layout)
         check_program(plans)
         amount = _check_user_code(config, layout, plans)
@@ -108,9 +126,11 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
         return _dry_run(plans, amount, settings)
     model = str(Path(layout.path(config.model)).resolve())
     facts = {"run_id": layout.run_id, "model": model, "agents": config.kind_of_agents}
-    facts |= {"config": str(layout.config_file), **layout.addresses()}
+    facts |= {"config": str(layout.config_file), "folder": str(layout.folder)}
+    facts |= layout.addresses()
     if config.has_http_gateway:
         facts["http_gateway"] = base_url(config, layout)
+    note_beginning(config, layout)
     (layout.folder / "addresses.json").write_text(json.dumps(facts, indent=2))
     _link_latest(layout.folder)
     is_terminal = sys.stdout.isatty() and config.live
@@ -148,9 +168,10 @@ def make_layout(config: LauncherConfig, config_file: Path) -> Layout:
         )
     if config.resume and not folder.exists():
         raise ConfigError(f"there is no run {config.name!r} in {folder.parent} to --resume")
+    if config.resume:
+        _check_name(folder, config.name)
     if not config.dry_run:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
+        _make_folder(folder)
         run_lock.hold(folder)
     ports = free_ports(config, _agent_ports(folder / "addresses.json"))
     url = redis_server.given_url(config)
@@ -170,13 +191,40 @@ def make_layout(config: LauncherConfig, config_file: Path) -> Layout:
     )
 
 
+def _check_name(folder: Path, name: str) -> None:
+    """Refuse a folder that was renamed: all that a run has stored is under its own name."""
+    began_as = _known(folder / "addresses.json").get("run_id", name)
+    if began_as != name:
+        own = folder.with_name(str(began_as))
+        raise ConfigError(
+            f"folder {str(folder)!r} holds run {began_as!r}, not {name!r}: rename it to "
+            f"{str(own)!r}, then --name {began_as} --resume"
+        )
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"folder {str(folder)!r} cannot be made: {error.strerror}; give --runs-folder, a "
+            "folder that this user may write"
+        ) from error
+
+
 def _agent_ports(addresses: Path) -> dict[str, int]:
     """The ports that the agents of an earlier start of this run know; none: it is the first."""
+    known = _known(addresses)
+    return {name: int(known[name].rpartition(":")[2]) for name in AGENT_PORTS if known.get(name)}
+
+
+def _known(addresses: Path) -> Mapping[str, Any]:
     try:
-        known = json.loads(addresses.read_text(encoding="utf-8"))
+        found = json.loads(addresses.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return {name: int(known[name].rpartition(":")[2]) for name in AGENT_PORTS if known.get(name)}
+    return found if isinstance(found, dict) else {}
 
 
 def _credential_secret(folder: Path) -> str:
@@ -306,10 +354,7 @@ def _mistake(done: subprocess.CompletedProcess[str]) -> str:
 
 def _checked(process: ProcessPlan) -> subprocess.CompletedProcess[str]:
     assert process.check is not None
-    environment = child_environment(process.environment)
-    return subprocess.run(
-        process.check, env=environment, check=False, capture_output=True, text=True
-    )
+    return run_command(process.check, child_environment(process.environment))
 
 
 def _dry_run(

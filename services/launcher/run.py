@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from seamflow.cli.run_files import read_steps
+from seamflow.errors import ConflictError
 from seamflow.retry import retrying
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 
-from services.chassis.errors import DependencyUnavailable
+from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.launcher import redis_server
 from services.launcher.agent_access import LeaseHint, instructions
 from services.launcher.checks.health_notes import HealthNotes
+from services.launcher.checks.run_folder import watch_folder
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
@@ -47,6 +49,7 @@ from services.launcher.supervisor import Supervisor, child_environment
 from services.launcher.training import Training
 from services.launcher.view import View
 from services.lib.alarm_notes import AlarmNotes
+from services.lib.child_process import Child
 from services.lib.failure_notes import FailureNotes
 from services.lib.run_rules import rules
 
@@ -58,6 +61,7 @@ _REFRESH_SECONDS = 0.5
 _AGENT_END_SECONDS = 10.0
 _AGENT_POLL_SECONDS = 2.0
 _START_POLL_SECONDS = 0.1
+_PREPARE_END_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -87,7 +91,9 @@ class Run:
             self.supervisor(self._logs()) as processes,
             connected(self.config, self.layout) as services,
         ):
-            return await run_until_failure(processes, self._train(processes, services))
+            return await run_until_failure(
+                processes, self._train(processes, services), watch_folder(self.layout.folder)
+            )
 
     async def evaluate(self, step: int) -> EvaluationLine:
         """Start all processes, evaluate the model, which is of optimizer step `step`, end them."""
@@ -95,7 +101,11 @@ class Run:
             self.supervisor(self._logs()) as processes,
             connected(self.config, self.layout) as services,
         ):
-            return await run_until_failure(processes, self._evaluate(processes, services, step))
+            return await run_until_failure(
+                processes,
+                self._evaluate(processes, services, step),
+                watch_folder(self.layout.folder),
+            )
 
     async def serve(self) -> None:
         """Start all processes and keep them; ends by Ctrl-C, as `KeyboardInterrupt`."""
@@ -103,7 +113,9 @@ class Run:
             self.supervisor(self._logs()) as processes,
             connected(self.config, self.layout) as services,
         ):
-            await run_until_failure(processes, self._serve(processes, services))
+            await run_until_failure(
+                processes, self._serve(processes, services), watch_folder(self.layout.folder)
+            )
 
     async def _train(self, processes: Supervisor, services: Services) -> dict[str, Any]:
         async with self._started(processes, services):
@@ -198,11 +210,11 @@ class Run:
         self.view.phase(f"preparing: {self.config.prepare}")
         command = [sys.executable, "-m", "seamflow.user_code.user_modules", self.config.prepare]
         command += ["--out", str(marker.parent), "--seed", str(self.config.seed)]
-        child = await asyncio.create_subprocess_exec(*command, env=child_environment({}))
+        child = await Child.start(command, child_environment({}))
         try:
             code = await child.wait()
         except asyncio.CancelledError:
-            child.terminate()
+            await child.end(_PREPARE_END_SECONDS)
             raise
         if code != 0:
             raise DependencyUnavailable("prepare", f"{self.config.prepare} exited with code {code}")
@@ -212,7 +224,11 @@ class Run:
         await self._wait_for_manager()
         config = self.config.replace(required_columns=self.config.columns)
         request = run_pb.CreateRunRequest(run_id=self.layout.run_id, config=rules(config))
-        await retrying(lambda: services.runs.CreateRun(request))
+        try:
+            await retrying(lambda: services.runs.CreateRun(request))
+        except ConflictError as error:  # a Redis that other launchers use, too
+            cure = "set them back, or start a new run by another --name"
+            raise ConfigError(f"{error}: {cure}") from error
 
     async def _wait_for_manager(self) -> None:
         """A refused connection is no news while the process starts."""
@@ -309,7 +325,8 @@ class Run:
                 self.view.note(advice)
             for line in await failures.look(snapshot.readiness):
                 self.view.note(f"{line} Logs: {self._logs()}")
-            lines = [*ready.look(snapshot), *alarms.look(snapshot.trainer)]
+            lines = [*ready.look(snapshot), *alarms.look(snapshot.trainer), *processes.waits]
+            processes.waits.clear()
             for line in [*lines, *await health.look(snapshot.readiness)]:
                 self.view.note(line)
             if self.is_learning:

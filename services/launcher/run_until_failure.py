@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Awaitable
 from contextlib import suppress
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from services.launcher.supervisor import Supervisor
 
@@ -16,11 +16,13 @@ __all__ = ["run_until_failure"]
 T = TypeVar("T")
 
 
-async def run_until_failure(processes: Supervisor, work: Awaitable[T]) -> T:
-    """Run `work` until it ends, a child fails or Ctrl-C; a second Ctrl-C kills all immediately."""
+async def run_until_failure(
+    processes: Supervisor, work: Awaitable[T], *watches: Awaitable[NoReturn]
+) -> T:
+    """Run `work` until it ends, a child or a watch fails, or Ctrl-C; a second one kills all."""
     loop = asyncio.get_running_loop()
     working = asyncio.ensure_future(work)
-    failing = asyncio.ensure_future(processes.failure())
+    failing = [asyncio.ensure_future(each) for each in (processes.failure(), *watches)]
     asked: list[int] = []
 
     def on_signal(number: int) -> None:
@@ -32,13 +34,16 @@ async def run_until_failure(processes: Supervisor, work: Awaitable[T]) -> T:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
-    await asyncio.wait({working, failing}, return_when=asyncio.FIRST_COMPLETED)
-    if failing.done():
+    await asyncio.wait({working, *failing}, return_when=asyncio.FIRST_COMPLETED)
+    failed = [each for each in reversed(failing) if each.done()]  # a watch knows the cause
+    for each in set(failing) - set(failed):
+        each.cancel()
+    if failed:
         working.cancel()
+        await asyncio.wait([working])
         with suppress(asyncio.CancelledError):
-            await working
-        failing.result()
-    failing.cancel()
+            working.exception()  # a consequence of the failure
+        failed[0].result()
     try:
         return await working
     except asyncio.CancelledError:

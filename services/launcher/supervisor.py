@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,7 @@ from services.chassis.errors import DependencyUnavailable, ExitCode
 from services.launcher.child_process import ProcessPlan
 from services.lib.child_process import Child
 
-__all__ = ["ChildFailed", "Supervisor", "child_environment"]
+__all__ = ["ChildFailed", "Supervisor", "child_environment", "full_folder"]
 
 _CHECKOUT = Path(__file__).parents[2]
 _MAX_RESTARTS = 5
@@ -70,13 +71,15 @@ class Supervisor:
         """Optional processes that crashed too often."""
         self.ended: list[str] = []
         """Processes that have ended by themselves, cleanly."""
+        self.waits: list[str] = []
+        """What processes that will be started again wait for, for people; taken by who shows it."""
 
     async def start(self, plan: ProcessPlan) -> None:
         """Start a process and keep it running in the background."""
         log = self._log(plan.name)
         self._log_starts[plan.name] = log.stat().st_size if log.exists() else 0
         self._children[plan.name] = await self._spawn(plan)
-        self._watchers[plan.name] = asyncio.create_task(self._watch(plan))
+        self._watchers[plan.name] = asyncio.create_task(self._watch_safely(plan))
 
     async def stop(self, name: str, patience: float = 0.0) -> None:
         """End one process; SIGKILL if it does not end in time.
@@ -118,6 +121,14 @@ class Supervisor:
         log = self._log(plan.name)
         return await Child.start(plan.command, environment, log, umask=plan.umask)
 
+    async def _watch_safely(self, plan: ProcessPlan) -> None:
+        try:
+            await self._watch(plan)
+        except OSError as error:  # its log cannot be written: it is not started again
+            if not self._failed.done():
+                reason = f"cannot be started again: {error}"
+                self._failed.set_exception(ChildFailed(plan.name, ExitCode.UNAVAILABLE, reason))
+
     async def _watch(self, plan: ProcessPlan) -> None:
         attempt, loop = 0, asyncio.get_running_loop()
         while True:
@@ -131,7 +142,10 @@ class Supervisor:
             if not plan.restarts or code in FATAL_EXIT_CODES or attempt == _MAX_RESTARTS:
                 break
             self.num_restarts += 1
-            least = self._full_disk_seconds if self._is_full(plan.name) else 0.0
+            least = 0.0
+            if self._is_full(plan.name):
+                least = self._full_disk_seconds
+                self.waits.append(f"{plan.name} waits for space: {self._full_disk(plan.name)}")
             await asyncio.sleep(max(self._restart_seconds * 2**attempt, least))
             self._children[plan.name] = await self._spawn(plan)
             attempt += 1
@@ -146,17 +160,23 @@ class Supervisor:
         text = f"exited with code {code}; the end of {self._log(name)}:\n  " + "\n  ".join(lines)
         if not self._is_full(name):
             return text
-        free = shutil.disk_usage(self._log_folder).free >> 20
+        cure = "then --resume, or use another disk with --runs-folder"
+        return f"{self._full_disk(name)}, {cure}; {text}"
+
+    def _full_disk(self, name: str) -> str:
+        """Which disk is full, and what to do."""
+        folder = full_folder(self._end_of_log(name)) or self._log_folder
+        free = shutil.disk_usage(folder).free >> 10
         return (
-            f"the disk is full ({free} MiB free where {self._log_folder} is): delete old runs or "
-            f"checkpoints, then --resume, or use another disk with --runs-folder; {text}"
+            f"the disk is full ({free} KiB free where {folder} is): delete old runs or checkpoints "
+            "there"
         )
 
     def _is_full(self, name: str) -> bool:
         """Whether a process has ended for lack of space, of which a full disk keeps no log."""
         if shutil.disk_usage(self._log_folder).free < _LEAST_FREE_BYTES:
             return True
-        return any(text in line for line in self._end_of_log(name) for text in _NO_SPACE)
+        return any(map(_tells_no_space, self._end_of_log(name)))
 
     def _end_of_log(self, name: str) -> list[str]:
         return self._log(name).read_text(errors="replace").splitlines()[-5:]
@@ -182,6 +202,25 @@ class Supervisor:
             self._failed.exception()  # mark as retrieved
         else:
             self._failed.cancel()
+
+
+def full_folder(lines: Sequence[str]) -> Path | None:
+    """The folder of the file that the last line on a full disk names; of several, the fullest.
+
+    It need not be where the logs are: checkpoints and weights may have disks of their own.
+    """
+    line = next(filter(_tells_no_space, reversed(lines)), "")
+    paths = [Path(text) for text in re.findall(r"/[^\s:'\"]+", line)]
+    folders = [
+        folder
+        for path in paths
+        if (folder := next(each for each in (path, *path.parents) if each.is_dir())) != Path("/")
+    ]
+    return min(folders, key=lambda folder: shutil.disk_usage(folder).free, default=None)
+
+
+def _tells_no_space(line: str) -> bool:
+    return any(text in line for text in _NO_SPACE)
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:

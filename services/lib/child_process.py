@@ -1,9 +1,10 @@
-"""A child process in a separate session, killed when this process ends."""
+"""A child process in a separate session, killed with all that it started when it ends."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
@@ -11,15 +12,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from seamflow.user_code.left_processes import MARK, end_left
+
 __all__ = ["Child"]
 
 
 class Child:
-    """One start of a child process, with all processes of its group."""
+    """One start of a child process, with all processes that it starts, in any group."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, mark: str) -> None:
         """Use `start`."""
-        self._process = process
+        self._process, self._mark = process, mark
         self._ended = asyncio.create_task(self._follow(), name=f"child-{process.pid}")
 
     @classmethod
@@ -49,10 +52,11 @@ class Child:
         )
         # uvloop, which runs node agents, has no such parameter.
         own: dict[str, Any] = {"umask": umask} if umask >= 0 else {}
+        mark = secrets.token_hex(16)
         try:
             process = await asyncio.create_subprocess_exec(
                 *_tied_to_us(command),
-                env=dict(environment),
+                env={**environment, MARK: mark},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -63,7 +67,7 @@ class Child:
         finally:
             if output is not None:
                 os.close(output)
-        return cls(process)
+        return cls(process, mark)
 
     @property
     def pid(self) -> int:
@@ -103,6 +107,7 @@ class Child:
     def _kill_group(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+        end_left(self._mark)  # those that have left the group
 
 
 def _tied_to_us(command: Sequence[str]) -> Sequence[str]:

@@ -1,3 +1,6 @@
+from seamflow.user_code.left_processes import whole_process
+
 from services.tool_loop.cli import main
 
-main()
+with whole_process():
+    main()

@@ -227,5 +227,25 @@ async def test_a_restart_waits_for_space_on_the_disk(tmp_path: Path, said: str) 
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.5)
         assert processes.num_restarts == 1
+        (told,) = processes.waits
+        assert told.startswith("full waits for space: the disk is full")
         assert not failure.done()
         failure.cancel()
+
+
+async def test_the_full_disk_is_that_of_the_file_that_could_not_be_written(tmp_path: Path) -> None:
+    """Checkpoints and weights may have a disk of their own, and freeing space elsewhere is in vain.
+
+    Control: a line without a file names the folder of the logs.
+    """
+    checkpoints, logs = tmp_path / "checkpoints", tmp_path / "logs"
+    for folder in (checkpoints, logs):
+        folder.mkdir()
+    said = f"storage: {checkpoints}/.partial_3/rank.partial: No space left on device (os error 28)"
+    for line, named in ((said, checkpoints), ("No space left on device", logs)):
+        plan = ProcessPlan(name="trainer", command=(sys.executable, "-c", f"exit({line!r})"))
+        async with Supervisor(logs, restart_seconds=0.0, full_disk_seconds=0.01) as processes:
+            await processes.start(plan)
+            with pytest.raises(ChildFailed, match=f"free where {named} is") as raised:
+                await processes.failure()
+            assert "--resume" in str(raised.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -124,7 +125,7 @@ class FakeNodeClient(NodeClient):
         self.calls.append("give back")
         return self.tail
 
-    async def request_ahead(self, needed_time: float) -> None:
+    async def request_ahead(self) -> None:
         """At any time."""
         self.calls.append("ask ahead")
 
@@ -170,7 +171,9 @@ async def test_nodes_that_returned_too_early_are_released_again(
 ) -> None:
     """The batch was about to be full, and then was not for longer than they need to come back."""
     seconds = itertools.count()
-    monkeypatch.setattr(batch_source, "time", SimpleNamespace(time=lambda: float(next(seconds))))
+    monkeypatch.setattr(
+        batch_source, "time", SimpleNamespace(monotonic=lambda: float(next(seconds)))
+    )
     calls, _ = await waited(tmp_path, [8], [1, 2, 4, 6, *[7] * 50, 8], 20.0)
     assert calls == ["release for 2: 28/32", "ask ahead", "give back", "acquire for 2"]
 
@@ -364,3 +367,17 @@ async def test_the_scheduler_takes_the_gang_s_node_at_the_tail(
         assert parts[-1].last
         started = second.numbers()["num_groups_at_start"]
         assert (started < 8) is at_tail
+
+
+@pytest.mark.parametrize(("is_protected", "leased"), [(True, (8, 0)), (False, (2, 1))])
+async def test_a_clock_that_is_set_ends_no_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_protected: bool, leased: tuple[int, int]
+) -> None:
+    """Negative control: by the wall clock, an hour ahead at each look, part of a batch is taken."""
+    hours = itertools.count()
+    monkeypatch.setattr("time.time", lambda: 3600.0 * next(hours))
+    if not is_protected:
+        monkeypatch.setattr(batch_source, "time", SimpleNamespace(monotonic=time.time))
+    fields = {"batch__timeout_seconds": 600.0, "batch__min_groups": 1}
+    _, samples = await waited(tmp_path, [8], [2, 8] if is_protected else [2], 60.0, **fields)
+    assert samples.leased[-1] == leased

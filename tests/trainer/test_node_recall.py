@@ -38,7 +38,7 @@ def simulate(
         if timeout.allows_start(now, progress):
             return [*done, ("full" if progress.full else "timeout", now)]
         recall.observe(now, progress)
-        if recall.take_request(now) is not None:
+        if recall.take_request(now):
             done.append(("ask", now))
         elif recall.take_release(now):
             done.append(("give back", now))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
+import pytest
 from seamflow.channel import connect
 from seamflow.durations import to_duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
@@ -26,17 +26,21 @@ GANG = "trainer"
 HALF = pb.GenerationForecast(remaining_rollouts=2, batch_rollouts=4)
 
 
-async def test_nodes_are_asked_for_ahead_only_while_others_generate() -> None:
-    """A lone node would leave its batch unfinished; with another rollout node it returns early."""
+async def test_nodes_are_asked_for_ahead_only_while_others_generate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A lone node would leave its batch unfinished; with another rollout node it returns early.
+
+    The trainer's clock, which is far ahead of the scheduler's, does not count.
+    """
     async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
         nodes = NodeClient(channel, RUN, GANG, 1)
         await register(stub, "both", *BOTH)
-        await nodes.request_ahead(time.time())
+        await nodes.request_ahead()
         assert (await list_nodes(stub))["both"].assignment.tag == "rollout"
         await register(stub, "other", "rollout")
-        await nodes.request_ahead(time.time() + 3600)
-        assert (await list_nodes(stub))["both"].assignment.tag == "rollout", "not yet"
-        await nodes.request_ahead(time.time())
+        monkeypatch.setattr("time.time", lambda: 4e9)  # in the year 2096
+        await nodes.request_ahead()
         assert (await list_nodes(stub))["both"].assignment.tag == "train"
 
 
@@ -64,10 +68,10 @@ async def test_nodes_that_generate_for_other_runs_are_no_others() -> None:
             )
         )
         await register(stub, "both", *BOTH)
-        await nodes.request_ahead(time.time())
+        await nodes.request_ahead()
         assert (await list_nodes(stub))["both"].assignment.tag == "rollout"
         await register(stub, "own", "rollout")
-        await nodes.request_ahead(time.time())
+        await nodes.request_ahead()
         assert (await list_nodes(stub))["both"].assignment.tag == "train"
 
 
@@ -80,7 +84,7 @@ async def test_a_repeated_release_keeps_the_decision() -> None:
         await _placed(stub)
         await nodes.release(2, HALF)
         for _ in range(2):
-            await nodes.request_ahead(time.time())
+            await nodes.request_ahead()
             await nodes.release_again()
         assert (await list_nodes(stub))["both"].assignment.tag == "train"
         again = "gang trainer: kept: decided before for batch 2"
@@ -117,7 +121,7 @@ async def test_return_seconds_are_measured_by_the_nodes() -> None:
         nodes = NodeClient(channel, RUN, GANG, 1)
         lent = await register(stub, "both", *BOTH)
         await heartbeat(stub, "both", lent.epoch)
-        await nodes.request_ahead(0.0)
+        await nodes.request_ahead()
         assert nodes.return_seconds == 0.0
         placed = await stub.RequestNodes(
             pb.RequestNodesRequest(run_id=RUN, gang_id=GANG, tag="train", num_nodes=1)

@@ -23,6 +23,7 @@ from safetensors import safe_open
 
 from trainer import fsync_files
 from trainer.checkpoint.checksums import DamagedError, note_digest, read_json, seal, verify
+from trainer.checkpoint.wrong_checkpoint import WrongCheckpoint
 from trainer.config import Setting
 from trainer.model.lora import is_adapter
 from trainer.policy.critic import is_critic
@@ -217,7 +218,7 @@ def load_shards(policy: Policy, folder: Path, rank: int, world_size: int) -> Non
     """Load this rank's state from `folder`, written by any number of ranks.
 
     Raises:
-        ValueError: the checkpoint is of another model.
+        WrongCheckpoint: it is of another model.
     """
     paths = sorted(folder.glob("rank_*.safetensors"))
     with ExitStack() as stack:
@@ -291,14 +292,14 @@ def _check(
     for name, shard in policy.shards.items():
         stored = tensors.get(_PARAMETER + name)
         if stored is None and is_critic(name):
-            raise ValueError(
+            raise WrongCheckpoint(
                 f"checkpoint {folder} has no parameter {name} of the critic: it was written by "
                 "another algorithm or another critic; set algorithm, critic and critic_model back, "
                 "or start a new run from its published weights"
             )
         if stored is None or stored.shape != shard.shape or stored.dtype != shard.dtype:
             found = "nothing" if stored is None else f"{stored.dtype} {tuple(stored.shape)}"
-            raise ValueError(
+            raise WrongCheckpoint(
                 f"checkpoint {folder} holds {found} for parameter {name}, the model has "
                 f"{shard.dtype} {tuple(shard.shape)}: its model, dtype, lora.rank or lora.targets "
                 "is different; set it back"
@@ -306,7 +307,7 @@ def _check(
     stored_names = {n.removeprefix(_PARAMETER) for n in names if n.startswith(_PARAMETER)}
     unused = sorted(filter(is_adapter, stored_names - policy.shards.keys()))
     if unused:
-        raise ValueError(
+        raise WrongCheckpoint(
             f"checkpoint {folder} holds {unused[0]}, which the current settings do not train: set "
             "lora.rank and lora.targets back"
         )

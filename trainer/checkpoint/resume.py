@@ -7,6 +7,7 @@ from pathlib import Path
 from trainer.checkpoint import checkpoint_files
 from trainer.checkpoint.checkpoint_files import Checkpoint
 from trainer.checkpoint.checksums import DamagedError
+from trainer.checkpoint.wrong_checkpoint import WrongCheckpoint
 from trainer.clients import SampleClient
 from trainer.config import TrainerConfig
 from trainer.tracking.alarms import Alarms
@@ -20,31 +21,30 @@ def find_checkpoint(config: TrainerConfig, alarms: Alarms) -> tuple[Path, Checkp
     The newest intact one; each newer one that is damaged raises an alarm.
 
     Raises:
-        DamagedError: all checkpoints are damaged.
-        ValueError: `resume` is not set and there is a checkpoint, or it is of another run, model or
-            kind of training.
+        WrongCheckpoint: `resume` is not set and there is a checkpoint, it is of another run, model
+            or kind of training, or all are damaged.
     """
     found = _newest_intact(config.checkpoint.folder, alarms)
     if found is None:
         return None
     folder, checkpoint = found
     if not config.resume:
-        raise ValueError(
+        raise WrongCheckpoint(
             f"checkpoint.folder {config.checkpoint.folder} holds a checkpoint of step "
             f"{checkpoint.step}: set resume to continue from it, or give another folder"
         )
     if checkpoint.run_id != config.run_id:
-        raise ValueError(
+        raise WrongCheckpoint(
             f"checkpoint {folder} is of run {checkpoint.run_id!r}, not {config.run_id!r}: "
             "give the run's own checkpoint_folder"
         )
     if bool(checkpoint.base) != bool(config.lora.rank):
-        raise ValueError(
+        raise WrongCheckpoint(
             f"checkpoint {folder} was written with{'' if checkpoint.base else 'out'} an adapter, "
             f"and lora.rank is {config.lora.rank}: set it back"
         )
     if checkpoint.base != config.base():
-        raise ValueError(
+        raise WrongCheckpoint(
             f"checkpoint {folder} holds an adapter for other weights than those of model "
             f"{config.model}: give the model that the run started with"
         )
@@ -58,7 +58,7 @@ def _newest_intact(folder: Path, alarms: Alarms) -> tuple[Path, Checkpoint] | No
     try:
         return checkpoint_files.newest(folder, report)
     except DamagedError as error:
-        raise ValueError(
+        raise WrongCheckpoint(
             f"{error}, and {folder} has no intact checkpoint: restore a copy of one there, or give "
             "another folder and run_id to start a new run"
         ) from error

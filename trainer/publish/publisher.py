@@ -199,6 +199,8 @@ class Publisher:
             self._writing = asyncio.ensure_future(writing)
             await asyncio.wait({self._writing})
         written, self._writing = self._writing, None
+        if written.exception() is not None:  # half a version would keep a full disk full
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         return written.result()
 
     async def _upload(

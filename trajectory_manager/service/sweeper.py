@@ -7,12 +7,12 @@ another one records, that one sweeps.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
 from services.chassis.errors import ServiceError
 from services.chassis.log import get_logger
+from services.chassis.steady_clock import SteadyClock
 from trajectory_manager.model.records import Rollout, RolloutState
 from trajectory_manager.model.run_counts import RunCounts
 from trajectory_manager.service.metrics import Metrics
@@ -49,7 +49,7 @@ class Sweeper:
         rollouts: Rollouts,
         metrics: Metrics,
         unleased_seconds: float = 0.0,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """Rollouts without a lease fail `unleased_seconds` after their start; 0: never."""
         self._store = store
@@ -57,7 +57,7 @@ class Sweeper:
         self._metrics = metrics
         self._retention = Retention(store.retention, store.runs)
         self._unleased_seconds = unleased_seconds
-        self._clock = clock
+        self._clock = clock or SteadyClock()
         self._runs: dict[str, _Swept] = {}
         self._number = 0
         self._has_changed = True  # since the counts were published

@@ -123,8 +123,11 @@ class Endpoints:
     """Token and certificates, if the services require them."""
 
     def channel(self, address: str) -> grpc.aio.Channel:
-        """Open a channel; close it."""
-        return connect(address, self.credentials)
+        """Open a channel; close it. Raises `UsageError` for what is no address."""
+        try:
+            return connect(address, self.credentials)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
 
 
 Command = Callable[[argparse.Namespace, Endpoints], Awaitable[int]]
@@ -197,13 +200,21 @@ def resolve(given: argparse.Namespace, environment: Mapping[str, str] = os.envir
             name: first(getattr(given, name), s.key, s.variable, s.default) or s.default
             for name, s in SERVICES.items()
         },
-        model=(named or latest).get("model"),
+        model=_model(given.run_folder or LATEST, named or latest),
         folder=folder,
         agents=(named or latest).get("agents", ""),
         started=None if folder is None else (folder / "addresses.json").stat().st_mtime,
         ended="" if folder is None else how_it_ended(folder, named or latest),
         credentials=Credentials(**_token(environment), **_tls(given, environment)),
     )
+
+
+def _model(folder: Path, addresses: Mapping[str, str]) -> str | None:
+    """The model's folder, which moves with the run's if it is in there."""
+    model, before = addresses.get("model"), addresses.get("folder")
+    if model is None or before is None or not Path(model).is_relative_to(before):
+        return model
+    return str(folder.resolve() / Path(model).relative_to(before))
 
 
 def _read(folder: Path) -> Mapping[str, str]:

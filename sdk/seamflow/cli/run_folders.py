@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from seamflow.cli.health.learning import not_learning
 from seamflow.cli.health.progress import read_progress
+from seamflow.network.host_port import listens
 
 __all__ = ["print_run_folders", "run_folders"]
 
@@ -59,14 +59,11 @@ def _row(folder: Path) -> Mapping[str, str]:
 def _state(folder: Path) -> str:
     """running: its gateway's port answers; else its end: finished, stopped, failed, or killed."""
     address = str(_json(folder / "addresses.json").get("rollout_gateway", ""))
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=0.2).close()
-    except (OSError, ValueError):
-        end = _json(folder / "end.json")
-        is_finished = (folder / "summary.json").is_file()
-        return str(end.get("state", "finished" if is_finished else "killed"))
-    return "running"
+    if listens(address):
+        return "running"
+    end = _json(folder / "end.json")
+    is_finished = (folder / "summary.json").is_file()
+    return str(end.get("state", "finished" if is_finished else "killed"))
 
 
 def _started(folder: Path) -> float:

@@ -15,6 +15,7 @@ from typing import Any
 from seamflow import __version__
 from seamflow.environment.environment_class import load_object, with_arguments
 from seamflow.environment.environment_server import EnvironmentServerConfig, serve_until_signalled
+from seamflow.user_code.left_processes import ended_for_sure
 
 __all__ = ["main"]
 
@@ -39,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         found = {f: load_object(name, f) if name else None for f, name in names.items()}
         environment = _with_arguments(found["environment"], values.pop("arguments"))
         config = EnvironmentServerConfig(**values)
-        asyncio.run(serve_until_signalled(environment, config, reward=found["reward"]))
+        serving = serve_until_signalled(environment, config, reward=found["reward"])
+        asyncio.run(ended_for_sure(serving))
     except ValueError as error:
         sys.stderr.write(f"seamflow environment: {error}\n")
         sys.exit(_CONFIG)
@@ -63,6 +65,12 @@ def _parser() -> argparse.ArgumentParser:
         ("port", int, defaults.port, "port; 0 takes a free one"),
         ("max_episodes", int, None, "most episodes at once"),
         ("idle_seconds", float, defaults.idle_seconds, "idle episodes make room after this"),
+        (
+            "max_observation_bytes",
+            int,
+            defaults.max_observation_bytes,
+            "most bytes of one answer's messages and info",
+        ),
         ("token", str, None, "bearer token of callers"),
         ("tls_cert_file", Path, None, "PEM certificate chain"),
         ("tls_key_file", Path, None, "PEM private key"),

@@ -36,6 +36,7 @@ from seamflow.environment.v1.environment_service_pb2_grpc import (
     add_EnvironmentServiceServicer_to_server,
 )
 from seamflow.environment.v1.reward_service_pb2_grpc import add_RewardServiceServicer_to_server
+from seamflow.environment.value_size import MAX_OBSERVATION_BYTES
 
 __all__ = ["EnvironmentServerConfig", "serve", "serve_until_signalled", "serving"]
 
@@ -63,6 +64,8 @@ class EnvironmentServerConfig:
     """Most episodes at once; None: the class's `max_episodes`, or 64."""
     idle_seconds: float = 3600.0
     """An episode without a call for this long makes room for others."""
+    max_observation_bytes: int = MAX_OBSERVATION_BYTES
+    """Most bytes of the messages and info of one answer; a larger one fails its episode."""
     token: str | None = field(default=None, repr=False)
     """Bearer token that callers must present."""
     tls_cert_file: Path | None = None
@@ -76,6 +79,11 @@ class EnvironmentServerConfig:
             raise ValueError(f"port is {self.port}: must be 0 to 65535")
         if self.max_episodes is not None and self.max_episodes < 1:
             raise ValueError(f"max_episodes is {self.max_episodes}: must be at least 1")
+        if not 0 < self.max_observation_bytes < MAX_MESSAGE_BYTES:
+            raise ValueError(
+                f"max_observation_bytes is {self.max_observation_bytes}: must be above 0 and below "
+                f"{MAX_MESSAGE_BYTES}"
+            )
         if self.idle_seconds <= 0:
             raise ValueError(f"idle_seconds is {self.idle_seconds}: must be above 0")
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
@@ -107,7 +115,9 @@ async def serving(
     servicer: EnvironmentServicer | None = None
     if environment is not None:
         declared = EnvironmentClass.of(environment, config.max_episodes)
-        servicer = EnvironmentServicer(declared, guard, config.idle_seconds)
+        servicer = EnvironmentServicer(
+            declared, guard, config.idle_seconds, config.max_observation_bytes
+        )
         add_EnvironmentServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call,unused-ignore]
     if reward is not None:
         rewards = RewardServicer(reward_function(reward), guard)

@@ -22,6 +22,7 @@ from seamflow.environment.request_fields import check_name, to_task
 from seamflow.environment.returned_values import to_rewards
 from seamflow.environment.v1 import environment_service_pb2 as pb
 from seamflow.environment.v1.environment_service_pb2_grpc import EnvironmentServiceServicer
+from seamflow.environment.value_size import MAX_OBSERVATION_BYTES
 from seamflow.trajectory.v1 import trajectory_pb2
 
 __all__ = ["EnvironmentServicer"]
@@ -35,8 +36,16 @@ _ALIVE_SECONDS = 5.0
 class EnvironmentServicer(EnvironmentServiceServicer):
     """Serves one environment class: an object for each episode."""
 
-    def __init__(self, environment: EnvironmentClass, guard: Guard, idle_seconds: float) -> None:
+    def __init__(
+        self,
+        environment: EnvironmentClass,
+        guard: Guard,
+        idle_seconds: float,
+        max_bytes: int = MAX_OBSERVATION_BYTES,
+    ) -> None:
+        """Answers whose messages and info are larger than `max_bytes` fail their episode."""
         self._environment = environment
+        self._max_bytes = max_bytes
         self._guard = guard
         self.episodes = EpisodeTable(environment.max_episodes, idle_seconds)
         """The open episodes."""
@@ -109,7 +118,9 @@ class EnvironmentServicer(EnvironmentServiceServicer):
         task = _checked(request)
         episode = self.episodes.get_or_open(
             request.episode_id,
-            lambda: Episode(self._environment.make, self._environment.tools, task, request),
+            lambda: Episode(
+                self._environment.make, self._environment.tools, task, request, self._max_bytes
+            ),
         )
         try:
             return await episode.reset(request)

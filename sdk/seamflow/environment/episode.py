@@ -17,6 +17,7 @@ from seamflow.environment.call_error import CallError, from_user
 from seamflow.environment.episode_thread import EpisodeThread
 from seamflow.environment.returned_values import to_reset, to_step
 from seamflow.environment.v1 import environment_service_pb2 as pb
+from seamflow.environment.value_size import MAX_OBSERVATION_BYTES
 from seamflow.user_code.user_calls import awaited
 
 __all__ = ["Episode", "UserObject"]
@@ -57,11 +58,17 @@ class Episode:
     """An episode from Reset to Close. A repeated call gets the answer of the first."""
 
     def __init__(
-        self, make: Callable[[], Any], tools: Sequence[Tool], task: Task, request: pb.ResetRequest
+        self,
+        make: Callable[[], Any],
+        tools: Sequence[Tool],
+        task: Task,
+        request: pb.ResetRequest,
+        max_bytes: int = MAX_OBSERVATION_BYTES,
     ) -> None:
         self._user = UserObject(make, f"episode {request.episode_id}")
         self._task = task
         self._request = request
+        self._max_bytes = max_bytes
         self._reset = asyncio.create_task(self._resetting(tools))
         self._steps: tuple[pb.StepRequest, asyncio.Task[pb.StepResponse]] | None = None
         self.last_call = time.monotonic()
@@ -130,13 +137,15 @@ class Episode:
 
     async def _resetting(self, tools: Sequence[Tool]) -> pb.ResetResponse:
         try:
-            return to_reset(await self._user.call("reset", self._task, self._request.seed), tools)
+            returned = await self._user.call("reset", self._task, self._request.seed)
+            return to_reset(returned, tools, self._max_bytes)
         except Exception as error:
             raise from_user(error, f"reset of task {self._task.task_id!r}") from error
 
     async def _stepping(self, request: pb.StepRequest) -> pb.StepResponse:
         try:
-            return to_step(await self._user.call("step", from_message(request.message)))
+            returned = await self._user.call("step", from_message(request.message))
+            return to_step(returned, self._max_bytes)
         except Exception as error:
             what = f"step {request.step_index} of task {self._task.task_id!r}"
             raise from_user(error, what) from error

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
+from seamflow.user_code.left_processes import exit_if_forked
 from seamflow.user_code.user_calls import ordinary
 
 __all__ = ["EpisodeThread"]
@@ -46,10 +48,12 @@ class EpisodeThread:
             loop, future, function, arguments = call
             if future.cancelled():
                 continue
+            pid = os.getpid()
             try:
                 result, error = function(*arguments), None
             except BaseException as raised:  # exit() too, or nobody would ever get an answer
                 result, error = None, ordinary(raised)
+            exit_if_forked(pid)
             with suppress(RuntimeError):  # the loop is closed: nobody waits
                 loop.call_soon_threadsafe(_settle, future, result, error)
 

@@ -11,6 +11,7 @@ from seamflow.client.plain_values import named_rewards, plain, to_json_value, wh
 from seamflow.common.v1 import tokens_pb2
 from seamflow.environment.environment import Observation, Step
 from seamflow.environment.v1 import environment_service_pb2 as pb
+from seamflow.environment.value_size import MAX_OBSERVATION_BYTES, check_size
 
 __all__ = ["rewards_of", "to_reset", "to_rewards", "to_step"]
 
@@ -18,7 +19,9 @@ _MAX_TEXT = 4096
 _ROLES = ("system", "user", "assistant", "tool")
 
 
-def to_reset(returned: object, tools: Sequence[Tool]) -> pb.ResetResponse:
+def to_reset(
+    returned: object, tools: Sequence[Tool], max_bytes: int = MAX_OBSERVATION_BYTES
+) -> pb.ResetResponse:
     """What `reset` returned; `tools` are those of the environment.
 
     Raises:
@@ -32,6 +35,7 @@ def to_reset(returned: object, tools: Sequence[Tool]) -> pb.ResetResponse:
                 "Observation"
             )
         given = Observation(messages=_messages("reset", given))
+    check_size("reset returned an observation", max_bytes, given.messages, given.tools, given.info)
     prompt = _converted(
         "reset", _messages("reset", given.messages), tools if given.tools is None else given.tools
     )
@@ -42,7 +46,7 @@ def to_reset(returned: object, tools: Sequence[Tool]) -> pb.ResetResponse:
     )
 
 
-def to_step(returned: object) -> pb.StepResponse:
+def to_step(returned: object, max_bytes: int = MAX_OBSERVATION_BYTES) -> pb.StepResponse:
     """What `step` returned.
 
     Raises:
@@ -52,6 +56,7 @@ def to_step(returned: object) -> pb.StepResponse:
         raise ValueError(  # noqa: TRY004 -- one kind of error for all of it
             f"step returned {_shown(returned)}: return a seamflow.environment.Step"
         )
+    check_size("step returned an observation", max_bytes, returned.messages, returned.info)
     prompt = _converted("step", _messages("step", returned.messages), ())
     is_done, is_truncated = _flag("done", returned.done), _flag("truncated", returned.truncated)
     if not prompt.messages and not (is_done or is_truncated):

@@ -10,6 +10,7 @@ import grpc.aio
 
 from seamflow.environment.call_error import Guard, from_user, invalid_field
 from seamflow.environment.environment import RewardFunction
+from seamflow.environment.episode_thread import EpisodeThread
 from seamflow.environment.message_dicts import to_dict
 from seamflow.environment.request_fields import check_name, to_task
 from seamflow.environment.returned_values import to_rewards
@@ -20,6 +21,7 @@ from seamflow.user_code.user_calls import awaited
 __all__ = ["RewardServicer"]
 
 _MAX_TRANSCRIPTS = 256
+_MAX_THREADS = 64
 
 
 class RewardServicer(RewardServiceServicer):
@@ -28,6 +30,7 @@ class RewardServicer(RewardServiceServicer):
     def __init__(self, reward: RewardFunction, guard: Guard) -> None:
         self._reward = reward
         self._guard = guard
+        self._room = asyncio.Semaphore(_MAX_THREADS)
 
     async def Score(  # noqa: N802
         self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -47,6 +50,15 @@ class RewardServicer(RewardServiceServicer):
         )
         return pb.ScoreResponse(results=results)
 
+    async def _in_thread(self, *arguments: Any) -> Any:
+        """What the function returns; one that never does holds neither others nor the end."""
+        async with self._room:
+            thread = EpisodeThread("reward")
+            try:
+                return await thread.run(self._reward, *arguments)
+            finally:
+                thread.end()
+
     async def _score(self, index: int, transcript: pb.Transcript) -> pb.ScoreResult:
         task = to_task(f"transcripts[{index}].task", transcript.task)
         messages = [to_dict(message) for message in transcript.messages]
@@ -54,7 +66,7 @@ class RewardServicer(RewardServiceServicer):
             if inspect.iscoroutinefunction(self._reward):
                 returned = await awaited(self._reward(task, messages))
             else:
-                returned = await awaited(asyncio.to_thread(self._reward, task, messages))
+                returned = await self._in_thread(task, messages)
             rewards = to_rewards("reward", returned)
         except Exception as error:
             what = f"reward of rollout {transcript.rollout_id!r} on task {task.task_id!r}"

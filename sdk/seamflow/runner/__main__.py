@@ -1,3 +1,5 @@
 from seamflow.runner.command_line import main
+from seamflow.user_code.left_processes import whole_process
 
-main()
+with whole_process():
+    main()

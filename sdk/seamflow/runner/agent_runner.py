@@ -25,6 +25,7 @@ from seamflow.client.token_log import TokenLog
 from seamflow.common.v1 import tokens_pb2
 from seamflow.credentials import Credentials
 from seamflow.errors import NotFoundError, RunEndedError, SeamflowError
+from seamflow.network.host_port import check_target
 from seamflow.retry import OF_ONE_CALL, Backoff
 from seamflow.user_code.user_calls import awaited, user_place
 from seamflow.user_code.user_modules import import_user_module
@@ -61,6 +62,7 @@ class RunnerConfig:
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for invalid settings."""
+        check_target(self.gateway)
         if self.concurrency < 1:
             raise ValueError(f"concurrency is {self.concurrency}: must be at least 1")
         if self.rollout_timeout <= 0:

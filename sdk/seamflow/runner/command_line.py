@@ -14,6 +14,7 @@ from pathlib import Path
 from seamflow import __version__
 from seamflow.credentials import Credentials
 from seamflow.runner.agent_runner import RunnerConfig, load_agent, run_until_signalled
+from seamflow.user_code.left_processes import ended_for_sure
 
 __all__ = ["main"]
 
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ValueError as error:
         sys.stderr.write(f"seamflow runner: {error}\n")
         sys.exit(_CONFIG)
-    asyncio.run(run_until_signalled(agent, config))
+    asyncio.run(ended_for_sure(run_until_signalled(agent, config)))
 
 
 def _parser() -> argparse.ArgumentParser:

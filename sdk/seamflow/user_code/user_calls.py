@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sysconfig
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
+
+from seamflow.user_code.left_processes import exit_if_forked
 
 __all__ = ["Exited", "awaited", "ordinary", "user_place"]
 
@@ -52,7 +55,7 @@ async def awaited(answer: Awaitable[T]) -> T:
             is `Exited`.
     """
     _guard_tasks(asyncio.get_running_loop())
-    token = _of_user.set(True)
+    token, pid = _of_user.set(True), os.getpid()
     try:
         return await answer
     except (Exception, GeneratorExit):
@@ -65,6 +68,7 @@ async def awaited(answer: Awaitable[T]) -> T:
     except BaseException as raised:
         raise Exited(raised) from raised
     finally:
+        exit_if_forked(pid)
         _of_user.reset(token)
 
 

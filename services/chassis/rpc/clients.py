@@ -11,6 +11,7 @@ from seamflow.credentials import Credentials
 
 from services.chassis.config.file_secret import FileSecret
 from services.chassis.config.settings import ServerConfig
+from services.chassis.errors import ConfigError
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
@@ -23,8 +24,14 @@ def channel(config: ServerConfig, target: str) -> grpc.aio.Channel:
 
     Close it when done: `async with channel(config, config.scheduler) as scheduler_channel`.
     Services start in any order, so calls wait for one that was never reached.
+
+    Raises:
+        ConfigError: an address of IPv6 has no brackets, or no port.
     """
-    return connect(target, credentials(config), connect_timeout=None)
+    try:
+        return connect(target, credentials(config), connect_timeout=None)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def credentials(config: ServerConfig) -> Credentials:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import secrets
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -186,7 +187,7 @@ class Evaluator:
             services=self._services,
             tasks=self._tasks,
             # A repeated evaluation never meets the tasks of one that was interrupted.
-            label=f"{label}.{int(time.time())}",
+            label=f"{label}.{secrets.token_hex(4)}",
             weight_version=version,
             samples=self._settings.samples,
             concurrency=concurrency,

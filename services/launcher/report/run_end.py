@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from services.chassis.errors import StartupError
@@ -33,4 +33,5 @@ def recorded_end(folder: Path) -> Iterator[None]:
 
 def _write(file: Path, state: str, reason: str) -> None:
     when = time.strftime("%Y-%m-%d %H:%M:%S")
-    file.write_text(json.dumps({"state": state, "reason": reason, "time": when}) + "\n")
+    with suppress(OSError):  # the folder may be what failed
+        file.write_text(json.dumps({"state": state, "reason": reason, "time": when}) + "\n")

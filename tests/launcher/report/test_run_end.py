@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
 import pytest
+from seamflow.cli.endpoints import add_flags, resolve
 from seamflow.cli.main import main
 from seamflow.cli.run_folders import run_folders
 
@@ -92,3 +94,25 @@ def test_what_is_in_the_folder_is_read_from_there(
     assert shown("tail").splitlines()[0] == "r"
     assert "5 6 7" in shown("tail", "r")
     assert "holds no answers of rollout 'other'" in shown("tail", "other")
+
+
+def test_a_run_that_was_moved_is_continued_where_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its model too, if it lies in the folder."""
+    folder = folder_of(tmp_path)
+    addresses = json.loads((folder / "addresses.json").read_text())
+    facts = {"folder": str(folder), "model": str(folder / "prepared" / "model")}
+    (folder / "addresses.json").write_text(json.dumps({**addresses, **facts}))
+    with recorded_end(folder):
+        pass
+    moved = folder.rename(tmp_path / "first")
+
+    with pytest.raises(SystemExit):
+        main(["status", "--run-folder", str(moved)])
+    shown = capsys.readouterr().out
+    assert f"--name first --runs-folder {tmp_path} --resume" in shown
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    given = parser.parse_args(["--run-folder", str(moved)])
+    assert resolve(given, {}).model == str(moved / "prepared" / "model")

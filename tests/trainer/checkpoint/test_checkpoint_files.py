@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from services.chassis.errors import ConfigError, ExitCode
 from trainer import fsync_files
 from trainer.checkpoint import checkpoint_files
 from trainer.policy.sharded_policy import ShardedPolicy
@@ -105,12 +107,50 @@ def test_each_save_reports_only_its_own_error(
     assert not checkpoint_files.is_written(bad, 1)
 
 
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_sealed: bool
+) -> None:
+    """The disk is full after half a shard; what is there is not taken for a checkpoint.
+
+    Negative control: sealed as if it were whole, it is.
+    """
+    checkpoint_files.complete(begun(tmp_path, 1), state(1), keep=2)
+    write = fsync_files.write_tensors
+
+    def half(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        write(path, tensors)
+        with path.open("r+b") as file:
+            file.truncate(path.stat().st_size // 2)
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    writer, folder = checkpoint_files.ShardWriter(), checkpoint_files.begin(tmp_path, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(fsync_files, "write_tensors", half)
+        writer.start(Weights(3), folder, checkpoint_files.shard_name(0, 1))
+        with pytest.raises(OSError, match="No space left on device"):
+            while not writer.written(folder):
+                pass
+    if is_sealed:
+        next(folder.iterdir()).rename(folder / checkpoint_files.shard_name(0, 1))
+        checkpoint_files.complete(folder, state(2), keep=2)
+    else:
+        with pytest.raises(OSError, match="lacks shards"):
+            checkpoint_files.complete(folder, state(2), keep=2)
+    found = checkpoint_files.newest(tmp_path)
+    assert found is not None
+    assert found[1].step == 1 + is_sealed
+    checkpoint_files.complete(begun(tmp_path, 3), state(3), keep=2)
+    assert list(tmp_path.glob(".partial_*")) == [], "the next one has the room"
+
+
 def test_another_models_checkpoint_is_rejected(tmp_path: Path) -> None:
-    """The message names the parameter and both shapes."""
+    """The message names the parameter and both shapes; a restart would fail the same way."""
     tensors = {"parameter.w": torch.zeros(3), "rng": torch.get_rng_state()}
     save_file(tensors, tmp_path / "rank_00000_of_00001.safetensors")
-    with pytest.raises(ValueError, match=r"\(3,\) for parameter w, the model has .*\(4,\)"):
+    with pytest.raises(ConfigError, match=r"\(3,\) for parameter w, the model has .*\(4,\)"):
         checkpoint_files.load_shards(Weights(4), tmp_path, 0, 1)
+    assert ConfigError.exit_code == ExitCode.CONFIG  # the launcher gives it no further start
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
 import threading
@@ -169,6 +170,36 @@ async def test_every_phase_of_a_publish_has_a_deadline(
             assert raised.value.cure
         written.set()
     assert service.committed == ([1] if error is None else [])
+
+
+@pytest.mark.parametrize("deletes", [True, False])
+async def test_a_version_that_does_not_fit_leaves_nothing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, deletes: bool
+) -> None:
+    """Neither half a version, which would keep the disk full, nor a commit; the next one is whole.
+
+    Negative control: without the deletion the half stays.
+    """
+    service, begun = SlowWeights(tmp_path), list[Path]()
+
+    def half(folder: Path, *_: object) -> list[pb.WeightFile]:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.safetensors").write_bytes(b"half")
+        begun.append(folder)
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+
+    async with connected_publisher(service, model, 60.0) as trainer:
+        with monkeypatch.context() as patched:
+            patched.setattr(publisher, "write_folder", half)
+            if not deletes:
+                patched.setattr("shutil.rmtree", lambda *_, **__: None)
+            with pytest.raises(OSError, match="No space left on device"):
+                await trainer.publish(weights(model), step=1, parent=0, epoch=1)
+        assert begun[0].exists() is not deletes
+        assert service.committed == []
+        if deletes:
+            await trainer.publish(weights(model), step=2, parent=0, epoch=1)
+            assert len(service.committed) == 1
 
 
 async def test_while_a_write_hangs_no_other_begins(
