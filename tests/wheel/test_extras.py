@@ -77,6 +77,7 @@ def test_every_process_of_a_run_has_an_extra() -> None:
         PROCESSES
     )
     assert extra_of("rollout_server", "sglang") == "sglang"
+    assert extra_of("rollout_server", "my_engine:Engine") == "chassis"
 
 
 def test_an_agent_installs_grpcio_and_protobuf(site: Path, tmp_path: Path) -> None:

@@ -11,13 +11,17 @@ from services.launcher.child_process import ProcessPlan
 
 __all__ = ["check_installed", "extra_of"]
 
-_EMBEDDED = (None, "torch")
+_ENGINES = {None: "rollout-server", "torch": "rollout-server", "sglang": "sglang"}
+_ANY = "chassis"
 
 
 def extra_of(table: str, engine: object) -> str:
-    """The extra of a process, by the table of its settings; `engine` is that of rollout servers."""
-    if table == "rollout_server" and engine not in _EMBEDDED:
-        return "sglang"  # without what the embedded engine adds
+    """The extra of a process, by the table of its settings; `engine` is that of rollout servers.
+
+    What a plug-in engine needs is not known; it says so itself.
+    """
+    if table == "rollout_server":
+        return _ENGINES.get(engine if isinstance(engine, str) else None, _ANY)
     return table.replace("_", "-")
 
 
