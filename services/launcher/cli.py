@@ -58,15 +58,15 @@ __all__ = ["check_evaluation", "check_program", "main", "make_layout"]
 
 _TABLE = "evaluation"
 _EMBEDDED = "torch"
+_SHOWING = frozenset({"-h", "--help", "--version", "--print-config", "--check-config"})
+"""Flags that need no file."""
 _MIN_FREE_BYTES = 512 * 1024 * 1024
 
 
 def main() -> NoReturn:
     """Train or serve; exits with a code of `ExitCode`, a run that Ctrl-C cut short with 130."""
-    command = "seamflow serve" if "--serve" in sys.argv else "seamflow train"
     sys.argv[1:] = with_file(sys.argv[1:])
-    arguments = own_settings(sys.argv[1:])
-    config = load_or_exit(LauncherConfig, "launcher", arguments, command)
+    config = _loaded(sys.argv)
     try:
         sys.exit(_main(config, _evaluation(config)))
     except StartupError as error:
@@ -75,6 +75,18 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         print(f"stopped; all processes have ended: {_continuing(config)}", file=sys.stderr)
         sys.exit(ExitCode.CLEAN if config.serve else 130)
+
+
+def _loaded(argv: list[str]) -> LauncherConfig:
+    """The settings of the command line; a mistake ends the program."""
+    if not _SHOWING.intersection(argv):
+        try:
+            _config_file(argv)
+        except ConfigError as error:
+            print(f"launcher: {error}", file=sys.stderr)
+            sys.exit(error.exit_code)
+    command = "seamflow serve" if "--serve" in argv else "seamflow train"
+    return load_or_exit(LauncherConfig, "launcher", own_settings(argv[1:]), command)
 
 
 def _continuing(config: LauncherConfig) -> str:

@@ -82,6 +82,9 @@ def test_train_runs_from_the_wheel_alone(site: Path, project: Path, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert "512 tasks, repeated, for 60 steps" in done.stdout
     assert not (project / "runs").exists()
+    done = seamflow(site, "train", cwd=tmp_path)
+    assert done.returncode == 78
+    assert "there is no train.toml here: name the TOML file" in done.stderr
     shutil.copytree(site, tmp_path / "bare")
     shutil.rmtree(tmp_path / "bare" / "seamflow" / "_services" / "services")
     done = seamflow(tmp_path / "bare", "train", "--dry-run", cwd=project)
