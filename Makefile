@@ -8,6 +8,9 @@ PEERS ?= default
 CLIENT_PACKAGES = golang-go golang-google-grpc-dev golang-google-protobuf-dev protoc-gen-go protoc-gen-go-grpc g++ \
 	pkg-config libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
 RELEASE ?= 4d4fe0304685301e9d997fabe4ca2ce84d377b23
+# Such as deploy/requirements.lock: install exactly the versions that it names.
+LOCK ?=
+INSTALL = $(VENV)/bin/python -m pip install --quiet $(addprefix -c ,$(LOCK))
 NAME ?= quickstart-$(shell date +%Y%m%d-%H%M%S)
 # Named after the content of its recipe: as long as that stays, nothing is installed again.
 SGLANG = .venv-sglang/.made-$(shell cat deploy/sglang_cpu/*.* | sha256sum | cut -c 1-12)
@@ -16,10 +19,10 @@ ADAPTERS = $(patsubst adapters/%/requirements.txt,.venv-adapters/%,$(wildcard ad
 SGLANG_TESTS ?= tests/rollout/server tests/sglang
 
 .DEFAULT_GOAL := help
-.PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-store bench-growth \
+.PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-wheel bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion \
 	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-health test-models test-roundtrips \
-	test test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs site proto descriptors up health down clean help .venv-sglang $(ADAPTERS)
+	test test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs site lock proto descriptors up health down clean help .venv-sglang $(ADAPTERS)
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
@@ -51,6 +54,9 @@ bench-environment: $(VENV)/.quickstart .venv-adapters/reasoning_gym ## reasoning
 
 bench-install: ## From a fresh clone to the first optimizer step; bench/results/install.json.
 	$(PYTHON) -m bench.quickstart.install
+
+bench-wheel: $(VENV)/.dev .venv-uv/bin/uv ## The wheel of a clean clone in an empty environment, by pip and by uv, until an agent is trained.
+	$(RUN) bench.quickstart.wheel
 
 bench-store: $(VENV)/.dev ## Appends next to other stores, interleaved; PEERS=all adds Ray, Reverb and TransferQueue.
 	$(RUN) bench.trajectory_manager.store --peers $(PEERS)
@@ -206,6 +212,11 @@ site: $(VENV)/.dev ## The pages as a web site with search: runs/site/html.
 	$(VENV)/bin/python -m pip install --quiet -e '.[site]'
 	$(RUN) tools.site
 
+lock: .venv-uv/bin/uv ## Renew deploy/requirements.lock: one version of each package, for all extras and systems.
+	.venv-uv/bin/uv pip compile pyproject.toml --quiet --upgrade --all-extras --universal --python-version 3.11 \
+		--no-emit-index-url --no-emit-find-links --annotation-style line --custom-compile-command 'make lock' \
+		-o deploy/requirements.lock
+
 proto: .venv-proto/.made ## Generate sdk/seamflow/*/v1 from protos/.
 	.venv-proto/bin/python -m grpc_tools.protoc -Iprotos \
 		--plugin=protoc-gen-mypy=.venv-proto/bin/protoc-gen-mypy \
@@ -232,18 +243,18 @@ test-chart-pods: $(VENV)/.dev ## The pods of the Helm chart as containers: probe
 	$(RUN) tests.chart_pods
 
 clean:
-	rm -rf $(VENV) .venv-proto .venv-oldest .venv-peers .venv-sglang .venv-adapters .venv-frameworks runs
+	rm -rf $(VENV) .venv-proto .venv-uv .venv-oldest .venv-peers .venv-sglang .venv-adapters .venv-frameworks runs
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.quickstart: $(VENV)/bin/python pyproject.toml
-	$(VENV)/bin/python -m pip install --quiet torch==2.13.0
-	$(VENV)/bin/python -m pip install --quiet -e '.[quickstart]'
+	$(INSTALL) torch==2.13.0
+	$(INSTALL) -e '.[quickstart]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.quickstart
-	$(VENV)/bin/python -m pip install --quiet -e '.[dev]'
+	$(INSTALL) -e '.[dev]'
 	touch $@
 
 .venv-oldest/.made: pyproject.toml
@@ -276,6 +287,10 @@ $(ADAPTERS): .venv-adapters/%: .venv-adapters/%/.made
 	$(PYTHON) -m venv .venv-frameworks/$*
 	.venv-frameworks/$*/bin/python -m pip install --quiet -r $<
 	touch $@
+
+.venv-uv/bin/uv:
+	$(PYTHON) -m venv .venv-uv
+	.venv-uv/bin/python -m pip install --quiet 'uv>=0.8'
 
 .venv-proto/.made:
 	$(PYTHON) -m venv .venv-proto

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, suppress
 from dataclasses import replace
-from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,6 +28,7 @@ from services.chassis.errors import ConfigError, ExitCode, StartupError
 from services.launcher import redis_server
 from services.launcher.agent_access import base_url
 from services.launcher.checks.groups import check_groups
+from services.launcher.checks.installed_extras import check_installed
 from services.launcher.checks.loopback_hosts import check_hosts
 from services.launcher.checks.process_settings import process_setting
 from services.launcher.checks.run_settings import check_settings
@@ -37,7 +37,13 @@ from services.launcher.checks.task_amount import amount_of_tasks
 from services.launcher.checks.thread_numbers import divided_threads, num_cores
 from services.launcher.checks.user_command import run_command
 from services.launcher.child_process import ProcessPlan
-from services.launcher.config import LauncherConfig, flags_by_table, own_settings
+from services.launcher.config import (
+    DEFAULT_FILE,
+    LauncherConfig,
+    flags_by_table,
+    own_settings,
+    with_file,
+)
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
 from services.launcher.evaluation.heldout_tasks import heldout_fields, read_tasks
 from services.launcher.layout import AGENT_PORTS, Layout, free_ports
@@ -57,14 +63,15 @@ __all__ = ["check_evaluation", "check_program", "main", "make_layout"]
 _TABLE = "evaluation"
 _EMBEDDED = "torch"
 _OF_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT)
+_SHOWING = frozenset({"-h", "--help", "--version", "--print-config", "--check-config"})
+"""Flags that need no file."""
 _MIN_FREE_BYTES = 512 * 1024 * 1024
 
 
 def main() -> NoReturn:
     """Train or serve; exits with a code of `ExitCode`, a run that Ctrl-C cut short with 130."""
-    command = "seamflow serve" if "--serve" in sys.argv else "seamflow train"
-    arguments = own_settings(sys.argv[1:])
-    config = load_or_exit(LauncherConfig, "launcher", arguments, command)
+    sys.argv[1:] = with_file(sys.argv[1:])
+    config = _loaded(sys.argv)
     try:
         sys.exit(_main(config, _evaluation(config)))
     except StartupError as error:
@@ -84,6 +91,18 @@ def _storage_failed(error: OSError) -> str:
     """What the launcher itself could not write, and the cure."""
     what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     return f"{what}; free some space or give back the permissions, then --resume"
+
+
+def _loaded(argv: list[str]) -> LauncherConfig:
+    """The settings of the command line; a mistake ends the program."""
+    if not _SHOWING.intersection(argv):
+        try:
+            _config_file(argv)
+        except ConfigError as error:
+            print(f"launcher: {error}", file=sys.stderr)
+            sys.exit(error.exit_code)
+    command = "seamflow serve" if "--serve" in argv else "seamflow train"
+    return load_or_exit(LauncherConfig, "launcher", own_settings(argv[1:]), command)
 
 
 def _continuing(config: LauncherConfig) -> str:
@@ -110,6 +129,7 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
         plans = {"redis": redis, **plans}
     _divide_threads(plans)
     try:
+        check_installed(plans.values(), _engine(config))
         _check(config, layout)
         settings = _checked_settings(config, plans)
         check_hosts(settings)
@@ -246,16 +266,15 @@ def _config_file(arguments: list[str]) -> Path:
     for argument in arguments:
         if argument.startswith("--config="):
             return Path(argument.partition("=")[2])
-    raise ConfigError("--config is not given: name the TOML file that describes the run")
+    raise ConfigError(
+        f"--config is not given and there is no {DEFAULT_FILE} here: name the TOML file that "
+        "describes the run; `seamflow init FOLDER` writes one"
+    )
 
 
 def _check(config: LauncherConfig, layout: Layout) -> None:
     """Check the prerequisites before the first process starts."""
     check_groups(config, layout.config_file)
-    if config.ranker and find_spec("sklearn") is None:
-        raise ConfigError(
-            "ranker is true, which requires scikit-learn: pip install 'seamflow[ranker]'"
-        )
     if process_setting(config, layout.config_file, "agent_runner"):
         raise ConfigError(
             "the file has a table [agent_runner], which no process reads: give agent, "
@@ -298,11 +317,14 @@ def _check_model(config: LauncherConfig, folder: Path) -> None:
             check_chat_template(folder)
             if (warning := warn_of_end(folder)) is not None:
                 print(f"launcher: warning: {warning}", file=sys.stderr)
-        engine = process_setting(config, _config_file(sys.argv), "rollout_server.engine")
-        if engine in (None, _EMBEDDED):
+        if _engine(config) in (None, _EMBEDDED):
             check_attention(folder)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def _engine(config: LauncherConfig) -> object:
+    return process_setting(config, _config_file(sys.argv), "rollout_server.engine")
 
 
 def check_program(plans: Mapping[str, ProcessPlan]) -> None:

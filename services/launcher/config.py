@@ -12,6 +12,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
@@ -21,6 +22,7 @@ from services.chassis.config.sources import nearest
 from services.lib.run_rules import RunRules
 
 __all__ = [
+    "DEFAULT_FILE",
     "REFERENCE_COLUMN",
     "REWARD_COLUMN",
     "LauncherConfig",
@@ -29,7 +31,11 @@ __all__ = [
     "environment_kind",
     "flags_by_table",
     "own_settings",
+    "with_file",
 ]
+
+DEFAULT_FILE = "train.toml"
+"""Read from the current folder where no configuration file is named."""
 
 REFERENCE_COLUMN = "ref_logprobs"
 REWARD_COLUMN = "reward_model"
@@ -370,3 +376,10 @@ def own_settings(arguments: Sequence[str]) -> list[str]:
     own = [text for text in given.set if text.strip().startswith("launcher.")]
     others = [f"--set={text}" for text in given.set if text not in own]
     return [*rest, *others, *flags_by_table(own).get("launcher", ())]
+
+
+def with_file(arguments: Sequence[str]) -> list[str]:
+    """The command line with --config of `DEFAULT_FILE`, if it names no file and that one exists."""
+    given = any(each == "--config" or each.startswith("--config=") for each in arguments)
+    default = [] if given or not Path(DEFAULT_FILE).is_file() else ["--config", DEFAULT_FILE]
+    return [*default, *arguments]

@@ -20,9 +20,11 @@ from typing import Any, NoReturn
 from services.chassis.config.load import load
 from services.chassis.errors import ConfigError, ExitCode, StartupError
 from services.launcher import redis_server
+from services.launcher.checks.installed_extras import check_installed
+from services.launcher.checks.process_settings import process_setting
 from services.launcher.child_process import ProcessPlan
 from services.launcher.cli import check_evaluation, check_program, make_layout
-from services.launcher.config import LauncherConfig, flags_by_table, own_settings
+from services.launcher.config import DEFAULT_FILE, LauncherConfig, flags_by_table, own_settings
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
 from services.launcher.evaluation.evaluation_log import EvaluationLine
 from services.launcher.evaluation.evaluator import shown
@@ -59,7 +61,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Other flags are settings of [launcher], such as --nodes or --set TABLE.NAME=VALUE.",
         allow_abbrev=False,
     )
-    parser.add_argument("file", nargs="?", type=Path, help="configuration of the run, as for train")
+    parser.add_argument(
+        "file", nargs="?", type=Path, help=f"configuration of the run ({DEFAULT_FILE})"
+    )
     parser.add_argument("--config", type=Path, help="the same, as a flag")
     parser.add_argument("--checkpoint", type=Path, required=True, help="checkpoint or model folder")
     parser.add_argument("--out", type=Path, help="JSON file for the result, too")
@@ -72,9 +76,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _main(given: argparse.Namespace, others: list[str]) -> int:
-    file = given.config or given.file
-    if file is None:
-        raise ConfigError("there is no configuration file: name the TOML file of the run")
+    file = given.config or given.file or Path(DEFAULT_FILE)
+    if file == Path(DEFAULT_FILE) and not file.is_file():
+        raise ConfigError(
+            f"no configuration file is named and there is no {DEFAULT_FILE} here: name the TOML "
+            "file of the run"
+        )
     config, settings = _settings(given, others, file)
     if not given.checkpoint.is_dir():
         raise ConfigError(f"--checkpoint {str(given.checkpoint)!r} is not a folder")
@@ -82,6 +89,7 @@ def _main(given: argparse.Namespace, others: list[str]) -> int:
     check_evaluation(config, settings, layout)
     config = config.replace(model=str(_model_folder(given.checkpoint, config, layout)))
     plans = _plans(config, layout)
+    check_installed(plans.values(), process_setting(config, file, "rollout_server.engine"))
     check_program(plans)
     is_terminal = sys.stdout.isatty() and config.live
     view = LiveView(config.name, layout.folder / "metrics.jsonl") if is_terminal else PlainView()

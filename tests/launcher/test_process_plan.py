@@ -18,7 +18,8 @@ from rollout.http_gateway.config import HttpGatewayConfig
 from services.chassis.config.load import TABLES, load
 from services.chassis.errors import ConfigError
 from services.launcher.agent_access import agent_variables
-from services.launcher.cli import _check, check_program
+from services.launcher.checks.installed_extras import check_installed
+from services.launcher.cli import check_program
 from services.launcher.config import LauncherConfig
 from services.launcher.process_plan import plan
 from services.launcher.supervisor import child_environment
@@ -188,12 +189,13 @@ def test_a_ranker_without_its_library_is_a_configuration_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the command that installs it."""
-    config = make_config(ranker=True, prepare="examples.quickstart.prepare")
-    (tmp_path / "run.toml").write_text("")
-    _check(config, make_layout(config, tmp_path))
-    monkeypatch.setattr("services.launcher.cli.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'seamflow\[ranker\]'"):
-        _check(config, make_layout(config, tmp_path))
+    config = make_config(ranker=True)
+    plans = plan(config, make_layout(config, tmp_path)).values()
+    check_installed(plans, None)
+    there = "seamflow.installation.extras._is_installed"
+    monkeypatch.setattr(there, lambda name: name != "scikit-learn")
+    with pytest.raises(ConfigError, match=r"^ranker needs .*pip install 'seamflow\[ranker\]'$"):
+        check_installed(plans, None)
 
 
 def test_replicated_needs_a_redis_with_a_replica() -> None:

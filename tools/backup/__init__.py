@@ -1,4 +1,4 @@
-"""Backup and restore of a run's state: Redis, checkpoints and weights, `python -m tools.backup`.
+"""Backup and restore of a run's state: Redis, checkpoints and weights, `seamflow backup`.
 
     save.py       a snapshot of Redis with the checkpoint and the weights that belong to it
     restore.py    the same into an empty Redis and empty folders

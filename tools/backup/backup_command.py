@@ -1,4 +1,4 @@
-"""`python -m tools.backup save` and `python -m tools.backup restore`."""
+"""`seamflow backup save` and `seamflow backup restore`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _report(contents: Contents) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m tools.backup", description="Back up and restore runs.")
+    parser = _Parser(prog="seamflow backup", description="Back up and restore runs.")
     commands = parser.add_subparsers(dest="command", required=True)
     make = commands.add_parser("save", help="make a backup while the services run")
     make.add_argument("--out", type=Path, required=True, help="new folder of the backup")

@@ -1,4 +1,4 @@
-"""Plans for operators, from measured costs: `python -m tools.planning`.
+"""Plans for operators, from measured costs: `seamflow planning`.
 
     role_placement.py   a search for the roles of each node                  ReaL, RLHFuse
     timeline.py         the time of an iteration under a placement

@@ -1,4 +1,4 @@
-"""`python -m tools.planning`: plans for operators, from measured costs."""
+"""`seamflow planning`: plans for operators, from measured costs."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="python -m tools.planning",
+        prog="seamflow planning",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

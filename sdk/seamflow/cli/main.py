@@ -17,8 +17,8 @@ from typing import NoReturn
 
 import grpc.aio
 
-from seamflow.cli.arguments.checkout import MODULES, launch
 from seamflow.cli.arguments.parser import make_parser
+from seamflow.cli.arguments.service_modules import MODULES, launch
 from seamflow.cli.columns import columns
 from seamflow.cli.dead_letters import dead_letters, requeue
 from seamflow.cli.diagnosis import Finding, activity

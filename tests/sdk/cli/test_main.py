@@ -258,29 +258,31 @@ async def test_train_runs_from_any_folder(tmp_path: Path) -> None:
     assert "--config my.toml: No such file" in err
 
 
-def test_train_without_a_checkout_is_an_error(tmp_path: Path) -> None:
-    """The wheel holds no processes; exit code 78."""
+def test_train_replaces_itself_by_the_launcher(tmp_path: Path) -> None:
+    """Where no services are installed that of the checkout around the current folder, with the
+    same arguments and the launcher's own exit code; without a checkout there is none: code 78."""
     package = Path(seamflow_package.__file__).parent
     shutil.copytree(package, tmp_path / "site" / "seamflow")
-    done = subprocess.run(
-        [sys.executable, "-c", "from seamflow.cli.main import main; main(['train'])"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path / "site")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 78
-    assert "run from a checkout" in done.stderr
-
-
-async def test_train_replaces_itself_by_the_launcher(tmp_path: Path) -> None:
-    """From any folder below, with the same arguments and the launcher's own exit code."""
-    launcher = tmp_path / "services" / "launcher"
+    (tmp_path / "site" / "seamflow-1.dist-info").mkdir()
+    (tmp_path / "site" / "seamflow-1.dist-info" / "METADATA").write_text("Name: seamflow\n")
+    launcher = tmp_path / "clone" / "services" / "launcher"
     launcher.mkdir(parents=True)
-    (tmp_path / "services" / "__init__.py").touch()
+    (tmp_path / "clone" / "services" / "__init__.py").touch()
     (launcher / "__main__.py").write_text("import sys; print(sys.argv[1:]); sys.exit(3)")
-    below = tmp_path / "examples"
-    below.mkdir()
-    code, out, _ = await seamflow("train", "--config", "my.toml", cwd=below)
-    assert (code, out) == (3, "['--config', 'my.toml']\n")
+    (tmp_path / "clone" / "examples").mkdir()
+
+    def train(folder: str) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "seamflow.cli.main", "train", "--config", "my.toml"],
+            cwd=tmp_path / folder,
+            env={"PYTHONPATH": str(tmp_path / "site")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    assert train("clone/examples") == (3, "['--config', 'my.toml']\n", "")
+    code, _, err = train("site")
+    assert code == 78
+    assert "this installation of seamflow has no services" in err

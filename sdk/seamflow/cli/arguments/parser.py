@@ -114,6 +114,8 @@ def _add_modules(commands: argparse._SubParsersAction[_Parser]) -> None:
         "serve": "Keep the processes for agents elsewhere, until Ctrl-C.",
         "evaluate": "Run tasks with a checkpoint, without training.",
         "export-model": "Write a checkpoint as a plain Hugging Face folder.",
+        "backup": "Save runs while they go on, or restore them.",
+        "planning": "Plan splits and placements of nodes from measured costs.",
     }.items():
         commands.add_parser(name, help=about, add_help=False)
 

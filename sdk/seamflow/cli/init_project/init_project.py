@@ -19,7 +19,7 @@ _NEXT = """\
   tiny_model.py   makes a tiny model, until you give your own
   test_agent.py   tests of the agent without a model
 train it:
-  cd {folder} && seamflow train --config train.toml"""
+  cd {folder} && seamflow train"""
 
 
 def init_project(folder: Path) -> int:

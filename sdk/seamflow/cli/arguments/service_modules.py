@@ -1,0 +1,79 @@
+"""Commands that are modules of the services: they take over this very process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from seamflow.cli.endpoints import UsageError
+from seamflow.installation.extras import how_to_install, missing_packages
+from seamflow.installation.services_folder import find_services
+from seamflow.user_code.user_modules import FOLDER_VARIABLE
+
+__all__ = ["MODULES", "launch"]
+
+_WHOLE = "quickstart"
+"""The extra of everything that a run on one machine starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceModule:
+    """What carries a command out."""
+
+    name: str
+    """Of the module."""
+    needs: str
+    """The extra that it cannot be imported without."""
+    first: tuple[str, ...] = ()
+    """Its first arguments."""
+    install: str = _WHOLE
+    """The extra to install where something is missing."""
+
+
+MODULES: Mapping[str, ServiceModule] = {
+    "train": ServiceModule("services.launcher", "launcher"),
+    "serve": ServiceModule("services.launcher", "launcher", ("--serve",)),
+    "evaluate": ServiceModule("services.launcher.evaluate_checkpoint", "launcher"),
+    "export-model": ServiceModule("trainer.checkpoint.model_folder", "trainer", (), "trainer"),
+    "backup": ServiceModule("tools.backup", "trainer", (), "trainer"),
+    "planning": ServiceModule("tools.planning", "scheduler", (), "scheduler"),
+}
+"""Module of each command."""
+
+
+def launch(command: str, arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by the module of a command.
+
+    Raises:
+        UsageError: the services, or packages that they need, are not installed.
+    """
+    module = MODULES[command]
+    root = find_services()
+    if root is None:
+        raise UsageError(
+            "this installation of seamflow has no services: install the wheel, or go to a folder "
+            "of your clone of seamflow and run the command there"
+        )
+    if missing := missing_packages(module.needs):
+        raise UsageError(how_to_install(f"seamflow {command}", missing, module.install))
+    sys.stdout.flush()
+    os.execve(  # noqa: S606  # the module takes over this very process, signals included
+        sys.executable,
+        [sys.executable, "-m", module.name, *module.first, *arguments],
+        _environment(root),
+    )
+
+
+def _environment(root: Path) -> dict[str, str]:
+    """This process's own, in which modules come from `root`, never from the current folder."""
+    paths = [str(root), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONSAFEPATH": "1",
+        FOLDER_VARIABLE: os.environ.get(FOLDER_VARIABLE) or str(Path.cwd()),
+    }

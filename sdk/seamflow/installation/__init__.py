@@ -1,0 +1,1 @@
+"""What is installed: the code of the services, and the packages that an extra names."""

@@ -1,0 +1,56 @@
+"""Which packages of an extra, such as `seamflow[trainer]`, are missing here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution, requires
+
+__all__ = ["how_to_install", "missing_packages"]
+
+_OURS = "seamflow"
+_REQUIREMENT = re.compile(
+    r"""(?P<name>[\w.-]+)\s*(\[(?P<extras>[^\]]*)\])?.*\bextra\s*==\s*["'](?P<extra>[^"']+)["']"""
+)
+
+
+def missing_packages(extra: str) -> list[str]:
+    """Names of its packages that are not installed, with those of the extras that it names.
+
+    Versions are pip's affair. Empty where seamflow runs without being installed: nothing is known.
+    """
+    return sorted({name for name in _packages(extra) if not _is_installed(name)})
+
+
+def how_to_install(what: str, missing: list[str], extra: str) -> str:
+    """One line for people: what needs the packages, and the command that installs them."""
+    shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+    return (
+        f"{what} needs packages that are not installed ({shown}): pip install 'seamflow[{extra}]'"
+    )
+
+
+def _packages(extra: str) -> Iterator[str]:
+    for requirement in _requirements():
+        match = _REQUIREMENT.match(requirement)
+        if match is None or match["extra"] != extra:
+            continue
+        if match["name"] != _OURS:
+            yield match["name"]
+        for other in (match["extras"] or "").split(",") if match["name"] == _OURS else ():
+            yield from _packages(other.strip())
+
+
+def _requirements() -> list[str]:
+    try:
+        return requires(_OURS) or []
+    except PackageNotFoundError:
+        return []
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
