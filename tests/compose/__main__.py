@@ -40,7 +40,7 @@ _JOBS = {"secrets", "prepare", "create-run"}
 _PROFILES = ("scoring",)
 _IMAGE = f"seamflow/local:{__version__}"
 _COUNT = "import pathlib; print(len(pathlib.Path('/data/metrics.jsonl').read_bytes().splitlines()))"
-_TRAINED = "print(open('/data/trained_samples.jsonl').read())"
+_TRAINED = "print(open('/data/trained_samples.jsonl').read(), end='')"
 _METRICS = (
     "import urllib.request; "
     "print(urllib.request.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
@@ -74,6 +74,7 @@ def _drill(folder: Path, build: bool) -> dict[str, float]:
     try:
         started = _started()
         up = _summed(built, started) if built else {}
+        _console.print({**built, **started, **up})
         figures = {**built, **started, **up, **_host_agents(), **_restarted(), **_control()}
     finally:
         containers.down("--volumes")

@@ -47,6 +47,6 @@ def run_page() -> list[str]:
 
 def is_trained(rollouts: Collection[str], trained: str) -> bool:
     """Whether a sample of one of the rollouts is among `trained`, the trainer's JSON lines."""
-    lines = map(json.loads, trained.splitlines())
+    lines = [json.loads(line) for line in trained.splitlines() if line]
     names = {name.rpartition("#")[0] for line in lines for name in line["sample_ids"]}
     return not names.isdisjoint(rollouts)
