@@ -43,6 +43,11 @@ ARG TORCH_INDEX_URL
 ARG SGLANG=
 COPY deploy/sglang_cpu sglang_cpu
 RUN ["python", "install.py"]
+# "yes" makes the quickstart's model, which changes with these two files alone.
+ARG START=
+COPY examples/quickstart/prepare.py examples/quickstart/task.py /app/examples/quickstart/
+COPY deploy/docker/start.py ./
+RUN ["python", "start.py"]
 COPY --from=sdk /wheels /wheels
 RUN ["python", "-m", "pip", "install", "--no-deps", "--no-index", "--find-links", "/wheels", "seamflow"]
 LABEL org.opencontainers.image.title="seamflow ${EXTRA}" \

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -42,6 +43,8 @@ CHAT_TEMPLATE = (
 )
 WORDS = ("user:", "assistant:", "at", "up", "down", "to", task.WAIT)
 _IGNORED = -100
+_RECIPE = "prepared.json"
+"""Of what a folder was made; written last."""
 
 Demonstration = Callable[[task.Payload, Sequence[str]], Iterator[tuple[str, str]]]
 """From a task and its answers to (prompt, answer) of each turn, as the template renders them."""
@@ -212,6 +215,7 @@ def _write_tasks(path: Path, split: task.Split, seed: int, count: int) -> None:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Make a model, its tokenizer and tasks.")
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
+    parser.add_argument("--made", type=Path, help="folder that may hold the same start already")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--train-tasks", type=int, default=4000)
     parser.add_argument("--heldout-tasks", type=int, default=256)
@@ -226,21 +230,31 @@ def make_start(
 ) -> int:
     """Write model/, tasks-train.jsonl and tasks-heldout.jsonl; print a JSON summary.
 
-    A folder in which the same start is complete is left as it is.
+    A folder in which the same start is complete is left as it is; else it is copied from `--made`,
+    if it is complete there.
     """
     args = _arguments(argv)
     counts: dict[task.Split, int] = {"train": args.train_tasks, "heldout": args.heldout_tasks}
     start = {"seed": args.seed, "tasks": counts, "warm_start": asdict(plan)}
-    made = args.out / "prepared.json"
     recipe = json.dumps({**start, "demonstration": demonstration.__name__})
-    if made.exists() and made.read_text() == recipe:
+    if _is_made(args.out, recipe):
         print(json.dumps({"kept": str(args.out), **start}))
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
-    made.unlink(missing_ok=True)
-    print(json.dumps({**_make(args, tokenizer, plan, demonstration, counts), **start}))
-    made.write_text(recipe)
+    (args.out / _RECIPE).unlink(missing_ok=True)
+    if _is_made(args.made, recipe):
+        shutil.copytree(args.made, args.out, dirs_exist_ok=True)
+        print(json.dumps({"copied": str(args.made), **start}))
+    else:
+        print(json.dumps({**_make(args, tokenizer, plan, demonstration, counts), **start}))
+        (args.out / _RECIPE).write_text(recipe)
     return 0
+
+
+def _is_made(folder: Path | None, recipe: str) -> bool:
+    """Whether this very start is complete in `folder`."""
+    made = folder / _RECIPE if folder is not None else None
+    return made is not None and made.exists() and made.read_text() == recipe
 
 
 def _make(

@@ -105,12 +105,14 @@ def _summed(built: dict[str, float], started: dict[str, float]) -> dict[str, flo
 
 def _started() -> dict[str, float]:
     """From nothing to ten optimizer steps, with every sample scored."""
+    load, *_ = os.getloadavg()
     with _timed() as start:
         containers.up(_PROFILES, build=False)
     with _timed() as train:
         _wait_for("10 optimizer steps", lambda: steps() >= STEPS_BEFORE)
     return {
         "containers": float(len(containers.containers())),
+        "load_average_before_start": load,
         "seconds_to_ready": start(),
         "seconds_to_10_steps": start() + train(),
         "samples_scored": _scored(),

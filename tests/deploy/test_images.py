@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from seamflow.release import __version__
 
-from deploy.docker import mount_points
+from deploy.docker import mount_points, start
 from deploy.docker.install import requirements_of, torch_of
 from deploy.generate_secrets import SERVICES
 from tests.deploy.chart import EXAMPLES, render
@@ -62,6 +62,16 @@ def test_an_image_is_on_torch_exactly_if_it_needs_torch(name: str) -> None:
     on_torch = {"chassis": False, "torch": True}[given["SHARED"]]
     assert on_torch == bool(torch_of(requirements_of(given["EXTRA"], PROJECT)))
     assert {"BASE_IMAGE", "TORCH_INDEX_URL"} <= given.keys()
+
+
+def test_the_images_of_prepare_hold_the_quickstart_s_model() -> None:
+    """And no other; the job looks where they hold it, and they can make it."""
+    assert {name for name, given in BUILT.items() if given.get("START") == "yes"} == {
+        "docker-compose.yml-secrets",
+        "compose.images.yml-prepare",
+    }
+    command = compose()["services"]["prepare"]["command"]
+    assert command[command.index("--made") + 1] == start.FOLDER
 
 
 def test_every_service_has_an_image_of_its_own() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from examples.quickstart import prepare, task
+from tests.deploy.support import content
 from tests.rendering import rendered_ids
 
 MESSAGES = [
@@ -92,3 +95,21 @@ def test_a_complete_start_is_kept(tmp_path: Path) -> None:
     assert (other := written("--seed", "1")) > first
     (tmp_path / "prepared.json").unlink()
     assert written("--seed", "1") > other
+
+
+def test_a_start_made_before_is_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """That of an image; another seed, or a start that is not complete there, is made."""
+    plan, made = prepare.WarmStart(steps=2, batch_size=2), tmp_path / "made"
+    tokenizer = prepare.build_tokenizer()
+
+    def words(out: str, *more: str) -> set[str]:
+        wanted = ["--out", str(tmp_path / out), "--train-tasks", "2", "--heldout-tasks", "1"]
+        prepare.make_start(tokenizer, plan, prepare.plain_text, [*wanted, *more])
+        return json.loads(capsys.readouterr().out.splitlines()[-1]).keys()
+
+    assert "seconds" in words("made")
+    assert "copied" in words("a", "--made", str(made))
+    assert content(tmp_path / "a") == content(made)
+    assert "seconds" in words("b", "--made", str(made), "--seed", "1")
+    (made / "prepared.json").unlink()
+    assert "seconds" in words("c", "--made", str(made))
