@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import stat
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,6 +74,17 @@ def test_the_images_of_prepare_hold_the_quickstart_s_model() -> None:
     }
     command = compose()["services"]["prepare"]["command"]
     assert command[command.index("--made") + 1] == start.FOLDER
+
+
+def test_every_user_may_read_what_the_image_holds(tmp_path: Path) -> None:
+    """Weights, which are written for their owner alone, too."""
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.parent.mkdir(mode=0o700)
+    weights.write_bytes(b"w")
+    weights.chmod(0o600)
+    start.make_readable(tmp_path)
+    assert stat.S_IMODE(weights.stat().st_mode) == 0o644
+    assert stat.S_IMODE(weights.parent.stat().st_mode) == 0o755
 
 
 def test_every_service_has_an_image_of_its_own() -> None:

@@ -105,7 +105,7 @@ def test_a_start_made_before_is_copied(tmp_path: Path, capsys: pytest.CaptureFix
     def words(out: str, *more: str) -> set[str]:
         wanted = ["--out", str(tmp_path / out), "--train-tasks", "2", "--heldout-tasks", "1"]
         prepare.make_start(tokenizer, plan, prepare.plain_text, [*wanted, *more])
-        return json.loads(capsys.readouterr().out.splitlines()[-1]).keys()
+        return set(json.loads(capsys.readouterr().out.splitlines()[-1]))
 
     assert "seconds" in words("made")
     assert "copied" in words("a", "--made", str(made))
