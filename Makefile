@@ -22,7 +22,7 @@ SGLANG_TESTS ?= tests/rollout/server tests/sglang
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-wheel bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion \
 	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-health test-models test-roundtrips \
-	test test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs site lock proto descriptors up health down clean help .venv-sglang $(ADAPTERS)
+	test test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs site lock proto descriptors up images health down clean help .venv-sglang $(ADAPTERS)
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
@@ -200,7 +200,8 @@ check: $(VENV)/.dev ## Format, lint, types, contract.
 	$(RUN) ruff check .
 	$(RUN) mypy sdk/seamflow services trajectory_manager rollout scheduler trainer tools bench sim examples \
 		adapters tests \
-		deploy/create_run.py deploy/generate_secrets.py deploy/containers.py deploy/docker/install.py
+		deploy/create_run.py deploy/generate_secrets.py deploy/containers.py \
+		deploy/docker/install.py deploy/docker/mount_points.py deploy/docker/start.py
 	$(VENV)/bin/buf lint
 	$(VENV)/bin/buf breaking --against protos/released.binpb
 
@@ -229,6 +230,9 @@ descriptors: $(VENV)/.dev ## At a release only: what later versions must not bre
 
 up: ## Every service and Redis in containers, until all are healthy; PROFILES='scoring sglang' adds these.
 	$(PYTHON) deploy/containers.py up $(addprefix --profile ,$(PROFILES))
+
+images: ## An image of each service, as they are deployed, on shared bases; PROFILES=sglang adds SGLang's.
+	$(PYTHON) deploy/containers.py images $(addprefix --profile ,$(PROFILES))
 
 health: ## One line: which containers are ready, and which are not.
 	@$(PYTHON) deploy/containers.py health

@@ -1,11 +1,12 @@
-"""`make up`, `make health` and `make down`: the containers of docker-compose.yml.
+"""`make up`, `make health`, `make down`: the containers of docker-compose.yml; `make images`.
 
     python3 deploy/containers.py up [--profile scoring …]
 
 `up` builds and starts them, waits until every one is healthy or, for a job, done, and writes what
 an agent on this machine needs to runs/compose/agent: token and certificates. With the profile
 scoring the run demands the column that is scored, so choose it when the run begins. It needs Docker
-with Compose 1.29 or 2, and Python's standard library.
+with Compose 1.29 or 2, and Python's standard library. `images` builds those of a deployment, one
+for each service, of deploy/compose.images.yml; with the profile sglang, its image too.
 
 Exit codes: 0 all healthy, 69 no Docker, 70 a container failed.
 """
@@ -26,6 +27,7 @@ from pathlib import Path
 __all__ = [
     "AGENT_FOLDER",
     "Container",
+    "build_images",
     "compose",
     "containers",
     "down",
@@ -37,6 +39,7 @@ __all__ = [
 ROOT = Path(__file__).parents[1]
 PROJECT = "seamflow"
 AGENT_FOLDER = ROOT / "runs" / "compose" / "agent"
+_IMAGES = ROOT / "deploy" / "compose.images.yml"
 _UNAVAILABLE, _FAILED = 69, 70
 _POLL_SECONDS = 2.0
 _PROFILES = ("environments", "operator", "scoring", "sglang")
@@ -158,6 +161,13 @@ def up(profiles: Iterable[str] = (), *, build: bool = True) -> None:
     _write_credential()
 
 
+def build_images(profiles: Iterable[str] = (), *, quiet: bool = False) -> None:
+    """Build the image of each service, and that of the chart's node pools."""
+    files = ("--project-directory", str(ROOT), "--file", str(_IMAGES))
+    flags = chosen(("node", *profiles))
+    compose(*files, *flags, "build", *(["--quiet"] if quiet else []))
+
+
 def down(*arguments: str) -> None:
     """Stop and remove the containers of every profile; `arguments` are Compose's, as --volumes."""
     compose(*chosen(_PROFILES), "down", "--remove-orphans", *arguments)
@@ -199,14 +209,17 @@ def _write_credential() -> None:
 
 def _print_addresses() -> None:
     folder = AGENT_FOLDER.relative_to(ROOT)
-    print(f"gRPC 127.0.0.1:50052, HTTP https://127.0.0.1:8080, credentials in {folder}. Try:")
-    print(f"  python examples/minimal_agent.py 127.0.0.1:50052 quickstart {folder}")
+    grpc = f"127.0.0.1:{os.environ.get('GATEWAY_PORT') or 50052}"
+    http = f"https://127.0.0.1:{os.environ.get('HTTP_GATEWAY_PORT') or 8080}"
+    print(f"gRPC {grpc}, HTTP {http}, credentials in {folder}. Try:")
+    print(f"  python examples/minimal_agent.py {grpc} quickstart {folder}")
+    print("or the agent over HTTP of docs/deployment.md")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one of the commands; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=("up", "health", "down"))
+    parser.add_argument("command", choices=("up", "health", "down", "images"))
     also = parser.add_argument("--profile", action="append", default=[], choices=_PROFILES)
     also.help = "also these services"
     given = parser.parse_args(argv)
@@ -222,6 +235,8 @@ def _run(command: str, profiles: Sequence[str]) -> int:
     if command == "up":
         up(profiles)
         _print_addresses()
+    elif command == "images":
+        build_images(name for name in profiles if name == "sglang")
     elif command == "health":
         found = containers()
         print(health_line(found))

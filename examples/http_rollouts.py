@@ -1,7 +1,8 @@
 """Runs an agent on leased tasks over HTTP, many at a time: lease, run, finish.
 
 SEAMFLOW_HTTP_GATEWAY is the address that `seamflow train` and `seamflow serve` print, and
-SEAMFLOW_AGENT_TOKEN the agents' token where the services have one.
+SEAMFLOW_AGENT_TOKEN the agents' token where the services have one. SSL_CERT_FILE names the
+authority of a gateway with a certificate of its own.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Install what an image needs, at build time: torch from its own index, then the extra's packages.
 
+    python install.py [EXTRA]
+
 Seamflow itself is installed afterwards, so that a change of it downloads nothing again.
 
-Environment: EXTRA (extras of pyproject.toml, comma-separated); TORCH_INDEX_URL: where that is
-empty, pip's own index serves torch too, with its CUDA; SGLANG: "cpu" adds SGLang for machines
-without a GPU, in an environment of its own.
+Environment: EXTRA (extras of pyproject.toml, comma-separated), where no argument names them;
+TORCH_INDEX_URL: serves torch alone, and where it is empty, pip's own index serves torch too, with
+its CUDA; SGLANG: "cpu" adds SGLang for machines without a GPU, in an environment of its own.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ _OWN = "seamflow["
 
 def main() -> None:
     """Run pip, with retries."""
-    requirements = requirements_of(os.environ["EXTRA"], Path("pyproject.toml"))
+    extra = sys.argv[1] if len(sys.argv) > 1 else os.environ["EXTRA"]
+    requirements = requirements_of(extra, Path("pyproject.toml"))
     _install(sys.executable, requirements)
+    _compile(Path(sys.prefix))
     if os.environ.get("SGLANG") == "cpu":
         _install_sglang()
 
@@ -52,9 +56,10 @@ def _expanded(names: Sequence[str], extras: Mapping[str, Sequence[str]]) -> Iter
 
 
 def _install(python: str | Path, requirements: Sequence[str]) -> None:
-    for torch in torch_of(requirements):
-        index = os.environ.get("TORCH_INDEX_URL")
-        _pip(python, torch, *(["--index-url", index] if index else []))
+    if index := os.environ.get("TORCH_INDEX_URL"):
+        for torch in torch_of(requirements):
+            # What torch itself needs comes with the rest.
+            _pip(python, "--no-deps", "--index-url", index, torch)
     _pip(python, *requirements)
 
 
@@ -68,10 +73,18 @@ def _install_sglang() -> None:
     (packages,) = SGLANG_FOLDER.glob("lib/python3.*/site-packages")
     for file in _SGLANG_FILES.glob("sglang_cpu_names.*"):
         shutil.copy(file, packages)
+    _compile(SGLANG_FOLDER)
+
+
+def _compile(folder: Path) -> None:
+    """All packages at once, which pip compiles one after another; what is compiled stays."""
+    command = [sys.executable, "-m", "compileall", "-qq", "-j", "0", str(folder / "lib")]
+    # Not checked: some packages carry files for other versions of Python.
+    subprocess.run(command, check=False)
 
 
 def _pip(python: str | Path, *arguments: str) -> None:
-    _run(python, "-m", "pip", "install", *arguments)
+    _run(python, "-m", "pip", "install", "--no-compile", *arguments)
 
 
 def _run(*command: str | Path) -> None:

@@ -1,27 +1,14 @@
-# One image for every process; the extra of pyproject.toml decides what is installed.
+# Every process, on two shared bases: `chassis` holds what all need, `torch` also what all need that
+# compute with a model. An image is the extra of pyproject.toml that it names, on one of them:
 #   docker build -f deploy/docker/service.Dockerfile --build-arg EXTRA=weights -t seamflow/weights .
+#   … --build-arg EXTRA=trainer --build-arg SHARED=torch -t seamflow/trainer .
+# `make images` builds all of deploy/compose.images.yml, each base once.
 # For GPUs: --build-arg TORCH_INDEX_URL= (empty: pip's own index, whose torch brings its CUDA).
 ARG BASE_IMAGE=python:3.11-slim-bookworm
-
-FROM ${BASE_IMAGE} AS build
-ARG EXTRA
+ARG SHARED=chassis
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN ["python3", "-m", "venv", "/opt/seamflow"]
-WORKDIR /src
-COPY pyproject.toml deploy/docker/install.py ./
-COPY deploy/sglang_cpu sglang_cpu
-ARG SGLANG=
-RUN ["/opt/seamflow/bin/python", "install.py"]
-COPY README.md LICENSE ./
-COPY sdk sdk
-RUN ["/opt/seamflow/bin/python", "-m", "pip", "install", "--no-deps", "."]
 
-# hadolint ignore=DL3006
-FROM ${BASE_IMAGE}
-ARG EXTRA
-LABEL org.opencontainers.image.title="seamflow ${EXTRA}" \
-      org.opencontainers.image.licenses="Apache-2.0"
+FROM ${BASE_IMAGE} AS chassis
 ENV PATH=/opt/seamflow/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONPATH=/app \
     PYTHONSAFEPATH=1 \
@@ -30,10 +17,41 @@ ENV PATH=/opt/seamflow/bin:/usr/local/bin:/usr/bin:/bin \
     OMP_NUM_THREADS=1 \
     TOKENIZERS_PARALLELISM=false \
     HF_HUB_OFFLINE=1 \
-    HOME=/tmp
-# Mount points of volumes: a new volume inherits their owner.
-RUN ["python3", "-c", "import os; [(os.makedirs(p), os.chown(p, 10001, 10001)) for p in ('/data', '/weights', '/cache')]"]
-COPY --from=build /opt/seamflow /opt/seamflow
+    HOME=/tmp \
+    PIP_NO_CACHE_DIR=1 \
+    PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN ["python3", "-m", "venv", "/opt/seamflow"]
+WORKDIR /opt/build
+COPY pyproject.toml deploy/docker/install.py ./
+RUN ["python", "install.py", "chassis"]
+
+# Seamflow itself comes last, so that a change of it downloads nothing again.
+FROM chassis AS sdk
+COPY README.md LICENSE ./
+COPY sdk sdk
+RUN ["python", "-m", "pip", "wheel", "--no-deps", "--wheel-dir", "/wheels", "."]
+
+# What scoring needs, trainers and rollout servers need too.
+FROM chassis AS torch
+ARG TORCH_INDEX_URL
+RUN ["python", "install.py", "scoring"]
+
+# hadolint ignore=DL3006
+FROM ${SHARED}
+ARG EXTRA
+ARG TORCH_INDEX_URL
+ARG SGLANG=
+COPY deploy/sglang_cpu sglang_cpu
+RUN ["python", "install.py"]
+# "yes" makes the quickstart's model, which changes with these two files alone.
+ARG START=
+COPY examples/quickstart/prepare.py examples/quickstart/task.py /app/examples/quickstart/
+COPY deploy/docker/start.py ./
+RUN ["python", "start.py"]
+COPY --from=sdk /wheels /wheels
+RUN ["python", "-m", "pip", "install", "--no-deps", "--no-index", "--find-links", "/wheels", "seamflow"]
+LABEL org.opencontainers.image.title="seamflow ${EXTRA}" \
+      org.opencontainers.image.licenses="Apache-2.0"
 WORKDIR /app
 COPY services services
 COPY trajectory_manager trajectory_manager
@@ -42,6 +60,9 @@ COPY scheduler scheduler
 COPY trainer trainer
 COPY deploy deploy
 COPY examples examples
+# The root is read-only when it runs: without this every start would compile all modules again.
+RUN ["python", "-m", "compileall", "-q", "/app"]
+RUN ["python", "-m", "deploy.docker.mount_points"]
 USER 10001:10001
 HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=6 \
     CMD ["python", "-m", "services.chassis.rpc.healthcheck", "127.0.0.1:9100"]

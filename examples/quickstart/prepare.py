@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -42,6 +43,8 @@ CHAT_TEMPLATE = (
 )
 WORDS = ("user:", "assistant:", "at", "up", "down", "to", task.WAIT)
 _IGNORED = -100
+_RECIPE = "prepared.json"
+"""Of what a folder was made; written last."""
 
 Demonstration = Callable[[task.Payload, Sequence[str]], Iterator[tuple[str, str]]]
 """From a task and its answers to (prompt, answer) of each turn, as the template renders them."""
@@ -151,9 +154,10 @@ def _batches(
     rng = random.Random(seed)
     noisy = round(plan.noisy_share * plan.steps)
     payloads = task.tasks(seed, plan.steps * plan.batch_size, "train")
+    ids: dict[str, int] = tokenizer.get_vocab()
     for steps, noise in ((plan.steps - noisy, 0.0), (noisy, plan.noise)):
         pool = [
-            _example(tokenizer, demonstration(payload, task.demonstration(payload, rng, noise)))
+            _example(ids, demonstration(payload, task.demonstration(payload, rng, noise)))
             for payload, _ in zip(payloads, range(steps * plan.batch_size), strict=False)
         ]
         yield from _bucketed(pool, plan.batch_size, rng)
@@ -169,9 +173,8 @@ def _bucketed(
         yield pool[start : start + batch_size]
 
 
-def _example(tokenizer: PreTrainedTokenizerFast, turns: Iterator[tuple[str, str]]) -> _Example:
+def _example(ids: Mapping[str, int], turns: Iterator[tuple[str, str]]) -> _Example:
     # Only answers and their terminators are learnt. Rendered turn by turn, as the agent does.
-    ids: dict[str, int] = tokenizer.get_vocab()
     token_ids: list[int] = []
     labels: list[int] = []
     for asked, answer in turns:
@@ -183,16 +186,17 @@ def _example(tokenizer: PreTrainedTokenizerFast, turns: Iterator[tuple[str, str]
 
 def _loss(model: Qwen3ForCausalLM, batch: Sequence[_Example]) -> torch.Tensor:
     longest = max(len(example.token_ids) for example in batch)
-    tokens = torch.zeros(len(batch), longest, dtype=torch.long)
-    labels = torch.full_like(tokens, _IGNORED)
-    for row, example in enumerate(batch):
-        tokens[row, : len(example.token_ids)] = torch.tensor(example.token_ids)
-        labels[row, : len(example.labels)] = torch.tensor(example.labels)
+    tokens = _padded([example.token_ids for example in batch], longest, 0)
+    labels = _padded([example.labels for example in batch], longest, _IGNORED)
     # Padding is on the right of causal attention, so no mask is needed.
     logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
     return torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED
     )
+
+
+def _padded(rows: Sequence[list[int]], length: int, value: int) -> torch.Tensor:
+    return torch.tensor([row + [value] * (length - len(row)) for row in rows])
 
 
 def _write_tasks(path: Path, split: task.Split, seed: int, count: int) -> None:
@@ -211,6 +215,7 @@ def _write_tasks(path: Path, split: task.Split, seed: int, count: int) -> None:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Make a model, its tokenizer and tasks.")
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
+    parser.add_argument("--made", type=Path, help="folder that may hold the same start already")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--train-tasks", type=int, default=4000)
     parser.add_argument("--heldout-tasks", type=int, default=256)
@@ -223,21 +228,50 @@ def make_start(
     demonstration: Demonstration,
     argv: Sequence[str] | None,
 ) -> int:
-    """Write model/, tasks-train.jsonl and tasks-heldout.jsonl; print a JSON summary."""
-    args, began = _arguments(argv), time.monotonic()
+    """Write model/, tasks-train.jsonl and tasks-heldout.jsonl; print a JSON summary.
+
+    A folder in which the same start is complete is left as it is; else it is copied from `--made`,
+    if it is complete there.
+    """
+    args = _arguments(argv)
+    counts: dict[task.Split, int] = {"train": args.train_tasks, "heldout": args.heldout_tasks}
+    start = {"seed": args.seed, "tasks": counts, "warm_start": asdict(plan)}
+    recipe = json.dumps({**start, "demonstration": demonstration.__name__})
+    if _is_made(args.out, recipe):
+        print(json.dumps({"kept": str(args.out), **start}))
+        return 0
     args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / _RECIPE).unlink(missing_ok=True)
+    if _is_made(args.made, recipe):
+        shutil.copytree(args.made, args.out, dirs_exist_ok=True)
+        print(json.dumps({"copied": str(args.made), **start}))
+    else:
+        print(json.dumps({**_make(args, tokenizer, plan, demonstration, counts), **start}))
+        (args.out / _RECIPE).write_text(recipe)
+    return 0
+
+
+def _is_made(folder: Path | None, recipe: str) -> bool:
+    """Whether this very start is complete in `folder`."""
+    made = folder / _RECIPE if folder is not None else None
+    return made is not None and made.exists() and made.read_text() == recipe
+
+
+def _make(
+    args: argparse.Namespace,
+    tokenizer: PreTrainedTokenizerFast,
+    plan: WarmStart,
+    demonstration: Demonstration,
+    counts: Mapping[task.Split, int],
+) -> dict[str, float]:
+    began = time.monotonic()
     model = build_model(len(tokenizer), args.seed)
     loss = warm_start(model, tokenizer, plan, args.seed, demonstration)
     model.save_pretrained(args.out / "model")
     tokenizer.save_pretrained(args.out / "model")
-    counts = {"train": args.train_tasks, "heldout": args.heldout_tasks}
-    splits: tuple[task.Split, ...] = ("train", "heldout")
-    for split in splits:
-        path = args.out / f"tasks-{split}.jsonl"
-        _write_tasks(path, split, args.seed + 1, counts[split])
-    summary = {"seconds": round(time.monotonic() - began, 1), "loss": round(loss, 4)}
-    print(json.dumps({**summary, "seed": args.seed, "tasks": counts, "warm_start": asdict(plan)}))
-    return 0
+    for split, count in counts.items():
+        _write_tasks(args.out / f"tasks-{split}.jsonl", split, args.seed + 1, count)
+    return {"seconds": round(time.monotonic() - began, 1), "loss": round(loss, 4)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +19,6 @@ from pathlib import Path
 from rich.console import Console
 from seamflow.release import __version__
 
-from bench.provenance import ROOT
 from bench.report import Report
 from deploy import containers
 from tests.chart_pods import pod
@@ -29,14 +27,13 @@ from tests.chart_pods.drain import Drained, busy, drained
 from tests.chart_pods.pod import NETWORK, docker
 from tests.compose.base_images import base_images
 from tests.compose.engine import EngineUnavailableError, engine
+from tests.compose.images import gigabytes_of_engine
 
 __all__ = ["main"]
 
 STEPS = 2
 _WAIT_SECONDS = 600.0
 _POLL_SECONDS = 1.0
-_PROFILES = ("--profile", "scoring", "--profile", "environments")
-_NODE_EXTRAS = "node-agent,rollout-server,trainer"
 _CONFINED = """
 import os, pathlib
 status = dict(line.split(":\\t", 1) for line in open("/proc/1/status") if ":\\t" in line)
@@ -67,13 +64,14 @@ def main() -> int:
 
 
 def _drill(data_root: Path, build: bool) -> dict[str, float]:
-    os.environ.update(base_images(data_root))
-    if build:
-        _build()
+    with base_images(data_root) as images:
+        os.environ.update(images)
+        built = _built() if build else {}
     with tempfile.TemporaryDirectory(dir=data_root) as folder:
         Path(folder).chmod(0o755)
         with cluster(Path(folder)) as release:
             return {
+                **built,
                 **_installed(release),
                 **_confined(release),
                 **_trained(release),
@@ -84,18 +82,12 @@ def _drill(data_root: Path, build: bool) -> dict[str, float]:
             }
 
 
-def _build() -> None:
-    """The images of docker-compose.yml, and that of the node pools."""
-    containers.compose(*_PROFILES, "build", "--quiet")
-    arguments = {"EXTRA": _NODE_EXTRAS}
-    arguments |= {
-        name: os.environ[name] for name in ("BASE_IMAGE", "TORCH_INDEX_URL") if name in os.environ
-    }
-    given = [
-        word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")
-    ]
-    command = ["docker", "build", "--quiet", "--file", "deploy/docker/service.Dockerfile", *given]
-    subprocess.run([*command, "--tag", f"seamflow/node:{__version__}", "."], check=True, cwd=ROOT)
+def _built() -> dict[str, float]:
+    """The image of each service, and that of the node pools, on bases that are built once."""
+    began = time.monotonic()
+    containers.build_images(quiet=True)
+    seconds = time.monotonic() - began
+    return {"seconds_to_build": seconds, "gigabytes_of_all_images": gigabytes_of_engine()}
 
 
 def _installed(release: Cluster) -> dict[str, float]:

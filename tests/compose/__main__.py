@@ -18,12 +18,15 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
+from seamflow.release import __version__
 
 from bench.provenance import ROOT
 from bench.report import Report
 from deploy import containers
-from tests.compose.base_images import base_images
+from tests.compose.base_images import base_images, exists
 from tests.compose.engine import EngineUnavailableError, engine
+from tests.compose.host_agent import is_trained, run_page
+from tests.compose.images import gigabytes
 from tests.compose.prepare_beside import prepare_beside
 
 __all__ = ["main"]
@@ -35,7 +38,9 @@ _CONTROL_SECONDS = 20.0
 _POLL_SECONDS = 1.0
 _JOBS = {"secrets", "prepare", "create-run"}
 _PROFILES = ("scoring",)
+_IMAGE = f"seamflow/local:{__version__}"
 _COUNT = "import pathlib; print(len(pathlib.Path('/data/metrics.jsonl').read_bytes().splitlines()))"
+_TRAINED = "print(open('/data/trained_samples.jsonl').read(), end='')"
 _METRICS = (
     "import urllib.request; "
     "print(urllib.request.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
@@ -62,44 +67,78 @@ def main() -> int:
 
 
 def _drill(folder: Path, build: bool) -> dict[str, float]:
-    os.environ.update({**base_images(folder), "NUM_STEPS": "100000"})
-    containers.down("--volumes")
+    with _timed() as base, base_images(folder) as images:
+        os.environ.update({**images, "NUM_STEPS": "100000"})
+        containers.down("--volumes")
+        built = {"seconds_to_base_images": base(), **_built()} if build else {}
     try:
-        built = _built() if build else {}
-        beside = prepare_beside()
-        return {**built, **beside, **_started(), **_host_agent(), **_restarted(), **_control()}
+        started = _started()
+        up = _summed(built, started) if built else {}
+        _console.print({**built, **started, **up})
+        figures = {**built, **started, **up, **_host_agents(), **_restarted(), **_control()}
     finally:
         containers.down("--volumes")
         left = containers.containers()
         assert not left, f"left behind: {left}"
+    return {**figures, **prepare_beside()}
 
 
 def _built() -> dict[str, float]:
+    is_new = not exists(_IMAGE)
     with _timed() as build:
         containers.compose(*containers.chosen(_PROFILES), "build", "--quiet")
-    return {"seconds_to_build": build()}
+    return {
+        "seconds_to_build": build(),
+        "built_from_nothing": float(is_new),
+        "gigabytes_of_images": gigabytes((_IMAGE, os.environ["REDIS_IMAGE"])),
+    }
+
+
+def _summed(built: dict[str, float], started: dict[str, float]) -> dict[str, float]:
+    """What `make up` takes, with the base images there."""
+    seconds = built["seconds_to_build"]
+    return {
+        "seconds_up_to_healthy": seconds + started["seconds_to_ready"],
+        "seconds_up_to_step_10": seconds + started["seconds_to_10_steps"],
+    }
 
 
 def _started() -> dict[str, float]:
     """From nothing to ten optimizer steps, with every sample scored."""
+    load, *_ = os.getloadavg()
     with _timed() as start:
         containers.up(_PROFILES, build=False)
     with _timed() as train:
         _wait_for("10 optimizer steps", lambda: steps() >= STEPS_BEFORE)
     return {
         "containers": float(len(containers.containers())),
+        "load_average_before_start": load,
         "seconds_to_ready": start(),
         "seconds_to_10_steps": start() + train(),
         "samples_scored": _scored(),
     }
 
 
-def _host_agent() -> dict[str, float]:
-    """An agent on this machine, with the credential that `up` has written."""
+def _host_agents() -> dict[str, float]:
+    """Agents on this machine, with the credential that `up` has written: gRPC, then HTTP."""
     folder = str(containers.AGENT_FOLDER)
     command = [sys.executable, "examples/minimal_agent.py", "127.0.0.1:50052", "quickstart", folder]
     subprocess.run(command, check=True, cwd=ROOT, timeout=120)
-    return {"host_agent_rollouts": 1.0}
+    assert not is_trained(["of nobody"], _trained()), "control"
+    rollouts: set[str] = set()
+    with _timed() as train:
+        _wait_for("a sample of the page's agent", partial(_is_page_trained, rollouts))
+    return {
+        "host_agent_rollouts": 1.0,
+        "host_http_agent_rollouts": float(len(rollouts)),
+        "seconds_until_host_sample_trained": train(),
+    }
+
+
+def _is_page_trained(rollouts: set[str]) -> bool:
+    """Run the page's agent, again if need be: a group whose rewards are equal trains nothing."""
+    rollouts.update(run_page())
+    return is_trained(rollouts, _trained())
 
 
 def _restarted() -> dict[str, float]:
@@ -129,6 +168,11 @@ def _control() -> dict[str, float]:
     before = steps()
     time.sleep(_CONTROL_SECONDS)
     return {"control_steps_without_manager": float(steps() - before)}
+
+
+def _trained() -> str:
+    """The samples of each step, JSON lines."""
+    return containers.compose("exec", "-T", "trainer", "python", "-c", _TRAINED, capture=True)
 
 
 def steps() -> int:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
-import sys
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-from bench.provenance import ROOT
+from tests.compose.wheels import served_torch
 
-__all__ = ["base_images"]
+__all__ = ["base_images", "exists"]
 
 _PUBLISHED = {"BASE_IMAGE": "python:3.11-slim-bookworm", "REDIS_IMAGE": "redis:7.4-bookworm"}
 _LOCAL, _LOCAL_REDIS = "seamflow/local-base:bookworm", "seamflow/local-redis:bookworm"
@@ -19,20 +19,33 @@ _SUITE = "bookworm"
 _PACKAGES = "python3,python3-venv,redis-server,ca-certificates"
 _AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
 _PIP_CONF = """[global]
-find-links = /opt/wheels
 cert = /etc/ssl/certs/ca-certificates.crt
+trusted-host = {bridge}
 """
 
 
-def base_images(folder: Path) -> Mapping[str, str]:
-    """Variables of docker-compose.yml that name the images; `folder` is for building them."""
+@contextmanager
+def base_images(folder: Path) -> Iterator[Mapping[str, str]]:
+    """Variables of docker-compose.yml that name the images; `folder` is for building them.
+
+    While it is open, images of a local base find torch, for CPUs, where TORCH_INDEX_URL says; pip's
+    own index serves the rest.
+    """
     if all(_pull(image) for image in _PUBLISHED.values()):
-        return _PUBLISHED
-    if not _exists(_LOCAL):
-        _build(folder / "rootfs")
+        yield _PUBLISHED
+        return
+    bridge = _bridge()
+    if not exists(_LOCAL):
+        _build(folder / "rootfs", bridge)
     _build_redis()
-    # With the wheels of the local image; pip's own index serves the rest.
-    return {"BASE_IMAGE": _LOCAL, "REDIS_IMAGE": _LOCAL_REDIS, "TORCH_INDEX_URL": ""}
+    with served_torch(folder / "wheels", bridge) as index:
+        yield {"BASE_IMAGE": _LOCAL, "REDIS_IMAGE": _LOCAL_REDIS, "TORCH_INDEX_URL": index}
+
+
+def exists(image: str) -> bool:
+    """Whether the engine has it."""
+    command = ["docker", "image", "inspect", image]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def _pull(image: str) -> bool:
@@ -40,21 +53,24 @@ def _pull(image: str) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def _exists(image: str) -> bool:
-    command = ["docker", "image", "inspect", image]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+def _bridge() -> str:
+    """This machine's address, as containers see it while an image is built."""
+    command = ["docker", "network", "inspect", "bridge"]
+    (network,) = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    address: str = network["IPAM"]["Config"][0].get("Gateway", "172.17.0.1")
+    return address
 
 
-def _build(rootfs: Path) -> None:
-    """Python and Redis of Debian, with a wheel of torch for CPUs, as a root file system."""
+def _build(rootfs: Path, bridge: str) -> None:
+    """Python and Redis of Debian as a root file system, without the packages they came in."""
     shutil.rmtree(rootfs, ignore_errors=True)
     packages = f"--include={_PACKAGES}"
     _run("debootstrap", "--variant=minbase", packages, _SUITE, str(rootfs))
     (rootfs / "usr/local/bin/python").symlink_to("/usr/bin/python3")
     shutil.copy(_AUTHORITIES, rootfs / _AUTHORITIES.relative_to("/"))
-    (rootfs / "etc/pip.conf").write_text(_PIP_CONF)
-    wheels = rootfs / "opt/wheels"
-    _run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", wheels, _torch())
+    (rootfs / "etc/pip.conf").write_text(_PIP_CONF.format(bridge=bridge))
+    for cache in ("var/cache/apt", "var/lib/apt/lists"):
+        shutil.rmtree(rootfs / cache)
     tar = subprocess.Popen(["tar", "-C", rootfs, "-c", "."], stdout=subprocess.PIPE)
     subprocess.run(["docker", "import", "-", _LOCAL], stdin=tar.stdout, check=True)
     if tar.wait() != 0:
@@ -68,12 +84,6 @@ def _build_redis() -> None:
     lines = f'FROM {_LOCAL}\nRUN ["python3", "-c", "{code}"]\n'
     command = ["docker", "build", "--quiet", "--tag", _LOCAL_REDIS, "-"]
     subprocess.run(command, input=lines, text=True, check=True, stdout=subprocess.DEVNULL)
-
-
-def _torch() -> str:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    trainer: list[str] = project["optional-dependencies"]["trainer"]
-    return next(each for each in trainer if each.startswith("torch=="))
 
 
 def _run(*command: str | Path) -> None:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from tests.compose.requirements import lacking, message, this_machine
 
 __all__ = ["EngineUnavailableError", "engine"]
 
 _START_SECONDS = 60.0
+_WEIGHTS = Path("/sys/fs/cgroup/cpu")
+_WEIGHT_OF_A_PROCESS, _CONTAINERS = 1024, 20
 _IP_FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 
 
 class EngineUnavailableError(Exception):
-    """No engine runs, and none can be started; the text has the cure."""
+    """This machine lacks something, or the engine does not start; the text has the cure."""
 
 
 @contextmanager
@@ -25,15 +28,15 @@ def engine(data_root: Path) -> Iterator[bool]:
     """Have an engine; yields whether it was started here, with its images in `data_root`.
 
     Raises:
-        EngineUnavailableError: no Docker is installed, or it does not start.
+        EngineUnavailableError: something is missing, all of which the text names, or the engine
+            does not start.
     """
-    if shutil.which("docker") and _answers():
+    machine = this_machine()
+    if needs := lacking(machine):
+        raise EngineUnavailableError(message(needs))
+    if machine.engine_answers:
         yield False
         return
-    if shutil.which("dockerd") is None or os.geteuid() != 0:
-        raise EngineUnavailableError(
-            "no Docker engine: as root, apt-get install docker.io docker-compose"
-        )
     with _own_engine(data_root), _network_restored():
         yield True
 
@@ -45,6 +48,7 @@ def _answers() -> bool:
 @contextmanager
 def _own_engine(data_root: Path) -> Iterator[None]:
     data_root.mkdir(parents=True, exist_ok=True)
+    _weigh()
     socket = f"unix://{data_root}/docker.sock"
     os.environ["DOCKER_HOST"] = socket
     with (data_root / "dockerd.log").open("wb") as log:
@@ -63,7 +67,19 @@ def _own_engine(data_root: Path) -> Iterator[None]:
     finally:
         process.terminate()
         process.wait()
+        with suppress(OSError):
+            (_WEIGHTS / "docker").rmdir()
         del os.environ["DOCKER_HOST"]
+
+
+def _weigh() -> None:
+    """Where cgroups are of version 1 all containers together weigh as much as one process.
+
+    Here each weighs as a process of this machine, so that other work slows both alike.
+    """
+    if (_WEIGHTS / "cpu.shares").exists():
+        (_WEIGHTS / "docker").mkdir(exist_ok=True)
+        (_WEIGHTS / "docker" / "cpu.shares").write_text(str(_WEIGHT_OF_A_PROCESS * _CONTAINERS))
 
 
 def _wait_for(process: subprocess.Popen[bytes], data_root: Path) -> None:

@@ -28,7 +28,7 @@ finally:
     print(used.ru_utime + used.ru_stime)
 """
 _CONTAINER = ("--network", "none", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL")
-_IMAGE = f"seamflow/prepare:{__version__}"
+_IMAGE = f"seamflow/local:{__version__}"
 
 
 def prepare_beside() -> dict[str, float]:

@@ -17,13 +17,14 @@ from deploy.generate_secrets import generate
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
+IMAGES = ROOT / "deploy" / "compose.images.yml"
 CONFIG = ROOT / "deploy" / "config"
 DOCKERFILES = sorted((ROOT / "deploy" / "docker").glob("*.Dockerfile"))
 
 
-def compose() -> dict[str, Any]:
-    """The compose file, anchors and merges resolved, without any variable set."""
-    text = re.sub(r"\$\{\w+:?-([^}]*)\}", r"\1", COMPOSE.read_text())
+def compose(file: Path = COMPOSE) -> dict[str, Any]:
+    """A compose file, anchors and merges resolved, without any variable set."""
+    text = re.sub(r"\$\{\w+:?-([^}]*)\}", r"\1", file.read_text())
     document: dict[str, Any] = yaml.safe_load(text)
     return document
 

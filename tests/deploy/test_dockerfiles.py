@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy.docker.install import requirements_of, torch_of
-from tests.deploy.support import DOCKERFILES, ROOT, compose
+from tests.deploy.support import DOCKERFILES, ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -44,12 +44,13 @@ def test_no_shell_is_needed(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
 def test_the_base_can_be_replaced(path: Path) -> None:
-    """Every stage starts from BASE_IMAGE, whose default is pinned."""
+    """Every stage goes back to BASE_IMAGE, whose default is pinned."""
     first, *_ = instructions(path)
     assert first[0] == "ARG"
     assert first[1].startswith("BASE_IMAGE=python:3.11")
-    bases = [argument for name, argument in instructions(path) if name == "FROM"]
-    assert all(base.startswith("${BASE_IMAGE}") for base in bases)
+    bases = [argument.split()[0] for name, argument in instructions(path) if name == "FROM"]
+    assert bases[0] == "${BASE_IMAGE}"
+    assert set(bases[1:]) == {"chassis", "${SHARED}"}
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
@@ -61,12 +62,23 @@ def test_what_is_copied_exists(path: Path) -> None:
                 assert (ROOT / source).exists(), source
 
 
-def test_every_extra_exists() -> None:
-    """Compose builds images of extras that pyproject.toml has."""
-    for service in compose()["services"].values():
-        extra = service.get("build", {}).get("args", {}).get("EXTRA")
-        for name in (extra or "chassis").split(","):
-            assert name in EXTRAS
+def test_the_shared_bases_are_stages() -> None:
+    """Those that SHARED may name, chassis without being named; torch is on chassis."""
+    (path,) = DOCKERFILES
+    lines = instructions(path)
+    froms = [argument.split() for name, argument in lines if name == "FROM"]
+    stages = {words[2]: words[0] for words in froms if len(words) == 3}
+    assert stages["torch"] == "chassis"
+    assert ("ARG", "SHARED=chassis") in lines
+
+
+def test_torch_s_base_has_what_every_user_of_torch_needs() -> None:
+    """So that nothing of it is installed a second time beside it."""
+    (path,) = DOCKERFILES
+    assert ("RUN", '["python", "install.py", "scoring"]') in instructions(path)
+    shared = set(requirements_of("scoring", ROOT / "pyproject.toml"))
+    for extra in ("trainer", "rollout-server"):
+        assert shared <= set(requirements_of(extra, ROOT / "pyproject.toml"))
 
 
 def test_torch_comes_from_its_own_index() -> None:

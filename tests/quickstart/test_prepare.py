@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from examples.quickstart import prepare, task
+from tests.deploy.support import content
 from tests.rendering import rendered_ids
 
 MESSAGES = [
@@ -52,7 +55,7 @@ def test_demonstrations_look_like_the_agents_conversations() -> None:
     for turn, answer in enumerate(answers):
         messages.append({"role": "user", "content": task.user_message(payload, turn)})
         messages.append({"role": "assistant", "content": answer})
-    example = prepare._example(tokenizer, prepare.plain_text(payload, answers))
+    example = prepare._example(tokenizer.get_vocab(), prepare.plain_text(payload, answers))
     assert example.token_ids == rendered_ids(tokenizer, messages)
     assert tokenizer.unk_token_id not in example.token_ids
 
@@ -75,3 +78,38 @@ def test_heldout_tasks_are_written_once_each(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len({task.task_name(line["payload"]) for line in lines}) == len(lines) == 256
     assert len({line["task_id"] for line in lines}) == 256
+
+
+def test_a_complete_start_is_kept(tmp_path: Path) -> None:
+    """A container that starts again trains nothing; another seed, or half a start, is made anew."""
+    plan = prepare.WarmStart(steps=2, batch_size=2)
+    wanted = ["--out", str(tmp_path), "--train-tasks", "2", "--heldout-tasks", "1"]
+
+    def written(*more: str) -> int:
+        tokenizer = prepare.build_tokenizer()
+        assert prepare.make_start(tokenizer, plan, prepare.plain_text, [*wanted, *more]) == 0
+        return (tmp_path / "model" / "model.safetensors").stat().st_mtime_ns
+
+    first = written()
+    assert written() == first
+    assert (other := written("--seed", "1")) > first
+    (tmp_path / "prepared.json").unlink()
+    assert written("--seed", "1") > other
+
+
+def test_a_start_made_before_is_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """That of an image; another seed, or a start that is not complete there, is made."""
+    plan, made = prepare.WarmStart(steps=2, batch_size=2), tmp_path / "made"
+    tokenizer = prepare.build_tokenizer()
+
+    def words(out: str, *more: str) -> set[str]:
+        wanted = ["--out", str(tmp_path / out), "--train-tasks", "2", "--heldout-tasks", "1"]
+        prepare.make_start(tokenizer, plan, prepare.plain_text, [*wanted, *more])
+        return set(json.loads(capsys.readouterr().out.splitlines()[-1]))
+
+    assert "seconds" in words("made")
+    assert "copied" in words("a", "--made", str(made))
+    assert content(tmp_path / "a") == content(made)
+    assert "seconds" in words("b", "--made", str(made), "--seed", "1")
+    (made / "prepared.json").unlink()
+    assert "seconds" in words("c", "--made", str(made))

@@ -31,7 +31,7 @@ def test_demonstrations_look_like_the_agents_conversations() -> None:
     tokenizer = prepare.build_tokenizer((*prepare.WORDS, *TOOL_WORDS), CHAT_TEMPLATE)
     payload = next(task.tasks(0, 1, "train"))
     answers = [" ".join(map(task.floor_name, path)) for path in task.paths(payload)]
-    example = prepare._example(tokenizer, tool_calls(payload, answers))
+    example = prepare._example(tokenizer.get_vocab(), tool_calls(payload, answers))
     assert example.token_ids == rendered_ids(tokenizer, make_conversation(payload))
     assert tokenizer.unk_token_id not in example.token_ids
 
