@@ -27,6 +27,8 @@ __all__ = ["figures_of", "main", "soak"]
 
 BENCH = "soak"
 _SECONDS, _EVERY_SECONDS = 3600.0, 30.0
+_RANKER = "\n[ranker]\nwindow_prompts = 512\n"
+"""Full within minutes, so that what grows after them is no window."""
 _CONTROL_BOUND_SECONDS = 60.0
 _ZERO = (
     *NOTHING_LOST,
@@ -40,7 +42,7 @@ _MAX_MIB_PER_HOUR = 10.0
 def soak(folder: Path, **settings: Any) -> tuple[SoakRun, dict[str, Any]]:
     """One run in `folder`, and its summary."""
     make_quickstart(folder)
-    (folder / "run.toml").write_text(CONFIG)
+    (folder / "run.toml").write_text(CONFIG + _RANKER)
     plain = run_of(folder, ())
     run = SoakRun(
         plain.config,
