@@ -37,7 +37,7 @@ def engine(data_root: Path) -> Iterator[bool]:
     if machine.engine_answers:
         yield False
         return
-    with _own_engine(data_root), _network_restored():
+    with _network_restored(), _own_engine(data_root):
         yield True
 
 
