@@ -37,7 +37,7 @@ def engine(data_root: Path) -> Iterator[bool]:
     if machine.engine_answers:
         yield False
         return
-    with _own_engine(data_root), _network_restored():
+    with _network_restored(), _own_engine(data_root):
         yield True
 
 
@@ -103,5 +103,7 @@ def _network_restored() -> Iterator[None]:
             if f"*{table}".encode() not in rules:
                 subprocess.run(["iptables", "-t", table, "-F"], check=True)
                 subprocess.run(["iptables", "-t", table, "-X"], check=True)
+                if table == "filter":  # the engine drops what it does not forward itself
+                    subprocess.run(["iptables", "-P", "FORWARD", "ACCEPT"], check=True)
         _IP_FORWARD.write_text(forwarding)
         subprocess.run(["ip", "link", "delete", "docker0"], capture_output=True, check=False)

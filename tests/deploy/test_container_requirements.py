@@ -6,6 +6,8 @@ import dataclasses
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -114,3 +116,23 @@ def test_sizes_are_read_as_docker_prints_them() -> None:
     assert parsed("2.5GB") == 2.5
     with pytest.raises(ValueError, match="is no size"):
         parsed("much")
+
+
+def test_the_network_is_remembered_before_the_engine_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And put back after it has ended: what it adds at its start must not be remembered."""
+    order: list[str] = []
+
+    @contextmanager
+    def noted(name: str) -> Iterator[None]:
+        order.append(f"{name} begins")
+        yield
+        order.append(f"{name} ends")
+
+    monkeypatch.setattr("tests.compose.engine.this_machine", lambda: FULL)
+    monkeypatch.setattr("tests.compose.engine._own_engine", lambda _: noted("engine"))
+    monkeypatch.setattr("tests.compose.engine._network_restored", lambda: noted("network"))
+    with engine(tmp_path) as is_own:
+        assert is_own
+    assert order == ["network begins", "engine begins", "engine ends", "network ends"]
