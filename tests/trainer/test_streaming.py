@@ -138,7 +138,7 @@ async def test_a_timeout_closes_an_open_step(
 ) -> None:
     """With the groups it has, once these are enough."""
     now = [0.0]
-    monkeypatch.setattr(batch_source, "time", SimpleNamespace(time=lambda: now[0]))
+    monkeypatch.setattr(batch_source, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(clients, "_LEASE_POLL_SECONDS", 0.05)
     values = {"batch__timeout_seconds": 100.0, "batch__min_groups": 2, **STREAMED}
     await training.begin("a", "b", "c")

@@ -175,9 +175,12 @@ class ShardWriter:
             OSError: writing it failed.
         """
         write = self._writes.get(folder)  # none in a rank that joined since
-        if write is not None and write.done():
-            write.result()
-        return write is None or write.done()
+        if write is None:
+            return True
+        if not write.done():
+            return False
+        write.result()
+        return True
 
 
 def _write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

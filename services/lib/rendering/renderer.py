@@ -137,7 +137,10 @@ class Renderer:
 
     def _started(self) -> _Process:
         with self._lock:
-            if self._forks is None or not self._forks.is_running():
+            if self._forks is not None and not self._forks.is_running():
+                self._forks.close()
+                self._forks = None
+            if self._forks is None:
                 self._forks = _Forks(self._limits)
             return _Process(self._forks.connect(), self._limits)
 

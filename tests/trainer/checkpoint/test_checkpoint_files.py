@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,6 +106,23 @@ def test_each_save_reports_only_its_own_error(
             writer.written(bad)
     assert checkpoint_files.is_written(good, 1)
     assert not checkpoint_files.is_written(bad, 1)
+
+
+def test_a_write_that_fails_between_two_looks_is_not_taken_as_written(tmp_path: Path) -> None:
+    """It is still going on at the first look, and has failed at the next one."""
+
+    class Failing(Future[None]):
+        def done(self) -> bool:
+            if not super().done():
+                self.set_exception(OSError("no space left"))
+                return False
+            return True
+
+    writer = checkpoint_files.ShardWriter()
+    writer._writes[tmp_path] = Failing()
+    assert not writer.written(tmp_path)
+    with pytest.raises(OSError, match="no space left"):
+        writer.written(tmp_path)
 
 
 @pytest.mark.parametrize("is_sealed", [False, True])
