@@ -14,14 +14,14 @@ SLEEP = ("sleep", "600")
 
 
 def sleep() -> None:
-    """For long, after it has told its id."""
-    _tell(os.getpid())
+    """For long."""
     time.sleep(600)
 
 
 def _fork() -> None:
-    if os.fork() == 0:
+    if (pid := os.fork()) == 0:
         sleep()
+    _tell(pid)  # a copy of a process with threads may wait for a lock for ever
 
 
 def _forked_twice() -> None:
@@ -29,8 +29,11 @@ def _forked_twice() -> None:
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
+            _tell(os.getpid())
             sleep()
         os._exit(0)
+    while not Path(os.environ["LEFT_FILE"]).exists():  # else it is killed before it has told
+        time.sleep(0.01)
 
 
 def _program() -> None:
@@ -48,7 +51,9 @@ def _pipes() -> None:
 
 
 def _worker() -> None:
-    multiprocessing.get_context("fork").Process(target=sleep, daemon=False).start()
+    worker = multiprocessing.get_context("fork").Process(target=sleep, daemon=False)
+    worker.start()
+    _tell(worker.pid or 0)
 
 
 WAYS: Mapping[str, Callable[[], None]] = {
