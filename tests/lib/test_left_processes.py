@@ -90,13 +90,17 @@ async def _reward_server(folder: Path) -> AsyncIterator[tuple[int, EnvironmentCl
         process = await asyncio.create_subprocess_exec(
             *command, env=_environment(folder), stdout=log, stderr=log, start_new_session=True
         )
-    while '{"port"' not in (text := (folder / "log").read_text()):
-        await asyncio.sleep(0.02)
-    port = json.loads(text[text.index('{"port"') :].splitlines()[0])["port"]
-    async with EnvironmentClient(f"127.0.0.1:{port}") as client:
-        yield process.pid, client
-    os.kill(process.pid, signal.SIGTERM)
-    assert await process.wait() == 0
+    try:
+        while '{"port"' not in (text := (folder / "log").read_text()):
+            await asyncio.sleep(0.02)
+        port = json.loads(text[text.index('{"port"') :].splitlines()[0])["port"]
+        async with EnvironmentClient(f"127.0.0.1:{port}") as client:
+            yield process.pid, client
+        os.kill(process.pid, signal.SIGTERM)
+        assert await process.wait() == 0
+    finally:
+        if process.returncode is None:  # the test has failed
+            process.kill()
 
 
 async def _score(client: EnvironmentClient, way: str, seconds: float = 60.0) -> object:
