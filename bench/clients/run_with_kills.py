@@ -121,10 +121,9 @@ class RunWithKills:
         self._token_log.touch()
 
     async def train(self) -> Outcome:
-        """Train to the last step while processes are killed; returns what came of it.
+        """Train until all kills are done and a last step is made; returns what came of it.
 
-        Raises `ChildFailed` for a process that cannot run, and `RuntimeError` if the run ends
-        before all kills are done.
+        Raises `ChildFailed` for a process that cannot run.
         """
         async with (
             Supervisor(self._logs) as processes,
@@ -145,12 +144,9 @@ class RunWithKills:
         await self._evaluate(processes, services)
         await processes.start(self._agent("node"))
         await processes.start(plans["dataloader"])
-        killing = asyncio.create_task(self._kill(processes))
+        await self._kill(processes)
+        await retrying(lambda: services.trainer.FinishTraining(trainer_pb.FinishTrainingRequest()))
         await self._until_trained(services)
-        if not killing.done():
-            killing.cancel()
-            raise RuntimeError(f"trained after {self._kills.total()} of {self._num_kills} kills")
-        killing.result()
         await processes.stop("dataloader")
         request = run_pb.EndRunRequest(run_id=self._layout.run_id)
         await retrying(lambda: services.runs.EndRun(request))

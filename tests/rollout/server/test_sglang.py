@@ -46,7 +46,7 @@ def engines_of(pid: int) -> list[psutil.Process]:
     guards = [
         child
         for child in psutil.Process(pid).children()
-        if any("sglang_guard" in part for part in child.cmdline())
+        if any("process_guard" in part for part in child.cmdline())
     ]
     return [found for guard in guards for found in (guard, *guard.children(recursive=True))]
 

@@ -1,6 +1,6 @@
 """Run a command, and kill its process group when the parent process has exited.
 
-    python sglang_guard.py COMMAND...
+    python process_guard.py COMMAND...
 
 Standard input is a pipe without a writer: it ends when the process that holds its other end
 dies, by whatever signal. PR_SET_PDEATHSIG would need code between fork and exec, which is not safe
