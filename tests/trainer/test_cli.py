@@ -58,11 +58,6 @@ async def test_an_incomplete_model_folder_is_named_with_what_it_lacks(
     assert "has no weights" in message
 
 
-async def test_an_unknown_algorithm_is_rejected_with_the_known_ones(config: TrainerConfig) -> None:
-    """The message lists the built-ins and the form of a plug-in."""
-    assert "did you mean grpo?" in await refused(config, algorithm__name="grppo")
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [

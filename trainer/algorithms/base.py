@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from services.chassis import plugins
 from services.chassis.errors import ConfigError
 from trainer.config import TrainerConfig
+from trainer.config.algorithm_names import ALGORITHMS
 
 __all__ = [
     "ALGORITHMS",
@@ -140,26 +141,6 @@ class Algorithm(Protocol):
     def loss(self, tokens: PolicyTokens) -> LossTerms:
         """The summed token losses of a micro-batch. Stateless: micro-batches come in any order."""
         ...
-
-
-_HERE = "trainer.algorithms"
-ALGORITHMS = {
-    "cispo": f"{_HERE}.cispo:build",
-    "dapo": f"{_HERE}.dapo:build",
-    "decoupled_ppo": f"{_HERE}.decoupled_ppo:build",
-    "distillation": f"{_HERE}.distillation:Distillation",
-    "dpo": f"{_HERE}.dpo:build",
-    "dr_grpo": f"{_HERE}.dr_grpo:build",
-    "grpo": f"{_HERE}.grpo:build",
-    "gspo": f"{_HERE}.gspo:build",
-    "ma_ppo": f"{_HERE}.ma_ppo:build",
-    "ppo": f"{_HERE}.ppo:build",
-    "reinforce_pp": f"{_HERE}.reinforce_pp:build",
-    "reinforce_pp_baseline": f"{_HERE}.reinforce_pp:build_with_baseline",
-    "rloo": f"{_HERE}.rloo:build",
-    "tba": f"{_HERE}.tba:build",
-    "turn_ppo": f"{_HERE}.turn_ppo:build",
-}
 
 
 def make_algorithm(config: TrainerConfig) -> Algorithm:

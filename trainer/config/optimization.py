@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from services.chassis.config.settings import Settings
+from trainer.config.algorithm_names import check_algorithm_name
 
 __all__ = [
     "AlgorithmConfig",
@@ -35,6 +36,7 @@ class AlgorithmConfig(Settings):
 
     name: str = "dapo"
     """Built-in algorithm (docs/algorithms.md), or "package.module:Name"."""
+    _known = field_validator("name")(check_algorithm_name)
     reward: str = ""
     """Name of the reward to train on; unset: "reward", or the only one that a rollout has."""
     reward_weights: dict[str, float] = Field(default_factory=dict)
