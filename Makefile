@@ -14,15 +14,15 @@ INSTALL = $(VENV)/bin/python -m pip install --quiet $(addprefix -c ,$(LOCK))
 NAME ?= quickstart-$(shell date +%Y%m%d-%H%M%S)
 # Named after the content of its recipe: as long as that stays, nothing is installed again.
 SGLANG = .venv-sglang/.made-$(shell cat deploy/sglang_cpu/*.* | sha256sum | cut -c 1-12)
-FRAMEWORKS = $(patsubst tests/agents/frameworks/requirements/%.txt,.venv-frameworks/%,$(wildcard tests/agents/frameworks/requirements/*.txt))
+FRAMEWORKS = $(patsubst tests/suites/agents/frameworks/requirements/%.txt,.venv-frameworks/%,$(wildcard tests/suites/agents/frameworks/requirements/*.txt))
 ADAPTERS = $(patsubst adapters/%/requirements.txt,.venv-adapters/%,$(wildcard adapters/*/requirements.txt))
-SGLANG_TESTS ?= tests/rollout/server tests/sglang
+SGLANG_TESTS ?= tests/integration/rollout/server tests/system/rollout/server tests/system/sglang
 
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-wheel bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion \
 	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-health test-models test-roundtrips \
-	test test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs site lock proto descriptors up images health down clean help .venv-sglang $(ADAPTERS)
+	test test-unit test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs site lock proto descriptors up images health down clean help .venv-sglang $(ADAPTERS)
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
@@ -147,53 +147,56 @@ soak: $(VENV)/.dev ## An hour of training with a fault every 30 s: nothing lost,
 	$(RUN) tests.chaos.soak --seed $(SEED)
 
 test-mixed: $(VENV)/.dev ## Services of RELEASE (the commit of 0.2.0) among the present ones, training meanwhile; forward and back.
-	$(RUN) tests.mixed --release $(RELEASE) --seed $(SEED)
+	$(RUN) tests.suites.mixed --release $(RELEASE) --seed $(SEED)
 
 test-agents: $(VENV)/.dev ## Official SDKs of OpenAI and Anthropic, Python and Node: checks, a training run, kills.
-	npm install --silent --no-fund --no-audit --prefix tests/agents/node
-	$(RUN) tests.agents --seed $(SEED)
+	npm install --silent --no-fund --no-audit --prefix tests/suites/agents/node
+	$(RUN) tests.suites.agents --seed $(SEED)
 
 test-frameworks: $(VENV)/.dev $(FRAMEWORKS:=/.made) ## Unmodified agents of six frameworks, each with two tools and a structured answer, on the torch engine.
-	npm install --silent --no-fund --no-audit --prefix tests/agents/frameworks/node
-	$(RUN) tests.agents.frameworks --seed $(SEED)
+	npm install --silent --no-fund --no-audit --prefix tests/suites/agents/frameworks/node
+	$(RUN) tests.suites.agents.frameworks --seed $(SEED)
 
 test-roundtrips: $(VENV)/.dev ## 1,000 random conversations with tools by model family: recorded ids continue, forks are found.
-	$(RUN) tests.roundtrips --seed $(SEED)
+	$(RUN) tests.suites.roundtrips --seed $(SEED)
 
 test-environments: $(VENV)/.dev $(ADAPTERS) ## The suite of each adapter, then 3 optimizer steps on its framework.
 	npm install --silent --no-fund --no-audit --prefix examples/clients/node
-	$(RUN) tests.environments --seed $(SEED)
+	$(RUN) tests.suites.environments --seed $(SEED)
 
 test-field: $(VENV)/.dev ## Inputs of every kind that people really send, each with its right value.
-	$(RUN) tests.field --seed $(SEED)
+	$(RUN) tests.suites.field --seed $(SEED)
 
 test-health: $(VENV)/.dev ## Twelve ways not to learn, each a short run that must be named with its cure; six healthy runs.
-	$(RUN) tests.health
+	$(RUN) tests.suites.health
 
 test-models: $(VENV)/.dev ## Model folders of 18 architectures: two optimizer steps each; 15 others: refused in one line.
-	$(RUN) tests.models --seed $(SEED)
+	$(RUN) tests.suites.models --seed $(SEED)
 
 model-store: $(VENV)/.dev ## Redis against the in-memory model, 10,000 random operations and more.
-	$(RUN) tests.trajectory_manager.state_machine
+	$(RUN) tests.suites.state_machine
 
 test: $(VENV)/.dev ## The tests, distributed by file over WORKERS processes (2; 0: in this one).
-	$(RUN) pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(RUN) pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=25
+
+test-unit: $(VENV)/.dev ## The tests without processes and Redis, in a minute.
+	$(RUN) pytest -n $(WORKERS) --dist worksteal --durations=25 tests/unit
 
 test-sglang: $(VENV)/.dev $(SGLANG) ## Contract, whole loop and 20 kills on a real SGLang, on this machine's CPU.
 	$(RUN) pytest -m sglang -s $(SGLANG_TESTS)
 
 test-trackers: $(VENV)/.dev ## TensorBoard, W&B and MLflow, read back; installs the last two.
 	$(VENV)/bin/python -m pip install --quiet -e '.[wandb,mlflow]'
-	$(RUN) pytest tests/trainer/tracking/test_trackers.py
+	$(RUN) pytest tests/unit/trainer/tracking/test_trackers.py
 
 test-algorithms: $(VENV)/.dev ## Each algorithm next to its formula and to TRL's loss, with figures; installs TRL.
 	$(VENV)/bin/python -m pip install --quiet 'trl==1.16.0'
-	$(RUN) pytest tests/trainer/algorithms/test_algorithms.py tests/trainer/algorithms/test_trl.py
-	$(RUN) tests.trainer.algorithms
+	$(RUN) pytest tests/unit/trainer/algorithms/test_algorithms.py tests/integration/trainer/algorithms/test_trl.py
+	$(RUN) tests.suites.algorithms
 
 # Without tests/conftest.py, whose fixtures need a Redis client.
 test-sdk-range: .venv-oldest/.made ## The SDK on the oldest grpcio and protobuf it promises.
-	.venv-oldest/bin/python -m pytest --noconftest tests/sdk
+	.venv-oldest/bin/python -m pytest --noconftest tests/unit/sdk tests/integration/sdk tests/system/sdk
 
 check: $(VENV)/.dev ## Format, lint, types, contract.
 	$(RUN) ruff format --check .
@@ -241,10 +244,10 @@ down: ## Stop and remove the containers; volumes stay.
 	$(PYTHON) deploy/containers.py down
 
 test-compose: $(VENV)/.dev ## Build the images, train in containers, restart each, take all down (needs root or Docker).
-	$(RUN) tests.compose
+	$(RUN) tests.suites.compose
 
 test-chart-pods: $(VENV)/.dev ## The pods of the Helm chart as containers: probes, a run, each pod deleted (needs root or Docker).
-	$(RUN) tests.chart_pods
+	$(RUN) tests.suites.chart_pods
 
 clean:
 	rm -rf $(VENV) .venv-proto .venv-uv .venv-oldest .venv-peers .venv-sglang .venv-adapters .venv-frameworks runs
@@ -287,7 +290,7 @@ $(ADAPTERS): .venv-adapters/%: .venv-adapters/%/.made
 	.venv-adapters/$*/bin/python -m pip install --quiet --no-deps -e .
 	touch $@
 
-.venv-frameworks/%/.made: tests/agents/frameworks/requirements/%.txt
+.venv-frameworks/%/.made: tests/suites/agents/frameworks/requirements/%.txt
 	$(PYTHON) -m venv .venv-frameworks/$*
 	.venv-frameworks/$*/bin/python -m pip install --quiet -r $<
 	touch $@

@@ -1,16 +1,23 @@
-"""For every test: a private Redis server, a private cluster, one thread, no limit of time."""
+"""For every test: its tier as a marker, a private Redis server, one thread, no limit of time.
+
+The tier is the folder below `tests/`; a unit test that starts a process fails (`tier_guard`).
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.redis_cluster import RedisCluster
-from tests.redis_server import RedisServer
+from tests.lib.redis_cluster import RedisCluster
+from tests.lib.redis_server import RedisServer
+from tests.lib.tier_guard import guarded
+
+TESTS = Path(__file__).parent
 
 # Before torch is imported: on models as small as these, threads wait for each other and for the
 # other worker's.
@@ -18,6 +25,35 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No test asserts a time, so an example on a busy machine may take what it takes.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with its tier, so that `-m unit` selects by folder."""
+    for item in items:
+        item.add_marker(getattr(pytest.mark, tier(item)))
+
+
+def tier(item: pytest.Item) -> str:
+    """The folder of a test below `tests/`."""
+    return item.path.relative_to(TESTS).parts[0]
+
+
+def _guard(item: pytest.Item) -> AbstractContextManager[None]:
+    return guarded() if tier(item) == "unit" else nullcontext()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
+    """The fixtures of a unit test start nothing either."""
+    with _guard(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """A unit test fails where it starts a process or connects."""
+    with _guard(item):
+        return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ async def build(config: GatewayConfig) -> AsyncIterator[Service]:
     """Build the gateway's parts and connect them.
 
     A `Recorder` whose `record` returns early switches record-before-forward off: the negative
-    control `tests/end_to_end/forward_first.py` replaces this module's `Recorder` by one.
+    control `tests/system/end_to_end/forward_first.py` replaces this module's `Recorder` by one.
     """
     template = ChatTemplate(config.model, config.response_format, config.render_limits)
     given = config.credential_secret

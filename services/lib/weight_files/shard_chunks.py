@@ -2,7 +2,7 @@
 
 Weights are the streams of seamflow that are bound by memory bandwidth. The general encoder and
 decoder of protobuf copy `data` four times on its way; these do so once, and give the same bytes
-(`tests/lib/test_shard_chunks.py` holds them against the generated classes).
+(`tests/unit/services/lib/test_shard_chunks.py` holds them against the generated classes).
 """
 
 from __future__ import annotations

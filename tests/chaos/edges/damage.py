@@ -26,7 +26,7 @@ from rollout.server.weights.transports.shard_stream import ShardStream
 from rollout.server.weights.transports.shared_folder import SharedFolder
 from services.chassis.errors import ServiceError
 from services.weights import version_folders
-from tests.rollout.server.weights.shard_senders import Sender, make_version, receiver
+from tests.lib.rollout.server.weights.shard_senders import Sender, make_version, receiver
 from trainer.checkpoint import checkpoint_files
 from trainer.checkpoint.checksums import DamagedError, note_digest
 

@@ -26,12 +26,12 @@ from seamflow.trajectory.v1 import task_service_pb2 as task_pb
 from seamflow.trajectory.v1.trajectory_service_pb2 import RecordedGroup
 
 from services.chassis.rpc.server import started
-from tests.redis_server import RedisServer
-from tests.trainer.rejection.poisons import GOOD, POISONS, Group, record
-from tests.trainer.services import Neighbours
-from tests.trainer.support import ROOT, environment, make_model
-from tests.trainer.training import Training
-from tests.trajectory_manager.client import Client
+from tests.lib.redis_server import RedisServer
+from tests.lib.trainer.rejection.poisons import GOOD, POISONS, Group, record
+from tests.lib.trainer.services import Neighbours
+from tests.lib.trainer.support import ROOT, environment, make_model
+from tests.lib.trainer.training import Training
+from tests.lib.trajectory_manager.client import Client
 from trajectory_manager.api import record_groups, validation
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
@@ -46,7 +46,7 @@ _GROUPS = 7
 _MAX_STARTS = 6
 _CONTROL_STARTS = 2
 _START_SECONDS = 120.0
-_ALGORITHMS = "tests.trainer.rejection.dying_algorithm"
+_ALGORITHMS = "tests.lib.trainer.rejection.dying_algorithm"
 _DYING = ("killing", "raising", "overflowing")
 _CONTROLS = ("vocabulary", "reward name", "greedy")
 

@@ -24,10 +24,10 @@ from services.launcher.redis_server import server_plan
 from services.launcher.view import PlainView
 from tests.chaos.gang.gang_run import GangRun, NodeKiller
 from tests.chaos.suite import NOTHING_LOST, broken_limits, exit_if_broken
-from tests.end_to_end.quickstart_files import make_quickstart
-from tests.mixed.__main__ import CONFIG
-from tests.mixed.mixed_run import MAX_STALENESS
-from tests.mixed.source_tree import ROOT, SourceTree
+from tests.lib.end_to_end.quickstart_files import make_quickstart
+from tests.suites.mixed.__main__ import CONFIG
+from tests.suites.mixed.mixed_run import MAX_STALENESS
+from tests.suites.mixed.source_tree import ROOT, SourceTree
 
 __all__ = ["figures_of", "gang_run", "main"]
 

@@ -16,7 +16,7 @@ from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
-from tests.mixed.mixed_run import MixedRun
+from tests.suites.mixed.mixed_run import MixedRun
 
 __all__ = ["GangRun", "NodeKiller"]
 

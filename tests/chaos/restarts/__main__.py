@@ -32,10 +32,10 @@ from tests.chaos.restarts.restarts import Restart, restarts
 from tests.chaos.restarts.signalled import SignalledSupervisor
 from tests.chaos.restarts.watching_agent import ERRORS_FILE
 from tests.chaos.suite import NOTHING_LOST, broken_limits, exit_if_broken
-from tests.end_to_end.quickstart_files import make_quickstart
-from tests.mixed.__main__ import CONFIG, run_of
-from tests.mixed.changes import UPGRADE_ORDER
-from tests.mixed.mixed_run import ChangeError
+from tests.lib.end_to_end.quickstart_files import make_quickstart
+from tests.suites.mixed.__main__ import CONFIG, run_of
+from tests.suites.mixed.changes import UPGRADE_ORDER
+from tests.suites.mixed.mixed_run import ChangeError
 
 __all__ = [
     "ENVIRONMENT",

@@ -14,8 +14,8 @@ from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
 from tests.chaos.restarts.restarts import Restart
 from tests.chaos.restarts.signalled import End, SignalledSupervisor
-from tests.mixed.changes import Change
-from tests.mixed.mixed_run import MixedRun
+from tests.suites.mixed.changes import Change
+from tests.suites.mixed.mixed_run import MixedRun
 
 __all__ = ["Outcome", "RestartRun"]
 

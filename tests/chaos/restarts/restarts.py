@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from tests.mixed.changes import Change
-from tests.mixed.source_tree import ROOT, SourceTree
+from tests.suites.mixed.changes import Change
+from tests.suites.mixed.source_tree import ROOT, SourceTree
 
 __all__ = ["PRESENT", "Restart", "restarts"]
 

@@ -20,8 +20,8 @@ from tests.chaos.soak.faults import KINDS, FaultySupervisor
 from tests.chaos.soak.memory import mib_per_hour, read
 from tests.chaos.soak.soak_run import LEAK, SoakRun
 from tests.chaos.suite import NOTHING_LOST, broken_limits, exit_if_broken
-from tests.end_to_end.quickstart_files import make_quickstart
-from tests.mixed.__main__ import CONFIG, run_of
+from tests.lib.end_to_end.quickstart_files import make_quickstart
+from tests.suites.mixed.__main__ import CONFIG, run_of
 
 __all__ = ["figures_of", "main", "soak"]
 

@@ -26,7 +26,7 @@ from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
 from tests.chaos.soak.faults import FaultySupervisor, draw
 from tests.chaos.soak.memory import append, measured
-from tests.mixed.mixed_run import MixedRun
+from tests.suites.mixed.mixed_run import MixedRun
 
 __all__ = ["SoakRun"]
 

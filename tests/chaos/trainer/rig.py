@@ -22,8 +22,8 @@ from tests.chaos.store.rig import Setting, rules
 from tests.chaos.trainer.checker import History
 from tests.chaos.trainer.gang import Gang, command
 from tests.chaos.trainer.samples import GROUP_SIZE, GROUPS_PER_STEP, recorded_groups
-from tests.trained_samples import steps_with_samples
-from tests.trainer.support import make_model
+from tests.lib.trained_samples import steps_with_samples
+from tests.lib.trainer.support import make_model
 
 __all__ = ["STEPS", "Job", "Rig", "rig"]
 

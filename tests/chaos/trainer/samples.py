@@ -13,7 +13,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
-from tests.trainer.support import VOCABULARY
+from tests.lib.trainer.support import VOCABULARY
 
 __all__ = ["GROUPS_PER_STEP", "GROUP_SIZE", "answer", "prompt", "recorded_groups", "reward"]
 

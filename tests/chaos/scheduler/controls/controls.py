@@ -21,7 +21,7 @@ from tests.chaos.store.rig import Setting
 
 __all__ = ["Control", "controls"]
 
-_UNFENCED_AGENTS = Variant(agent="tests.node_agent.unfenced")
+_UNFENCED_AGENTS = Variant(agent="tests.lib.node_agent.unfenced")
 _HASTY = Variant(scheduler="tests.chaos.scheduler.controls.ignore_leases")
 _TWO_SCHEDULERS = Variant(scheduler="tests.chaos.scheduler.controls.unfenced_store")
 _FORGETFUL = Variant(durable=False)

@@ -1,0 +1,193 @@
+"""Servers that send each other weights, with the real weights service."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+from seamflow.stubs import async_stub
+from seamflow.weights.v1 import weight_service_pb2 as pb
+from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
+
+from rollout.server.weights.relay_server import LocalShards
+from rollout.server.weights.transport import Incoming, LocalVersion
+from rollout.server.weights.weight_cache import WeightCache
+from services.chassis.errors import ServiceError
+from services.chassis.rpc.server import started
+from services.lib.weight_files.shard_chunks import decode_chunk
+from services.lib.weight_files.shard_sender import ShardSender
+from services.weights import servicer
+from services.weights.config import WeightsConfig
+from tests.lib.redis_server import free_port
+from tests.lib.rollout.server.client import fake_config, serving
+from tests.lib.rollout.server.weights.shard_senders import MIB, make_version
+from tests.lib.weights.support import Trainer, in_memory
+
+SERVERS = 4
+FILES = 4
+
+
+def free_addresses(count: int) -> list[str]:
+    """Loopback addresses without a listener."""
+    return [f"127.0.0.1:{free_port()}" for _ in range(count)]
+
+
+async def bytes_sent_by_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, relaying: bool, dead: int = 0
+) -> float:
+    """Publish to four servers and wait until all serve it; bytes the service sent / its size."""
+    sent: list[int] = []
+    send = ShardSender.send
+
+    async def counted(self: ShardSender, request: pb.FetchShardsRequest) -> Any:
+        async for message, size in send(self, request):
+            if self is weights_sender:
+                sent.append(size)
+            yield message, size
+
+    monkeypatch.setattr(ShardSender, "send", counted)
+    config = WeightsConfig(
+        redis_url="redis://oracle", folder=tmp_path / "published", port=0, drain_seconds=0.0
+    )
+    contents = {
+        f"model-{number}.safetensors": np.random.default_rng(number).bytes(2 * MIB)
+        for number in range(FILES)
+    }
+    async with AsyncExitStack() as stack:
+        service = in_memory(config)
+        weights_sender = next(
+            s._sender for _, s in service.servicers if isinstance(s, servicer.WeightServicer)
+        )
+        port = await stack.enter_async_context(started(service, config, "weights"))
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+        stub = async_stub(WeightServiceStub, channel)
+        addresses = free_addresses(SERVERS + dead)
+        for address in addresses if relaying else ():
+            await stub.RequestSources(pb.RequestSourcesRequest(run_id="run", address=address))
+        clients = []
+        for address in addresses[:SERVERS]:
+            server = fake_config(
+                weights=f"127.0.0.1:{port}",
+                port=int(address.rpartition(":")[2]),
+                drain_seconds=0.0,
+                weight_transports=("relay", "shard_stream"),
+                weight_relay_address=address if relaying else None,
+            )
+            clients.append(await stack.enter_async_context(serving(server)))
+        for client in clients:
+            await client.serving(0)
+        version = make_version(tmp_path / "made", 1, **contents)
+        await Trainer(stub=stub).publish_uploaded(1, contents)
+        for client in clients:
+            await client.serving(1)
+    return sum(sent) / sum(file.num_bytes for file in version.manifest.files)
+
+
+async def test_the_weights_service_sends_each_file_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four servers get a version of which the service sent each byte a single time."""
+    assert await bytes_sent_by_service(tmp_path, monkeypatch, relaying=True) == 1.0
+
+
+async def test_without_relaying_it_sends_each_file_to_everyone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: four servers, four times the bytes."""
+    assert await bytes_sent_by_service(tmp_path, monkeypatch, relaying=False) == SERVERS
+
+
+async def test_dead_servers_in_the_trees_hold_nobody_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of six known servers do not exist: all others serve the version all the same."""
+    sent = await bytes_sent_by_service(tmp_path, monkeypatch, relaying=True, dead=2)
+    assert 1.0 <= sent < SERVERS
+
+
+class Arriving:
+    """A cache with one version on its way."""
+
+    run_id, model = "run", "policy"
+
+    def __init__(self, incoming: Incoming) -> None:
+        self.incoming = incoming
+
+    async def arrival(self, weight_version: int) -> Incoming:
+        """The version, or a wait without an end."""
+        if weight_version != self.incoming.manifest.weight_version:
+            await asyncio.Event().wait()
+        return self.incoming
+
+
+class Here(WeightCache):
+    """A cache with one whole version."""
+
+    run_id, model = "run", "policy"
+
+    def __init__(self, version: LocalVersion) -> None:
+        self.version = version
+
+    async def arrival(self, weight_version: int) -> LocalVersion:
+        """The version."""
+        return self.version
+
+
+async def test_a_version_is_passed_on_while_it_arrives(tmp_path: Path) -> None:
+    """Verified bytes go out at once, the rest as it comes, whatever the file is called by then."""
+    version = make_version(tmp_path / "published")
+    (tmp_path / "weight_v000001.partial").mkdir()
+    incoming = Incoming(version.manifest, tmp_path / "weight_v000001.partial", None)
+    file = version.manifest.files[1]
+    data = (version.folder / file.name).read_bytes()
+    cache: Any = Arriving(incoming)
+    request = pb.FetchShardsRequest(run_id="run", weight_version=1, names=[file.name])
+    sending = ShardSender(LocalShards(cache)).send(request)
+    incoming.part(file).write_bytes(data[:MIB])
+    incoming.advance(file, MIB)
+    chunks = [decode_chunk((await anext(sending))[0])]
+    assert bytes(chunks[0].data) == data[:MIB]
+    with incoming.part(file).open("ab") as opened:
+        opened.write(data[MIB:])
+    incoming.complete(file)
+    incoming.folder.rename(tmp_path / "weight_v000001")
+    chunks += [decode_chunk(message) async for message, _ in sending]
+    assert b"".join(bytes(chunk.data) for chunk in chunks) == data
+
+
+async def test_a_link_into_a_shared_folder_is_passed_on(tmp_path: Path) -> None:
+    """A cache on another file system than the shared folder holds links, and relays them too."""
+    version = make_version(tmp_path / "published")
+    (tmp_path / "cache").mkdir()
+    for path in version.folder.iterdir():
+        (tmp_path / "cache" / path.name).symlink_to(path)
+    linked = LocalVersion(manifest=version.manifest, folder=tmp_path / "cache")
+    name = version.manifest.files[1].name
+    async with LocalShards(Here(linked)).version("run", "policy", 1) as found:
+        shard = await found.open(version.manifest.files[1])
+        assert shard.read(0, 100) == (version.folder / name).read_bytes()[:100]
+        shard.file.close()
+
+
+async def test_a_child_is_not_kept_waiting_for_ever(tmp_path: Path) -> None:
+    """A version that does not arrive or stalls is an error, so children use another source."""
+    version = make_version(tmp_path / "published")
+    (tmp_path / "to").mkdir()
+    cache: Any = Arriving(Incoming(version.manifest, tmp_path / "to", None))
+    shards = LocalShards(cache, begin_seconds=0.02, stall_seconds=0.02)
+    for number, code in (
+        (2, grpc.StatusCode.NOT_FOUND),
+        (1, grpc.StatusCode.UNAVAILABLE),
+    ):
+        request = pb.FetchShardsRequest(
+            run_id="run", weight_version=number, names=["model.safetensors"]
+        )
+        with pytest.raises(ServiceError) as refused:
+            await anext(ShardSender(shards).send(request))
+        assert refused.value.code is code

@@ -1,0 +1,60 @@
+"""A group that ends the trainer is found by the trainers that follow, and replaced.
+
+Here a trainer ends by an exception; `make chaos-edges` kills real processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from seamflow.trajectory.v1 import task_service_pb2 as task_pb
+
+from tests.lib.trainer.rejection.poisons import GOOD, record
+from tests.lib.trainer.training import Training, groups
+
+MODULE = "tests.lib.trainer.rejection.dying_algorithm"
+MAX_STARTS = 6
+"""As often as `seamflow train` starts a process that does not recover."""
+
+
+async def fill(training: Training) -> None:
+    """Two steps of three groups, and one more."""
+    await training.begin(max_staleness=4)
+    made = [GOOD(f"t{number}") for number in range(7)]
+    await training.client.trajectories.RecordGroups(record(training.client.run_id, *made))
+
+
+async def ends(training: Training, **values: Any) -> int:
+    """How many trainers ended before one trained both steps."""
+    for number in range(MAX_STARTS):
+        try:
+            await training.train(2, **values)
+        except (KeyError, ArithmeticError):
+            continue
+        return number
+    return MAX_STARTS
+
+
+@pytest.mark.parametrize(("name", "number"), [("raising", 3), ("overflowing", 2)])
+async def test_a_group_that_ends_the_trainer_is_found_and_replaced(
+    training: Training, name: str, number: int
+) -> None:
+    """After two ends of the step, and one of its trial if that ends too."""
+    await fill(training)
+    assert await ends(training, algorithm__name=f"{MODULE}:{name}") == number
+    first, second = training.records()
+    assert groups(first)[::2] == ["t0/0", "t2/0", "t3/0"]
+    assert groups(second)[::2] == ["t4/0", "t5/0", "t6/0"]
+    request = task_pb.ListDeadLettersRequest(run_id=training.client.run_id)
+    (letter,) = (await training.client.tasks.ListDeadLetters(request)).dead_letters
+    assert (letter.task.task_id, letter.reason) == ("t1", task_pb.DEAD_LETTER_REASON_REJECTED)
+    assert not (training.checkpoints / "trial.json").exists()
+
+
+async def test_without_trials_it_ends_every_trainer(training: Training) -> None:
+    """Negative control."""
+    await fill(training)
+    algorithm = {"algorithm__name": f"{MODULE}:raising", "batch__trial_deliveries": 0}
+    assert await ends(training, **algorithm) == MAX_STARTS
+    assert not training.records()

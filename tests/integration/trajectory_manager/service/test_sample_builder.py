@@ -1,0 +1,94 @@
+"""What the trainer gets: masks by staleness, forks, and the same samples every time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from services.lib.token_bytes import unpack_ids
+from tests.lib.trajectory_manager.support import RULES, Run, policy, rewarded, tokens
+from trajectory_manager.model.records import StalenessPolicy
+from trajectory_manager.model.steps import StepLease
+from trajectory_manager.service import sample_builder
+
+MASKING = replace(RULES, staleness_policy=StalenessPolicy.MASK)
+
+
+async def rollout_of_two_versions(run: Run) -> None:
+    """A turn whose answer was sampled at versions 1 and 3."""
+    await run.start("r")
+    epoch = (await run.begin("r", "t", [1])).turn.epoch
+    await run.append("r", "t", epoch, 0, tokens([1]))
+    await run.append("r", "t", epoch, 1, tokens([2, 3], policy(1)))
+    await run.append("r", "t", epoch, 3, tokens([4], policy(3)))
+    await run.finish("r")
+
+
+async def test_segments_beyond_the_bound_are_masked(run: Run) -> None:
+    """Under MASK the loss skips what is too old for the ledger's base version, and only that."""
+    await rollout_of_two_versions(run)
+    for base, mask, oldest in ((2, [0, 1, 1, 1], 1), (3, [0, 0, 0, 1], 3), (9, [0, 0, 0, 0], 9)):
+        lease = StepLease(step=1, base_weight_version=base, sample_ids=("r#t",))
+        (sample,) = [
+            each
+            async for each in sample_builder.build(run.store.tokens, run.run_id, MASKING, lease)
+        ]
+        assert list(sample.loss_mask) == [bool(flag) for flag in mask]
+        assert sample.min_weight_version == oldest
+        assert list(unpack_ids(sample.tokens.ids)) == [1, 2, 3, 4]
+
+
+async def test_other_policies_mask_nothing(run: Run) -> None:
+    """Under DROP a leased sample is whole."""
+    await rollout_of_two_versions(run)
+    lease = StepLease(step=1, base_weight_version=9, sample_ids=("r#t",))
+    (sample,) = [
+        each async for each in sample_builder.build(run.store.tokens, run.run_id, RULES, lease)
+    ]
+    assert list(sample.loss_mask) == [False, True, True, True]
+
+
+async def test_the_end_of_a_rollout_that_was_cut_off_is_marked(run: Run) -> None:
+    """By the finish reason of its last turn, or by its agent; turns keep their finish reasons."""
+    for rollout_id, last, truncated in (
+        ("stop", 1, False),
+        ("length", 2, False),
+        ("told", 1, True),
+    ):
+        await run.start(rollout_id)
+        await run.turn(rollout_id, "t1", [1], [2])
+        epoch = (await run.begin(rollout_id, "t2", [1, 5])).turn.epoch
+        await run.append(rollout_id, "t2", epoch, 0, tokens([5]))
+        await run.append(rollout_id, "t2", epoch, 1, tokens([6], policy()))
+        await run.end(rollout_id, "t2", epoch, reason=last)
+        await run.finish(rollout_id, replace(rewarded(), truncated=truncated))
+        (found,) = await run.store.tokens.read(run.run_id, [rollout_id])
+        assert found is not None
+        branch, end = sample_builder.of_rollout(*found)
+        assert [turn.finish_reason for turn in branch.turns] == [1]
+        assert [turn.finish_reason for turn in end.turns] == [0, last], "a part of the first turn"
+        assert not branch.truncated
+        assert end.truncated == (rollout_id != "stop")
+
+
+async def test_a_fork_trains_the_shared_part_once(run: Run) -> None:
+    """Two continuations of one turn are two samples; only the first trains what they share."""
+    await run.start("r")
+    await run.turn("r", "t1", [1], [2])
+    await run.turn("r", "t2", [1, 2, 3], [4])
+    await run.turn("r", "t3", [1, 2, 5], [6])
+    await run.finish("r")
+    (found,) = await run.store.tokens.read(run.run_id, ["r"])
+    assert found is not None
+    result = sample_builder.rollout_result(*found, "reward")
+    assert result.sample_ids == ("r#t2", "r#t3")
+    assert result.reward == rewarded().rewards[0].value
+    assert result.rewards == (("reward", result.reward),)
+    lease = StepLease(step=1, base_weight_version=0, sample_ids=result.sample_ids)
+    built = [
+        each async for each in sample_builder.build(run.store.tokens, run.run_id, RULES, lease)
+    ]
+    assert [list(unpack_ids(sample.tokens.ids)) for sample in built] == [[1, 2, 3, 4], [1, 2, 5, 6]]
+    assert [list(sample.loss_mask) for sample in built] == [
+        [False, True, False, True],
+        [False, False, False, True],
+    ]

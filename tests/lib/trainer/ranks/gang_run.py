@@ -1,0 +1,153 @@
+"""A gang without services.
+
+`torchrun -m tests.lib.trainer.ranks.gang_run '{"config": {...}, ...}'`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from tests.lib.trainer.support import make_samples, trainer_config
+from trainer.checkpoint import checkpoint_files
+from trainer.config import TrainerConfig
+from trainer.data.gradient_chunks import GradientChunk
+from trainer.data.token_sequence import TokenSequence, sequence
+from trainer.policy.commands import (
+    Exit,
+    Gather,
+    Load,
+    Optimize,
+    Release,
+    Restore,
+    Save,
+    Written,
+)
+from trainer.rank_group import RankGroup
+from trainer.ranks.chunk_commands import ChunkCommands
+from trainer.ranks.command_channel import Rank0, worker_loop
+from trainer.ranks.process_group import join
+from trainer.ranks.worker import Worker
+from trainer.step_runner import StepRunner
+from trainer.tracking.step_record import StepRecord
+
+T = TypeVar("T")
+
+
+def train(
+    rank0: Rank0, config: TrainerConfig, step: int, parts: Sequence[Sequence[int]] = ((0, 1, 2),)
+) -> dict[str, float]:
+    """One step on the samples that the step's number seeds, in parts of these groups.
+
+    Between the parts of a step device state is moved out and in.
+    """
+    sequences = [sequence(sample) for sample in make_samples(step)]
+    if config.algorithm.several_updates:
+        return asyncio.run(update_often(rank0, config, step, sequences))
+    for number, groups in enumerate(parts):
+        if number:
+            rank0.do(Release())
+            rank0.do(Restore())
+        names = [f"g{step}-{group}" for group in groups]
+        accumulate(
+            rank0, config, step, [s for name in names for s in sequences if s.group_id == name]
+        )
+    return rank0.do(Optimize(step=step))[0]
+
+
+class Ranks(RankGroup):
+    """Commands in this thread."""
+
+    def __init__(self, rank0: Rank0) -> None:
+        super().__init__()
+        self._rank0 = rank0
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return work()
+
+
+async def update_often(
+    rank0: Rank0, config: TrainerConfig, step: int, sequences: Sequence[TokenSequence]
+) -> dict[str, float]:
+    """A step of several updates."""
+    runner, record = StepRunner(config, Ranks(rank0)), StepRecord(step, max(step, 2))
+    await runner.accumulate(GradientChunk(sequences=sequences, last=True), record)
+    await runner.optimize(record)
+    return {name: value for name, value in record.numbers().items() if "seconds" not in name}
+
+
+def accumulate(
+    rank0: Rank0, config: TrainerConfig, step: int, sequences: Sequence[TokenSequence]
+) -> None:
+    """Add the gradient of some groups."""
+    chunks = ChunkCommands(config, rank0.world_size, packed=rank0.worker.packed)
+    rank0.do_each(chunks.of(sequences, max(step, 2)))  # of the newest tokens
+
+
+def lead(rank0: Rank0, config: TrainerConfig, job: dict[str, object], out: Path) -> None:
+    """Do the job, then those that follow it, on the same ranks."""
+    perform(rank0, config, job, out)
+    jobs: list[dict[str, object]] = job.get("then", [])  # type: ignore[assignment]
+    for then in jobs:
+        perform(rank0, config, then, Path(str(then["out"])))
+    rank0.do(Exit())
+
+
+def perform(rank0: Rank0, config: TrainerConfig, job: dict[str, object], out: Path) -> None:
+    """Load, train, suspend and save according to the job; write losses and weights to `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    if "load" in job:
+        rank0.do(Load(folder=str(job["load"])))
+    metrics = []
+    for step in job["steps"]:  # type: ignore[attr-defined]
+        if step == job.get("suspend_before"):
+            rank0.do(Release())
+            rank0.do(Restore())
+        parts: list[list[int]] = job.get("parts", [[0, 1, 2]])  # type: ignore[assignment]
+        metrics.append(train(rank0, config, step, parts))
+        if step == job.get("save_after"):
+            partial = checkpoint_files.begin(config.checkpoint.folder, step)
+            rank0.do(Save(folder=str(partial)))
+            while not all(answer["written"] for answer in rank0.do(Written(folder=str(partial)))):
+                pass
+            state = checkpoint_files.Checkpoint(
+                run_id=config.run_id,
+                step=step,
+                weight_version=step,
+                world_size=rank0.world_size,
+                settings=config.reproducibility_settings(),
+                base=config.base(),
+                record={},
+            )
+            checkpoint_files.complete(partial, state, keep=1)
+    rank0.do(Gather())
+    save_file(rank0.worker.gathered, out / "weights.safetensors")
+    (out / "metrics.json").write_text(json.dumps(metrics))
+
+
+def run_rank(job: dict[str, object]) -> None:
+    """Run this process's rank of the job."""
+    out = Path(str(job["out"]))
+    values = {**job["config"], "model": Path(str(job["model"]))}  # type: ignore[dict-item]
+    config = trainer_config(run_id="r", checkpoint__folder=out / "checkpoints", **values)
+    ranks = join(config)
+    try:
+        worker = Worker(config, ranks.store)
+        if ranks.rank == 0:
+            lead(Rank0(ranks, worker), config, job, out)
+        else:
+            worker_loop(ranks, worker, grace_seconds=1.0)
+    except BaseException:
+        dist.destroy_process_group()
+        raise
+
+
+if __name__ == "__main__":
+    run_rank(json.loads(sys.argv[1]))

@@ -1,0 +1,34 @@
+"""Every kind of input, by the module that has it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from tests.suites.field.kind import Kind
+
+__all__ = ["AREAS", "kinds_of"]
+
+AREAS: tuple[str, ...] = (
+    "agent_requests",
+    "answers",
+    "credit",
+    "end_ids",
+    "environments",
+    "expected_answers",
+    "forced_calls",
+    "lora",
+    "math_answers",
+    "model_folders",
+    "operation",
+    "rewards",
+    "rope",
+    "schedules",
+    "task_files",
+)
+"""Modules of `inputs` with a tuple `KINDS`."""
+
+
+def kinds_of(area: str) -> tuple[Kind, ...]:
+    """The kinds of an area; raises `ImportError` for an unknown one."""
+    kinds: tuple[Kind, ...] = import_module(f"tests.suites.field.inputs.{area}").KINDS
+    return kinds

@@ -1,0 +1,96 @@
+"""Learning rates over a run, next to the schedules of transformers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from hypothesis import strategies as st
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
+
+from tests.lib.trainer.support import trainer_config
+from tests.suites.field.kind import Kind
+from trainer.policy.policy import learning_rate
+
+__all__ = ["KINDS"]
+
+_SCHEDULES: Mapping[str, Callable[..., LambdaLR]] = {
+    "linear": get_linear_schedule_with_warmup,
+    "cosine": get_cosine_schedule_with_warmup,
+}
+_RATE = 3e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Settings of a run."""
+
+    name: str
+    steps: int
+    warmup: int = 0
+    final_share: float = 0.0
+
+
+def _found(given: Schedule, steps: range) -> list[float]:
+    """As a trainer computes them that starts, or is resumed, at the first of these steps."""
+    config = trainer_config(
+        run_id="run",
+        model=Path(),
+        checkpoint__folder=Path(),
+        num_steps=given.steps,
+        optimizer__learning_rate=_RATE,
+        optimizer__schedule=given.name,
+        optimizer__warmup_steps=given.warmup,
+        optimizer__final_share=given.final_share,
+    )
+    return [learning_rate(config, step) for step in steps]
+
+
+def _shares(given: Schedule) -> list[float]:
+    """Shares of the learning rate in each step, by transformers."""
+    if given.name == "constant":
+        return [min(1.0, step / max(given.warmup, 1)) for step in range(1, given.steps + 1)]
+    shift = 1 if given.warmup else 0
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    scheduler = _SCHEDULES[given.name](optimizer, given.warmup, given.steps + shift)
+    share = scheduler.lr_lambdas[0]
+    return [share(step + shift) for step in range(given.steps)]
+
+
+def _check(given: Schedule) -> None:
+    found = _found(given, range(1, given.steps + 1))
+    for step, (rate, share) in enumerate(zip(found, _shares(given), strict=True), 1):
+        is_warmup = step < given.warmup
+        right = share if is_warmup else given.final_share + (1 - given.final_share) * share
+        if not math.isclose(rate, _RATE * right, rel_tol=1e-9, abs_tol=1e-15):
+            raise AssertionError(f"step {step} has {rate / _RATE:.6f} of the rate, not {right:.6f}")
+    full = max(given.warmup, 1)
+    if full <= given.steps and found[full - 1] != _RATE:
+        raise AssertionError(f"step {full} does not have the full rate")
+    middle = 1 + given.steps // 2
+    if _found(given, range(middle, given.steps + 1)) != found[middle - 1 :]:
+        raise AssertionError(f"a run resumed at step {middle} has other rates")
+
+
+KINDS = (
+    Kind(
+        name="learning rates",
+        check=_check,
+        examples=[
+            Schedule(name=name, steps=steps, warmup=warmup)
+            for name in ("linear", "cosine", "constant")
+            for steps, warmup in ((10, 0), (1, 0), (10, 1), (10, 3), (4, 4), (3, 8))
+        ],
+        generated=st.builds(
+            Schedule,
+            name=st.sampled_from(("linear", "cosine", "constant")),
+            steps=st.integers(1, 300),
+            warmup=st.integers(0, 320),
+            final_share=st.sampled_from((0.0, 0.1, 0.5, 1.0)),
+        ),
+    ),
+)

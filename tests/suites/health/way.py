@@ -1,0 +1,160 @@
+"""A short run through the real launcher, and what its terminal says of its health.
+
+Everything of the run is real: processes, store, model, agent. What is set is the mistake.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.provenance import ROOT
+
+__all__ = ["Found", "Way", "is_healthy", "is_named", "run"]
+
+_CONFIG = """\
+[launcher]
+name = "health"
+prepare = "tests.suites.health.letter_model"
+model = "{run}/prepared/model"
+tasks = "tasks.jsonl"
+agent = "tests.suites.health.agents:Letters"
+nodes = ["node-a: rollout", "node-b: train"]
+group_size = 8
+groups_per_step = 4
+max_staleness = 1
+
+[dataloader]
+epochs = 0
+
+[rollout_server]
+max_context = 64
+
+[trainer]
+num_steps = 8
+
+[trainer.optimizer]
+learning_rate = 1e-2
+
+[trainer.algorithm]
+name = "grpo"
+"""
+_LETTERS = "abcd"
+_STEP = re.compile(r"step (\d+) of \d+:")
+_HEALTH = re.compile(r"health \((\w+)\): (.*)")
+_STOP_SECONDS = 30.0
+REFUSED = "refused"
+"""Rule of a run that does not start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A run, and what is to be said of it."""
+
+    name: str
+    """Of the figure."""
+    rule: str = ""
+    """That must be named; empty: the run is healthy."""
+    cure: str = ""
+    """Words of its cure."""
+    settings: tuple[str, ...] = ()
+    """`table.name=value` beside those of `_CONFIG`."""
+    flags: tuple[str, ...] = ()
+    """Of the launcher."""
+    algorithm: str = ""
+    """More lines of [trainer.algorithm]."""
+    within: int = 5
+    """Steps after which it must have been named."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """What the terminal said."""
+
+    code: int | None = None
+    """Exit code; None: it was stopped."""
+    named: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Rule -> steps shown before it, and its line."""
+    refusal: str = ""
+    """Last line of a run that did not start."""
+    step: int = 0
+    """Steps shown."""
+
+
+def is_named(way: Way, found: Found) -> bool:
+    """Whether the terminal told the mistake in time, with its cure."""
+    if way.rule == REFUSED:
+        return bool(found.code) and way.cure in found.refusal
+    step, line = found.named.get(way.rule, (way.within + 1, ""))
+    return step <= way.within and way.cure in line
+
+
+def is_healthy(found: Found) -> bool:
+    """Whether the run came to its end without an alarm."""
+    return found.code == 0 and found.step > 0 and not found.named
+
+
+def run(way: Way, folder: Path, seconds: float = 240.0) -> Found:
+    """Train in `folder` until the rule is named, the run ends, or `seconds` have passed."""
+    folder.mkdir(parents=True)
+    (folder / "train.toml").write_text(_CONFIG + way.algorithm)
+    lines = (f'{{"task_id": "{each}", "payload": {{"letter": "{each}"}}}}\n' for each in _LETTERS)
+    (folder / "tasks.jsonl").write_text("".join(lines))
+    with (folder / "terminal.log").open("wb") as log:
+        child = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "services.launcher", "--config", "train.toml"),
+                *(f"--set={each}" for each in way.settings),
+                *way.flags,
+            ],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}", "PYTHONUNBUFFERED": "1"},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            return _watched(child, way, folder / "terminal.log", seconds)
+        finally:
+            _stop(child)
+
+
+def _watched(child: subprocess.Popen[bytes], way: Way, log: Path, seconds: float) -> Found:
+    until = time.monotonic() + seconds
+    while True:
+        code = child.poll()  # before the log is read, so that it is whole
+        found = _read(log.read_text(errors="replace"))
+        if code is not None:
+            found.code = code
+            return found
+        is_known = way.rule in found.named or found.step > way.within + 3
+        if (way.rule and is_known) or time.monotonic() > until:
+            return found
+        time.sleep(0.2)
+
+
+def _read(text: str) -> Found:
+    found = Found()
+    for line in text.splitlines():
+        if (step := _STEP.search(line)) is not None:
+            found.step = int(step[1])
+        if (health := _HEALTH.search(line)) is not None and health[2] != "over":
+            found.named.setdefault(health[1], (found.step, health[2]))
+        if line.startswith("launcher: "):
+            found.refusal = line
+    return found
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        child.send_signal(signal.SIGINT)
+        try:
+            child.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()

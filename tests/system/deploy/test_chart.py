@@ -1,0 +1,281 @@
+"""The Helm chart: rendered by Helm, valid for Kubernetes, confined, and read by the processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from services.chassis.config.load import load
+from services.chassis.errors import ConfigError
+from services.chassis.rpc.identities import Identity
+from tests.lib.deploy.chart import EXAMPLES, Object, containers, environment, pods, render
+from tests.unit.deploy.test_config_files import CLASSES, config_class
+
+BUILT_IN = "1.33"
+WORKER_ADDRESSES = {"SEAMFLOW_NODE_AGENT_ROLLOUT_SERVER", "SEAMFLOW_NODE_AGENT_TRAINER"}
+OTHER_APIS = {"cert-manager.io/v1", "keda.sh/v1alpha1", "monitoring.coreos.com/v1"}
+"""Their schemas come with their operators; only their form is checked here."""
+
+
+@pytest.fixture(scope="module", params=sorted(EXAMPLES))
+def objects(request: pytest.FixtureRequest) -> list[Object]:
+    """A release with each file of values."""
+    return render(EXAMPLES[request.param])
+
+
+def of_kind(objects: list[Object], *kinds: str) -> Iterator[Object]:
+    """The objects of these kinds."""
+    return (each for each in objects if each["kind"] in kinds)
+
+
+def test_every_object_is_valid(objects: list[Object]) -> None:
+    """By the schemas of Kubernetes, in which a misspelt field is an error."""
+    assert objects
+    for each in objects:
+        if each["apiVersion"] not in OTHER_APIS:
+            kubernetes_validate.validate(each, BUILT_IN, strict=True)
+        else:
+            assert each["spec"]
+
+
+def test_a_misspelt_field_is_found(objects: list[Object]) -> None:
+    """Negative control of the validation."""
+    deployment = next(of_kind(objects, "Deployment"))
+    broken = json.loads(json.dumps(deployment))
+    broken["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(broken, BUILT_IN, strict=True)
+
+
+def test_no_two_objects_have_one_name(objects: list[Object]) -> None:
+    """Of a kind."""
+    names = [(each["kind"], each["metadata"]["name"]) for each in objects]
+    assert len(names) == len(set(names))
+
+
+def test_every_container_is_confined(objects: list[Object]) -> None:
+    """No root, read-only, no capability, limits, a tagged image, no token of the cluster."""
+    for name, template in pods(objects):
+        spec = template["spec"]
+        assert spec["securityContext"]["runAsNonRoot"], name
+        assert spec["securityContext"]["runAsUser"] > 0, name
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert spec["automountServiceAccountToken"] is False, name
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys(), name
+        assert not any("hostPath" in volume for volume in spec["volumes"]), name
+    for name, container in containers(objects):
+        context = container["securityContext"]
+        assert context["readOnlyRootFilesystem"] and not context["allowPrivilegeEscalation"], name
+        assert context["capabilities"] == {"drop": ["ALL"]}, name
+        assert container["resources"]["limits"]["memory"], name
+        assert container["resources"]["requests"].keys() == {"cpu", "memory"}, name
+        assert ":" in container["image"] and not container["image"].endswith(":latest"), name
+
+
+def test_every_service_has_probes_and_a_port(objects: list[Object]) -> None:
+    """Alive is asked of the process alone: an outage of Redis restarts nothing."""
+    for name, container in containers(list(of_kind(objects, "Deployment", "StatefulSet"))):
+        probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness")]
+        assert all(probe == {"path": "/healthz", "port": "admin"} for probe in probes), name
+        assert container["readinessProbe"]["httpGet"]["path"] == "/readyz", name
+        assert {"grpc", "admin"} <= {port["name"] for port in container["ports"]}, name
+
+
+def test_the_scheduler_is_alone(objects: list[Object]) -> None:
+    """Two at once take over from each other for ever, also while one is exchanged for the next."""
+    for each in of_kind(objects, "Deployment"):
+        is_scheduler = each["metadata"]["name"] == "seamflow-scheduler"
+        assert (each["spec"]["strategy"]["type"] == "Recreate") == is_scheduler
+        assert not is_scheduler or each["spec"]["replicas"] == 1
+
+
+def test_every_module_exists(objects: list[Object]) -> None:
+    """Of the pods, and of the processes that node agents start."""
+    modules = [container["args"][0] for _, container in containers(objects)]
+    for _, container in containers(objects):
+        processes = environment(container, "pod-0").get("SEAMFLOW_NODE_AGENT_PROCESSES", "{}")
+        modules += [each["command"][-3] for each in json.loads(processes).values()]
+    assert {"trainer", "services.node_agent"} <= set(modules)
+    for module in modules:
+        assert importlib.util.find_spec(module) is not None, module
+
+
+def test_workloads_are_selected_by_services_budgets_and_policies(objects: list[Object]) -> None:
+    """Each selector fits the labels of just one workload."""
+    labels = {name: template["metadata"]["labels"] for name, template in pods(objects)}
+    for each in of_kind(objects, "Service", "PodDisruptionBudget", "NetworkPolicy"):
+        selector = each["spec"].get("podSelector", each["spec"].get("selector"))
+        wanted = selector.get("matchLabels", selector)
+        fits = [name for name, own in labels.items() if wanted.items() <= own.items()]
+        assert fits == [each["metadata"]["name"]]
+
+
+def settings_of(objects: list[Object]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Name of the object, table and values of each table of settings."""
+    for each in of_kind(objects, "ConfigMap"):
+        tables = tomllib.loads(each["data"]["seamflow.toml"])
+        for table, values in tables.items():
+            yield each["metadata"]["name"], table, values
+
+
+def test_every_process_reads_its_settings(
+    objects: list[Object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the very class that will read them, with the variables of its pod."""
+    by_table = dict(CLASSES.values())
+    secret_files(objects, tmp_path)
+    pod_of = dict(containers(objects))
+    for name, table, _ in settings_of(objects):
+        file = next(e for e in of_kind(objects, "ConfigMap") if e["metadata"]["name"] == name)
+        text = file["data"]["seamflow.toml"].replace('"/secrets/', f'"{tmp_path}/')
+        path = tmp_path / f"{name}.toml"
+        path.write_text(text.replace("'/secrets/", f"'{tmp_path}/"))
+        with monkeypatch.context() as patch:
+            for variable, value in environment(pod_of.get(name, {}), f"{name}-0").items():
+                patch.setenv(variable, value)
+            load(config_class(by_table[table]), table, ["--config", str(path)])
+
+
+def test_a_wrong_setting_is_refused(tmp_path: Path) -> None:
+    """Negative control: what values give is really read."""
+    objects = render(given={"trainer.settings.nmu_steps": 3})
+    secret_files(objects, tmp_path)
+    file = next(
+        e for e in of_kind(objects, "ConfigMap") if e["metadata"]["name"] == "seamflow-train"
+    )
+    path = tmp_path / "train.toml"
+    path.write_text(file["data"]["seamflow.toml"].replace("/secrets/", f"{tmp_path}/"))
+    with pytest.raises(ConfigError, match="nmu_steps"):
+        load(config_class("trainer.config.trainer_config"), "trainer", ["--config", str(path)])
+
+
+def secret_files(objects: list[Object], folder: Path) -> None:
+    """Every file that a pod's volume of secrets has."""
+    for _, template in pods(objects):
+        (volume,) = [v for v in template["spec"]["volumes"] if v["name"] == "secrets"]
+        for source in volume["projected"]["sources"]:
+            for item in source["secret"]["items"]:
+                file = folder / item["path"]
+                file.parent.mkdir(parents=True, exist_ok=True)
+                is_url = item["path"] == "redis_url"
+                file.write_text("redis://redis:6379" if is_url else "x" * 40)
+
+
+def test_every_file_of_the_settings_is_mounted(objects: list[Object]) -> None:
+    """Secrets by name; folders by a volume."""
+    for name, template in pods(objects):
+        short = name.rpartition("-create-run-")[0] + "-create-run" if "create-run" in name else name
+        (volume,) = [v for v in template["spec"]["volumes"] if v["name"] == "secrets"]
+        sources = volume["projected"]["sources"]
+        files = {f"/secrets/{i['path']}" for s in sources for i in s["secret"]["items"]}
+        mounts = [m["mountPath"] for m in template["spec"]["containers"][0]["volumeMounts"]]
+        for found, _, values in settings_of(objects):
+            for path in paths_in(values) if found == short else ():
+                assert path in files or any(path.startswith(m) for m in mounts), (name, path)
+                assert not path.startswith("/secrets/") or path in files, (name, path)
+
+
+def paths_in(values: dict[str, Any]) -> Iterator[str]:
+    """Absolute paths among settings."""
+    for value in values.values():
+        if isinstance(value, dict):
+            yield from paths_in(value)
+        elif isinstance(value, str) and value.startswith("/"):
+            yield value
+
+
+def test_each_certificate_names_an_identity() -> None:
+    """Of those that the services know, and the hosts under which it is called."""
+    objects = render(EXAMPLES["everything"])
+    certificates = list(of_kind(objects, "Certificate"))
+    known = {f"spiffe://seamflow/{identity.value}" for identity in Identity}
+    assert {c["spec"]["uris"][0] for c in certificates} <= known
+    secrets = {c["spec"]["secretName"] for c in certificates}
+    for _, template in pods(objects):
+        (volume,) = [v for v in template["spec"]["volumes"] if v["name"] == "secrets"]
+        mounted = {s["secret"]["name"] for s in volume["projected"]["sources"]}
+        assert {name for name in mounted if name.endswith("-tls")} <= secrets
+    by_name = {c["metadata"]["name"]: c["spec"]["dnsNames"] for c in certificates}
+    assert "seamflow-scheduler.training.svc" in by_name["seamflow-scheduler"]
+    workers = ["*.seamflow-train.training.svc", "*.seamflow-rollout.training.svc"]
+    assert workers[0] in by_name["seamflow-trainer"]
+    assert set(workers) <= set(by_name["seamflow-rollout-server"])
+    for names in by_name.values():  # gRPC accepts a wildcard before two labels and more
+        assert all(name.count(".") >= 2 for name in names if name.startswith("*"))
+
+
+def test_workers_are_called_by_a_name_of_their_certificates() -> None:
+    """Pod, Service and namespace."""
+    for name, container in containers(render(EXAMPLES["everything"])):
+        found = environment(container, f"{name}-0")
+        addresses = [value for key, value in found.items() if key in WORKER_ADDRESSES]
+        assert all(a.split(":")[0] == f"{name}-0.{name}.training.svc" for a in addresses)
+        assert bool(addresses) == (name in ("seamflow-train", "seamflow-rollout"))
+
+
+def test_each_service_is_installed_alone() -> None:
+    """Releases with one service each make what one release of all makes, object by object."""
+    values = EXAMPLES["everything"]
+    whole = {key(each): each for each in render(values)}
+    names = [key(each)[1].removeprefix("seamflow-") for each in whole.values()]
+    parts = {name for name in names if ("ConfigMap", f"seamflow-{name}") in whole}
+    found: dict[tuple[str, str], Object] = {}
+    for part in sorted(parts | {"data", "service-account"}):
+        for each in render(values, {"only": [part]}):
+            if each["kind"] == "Certificate" and key(each) in found:
+                continue  # of the workers, which both pools have
+            found[key(each)] = each
+    assert found.keys() == whole.keys()
+    differing = {name for name, each in found.items() if each != whole[name]}
+    assert {kind for kind, _ in differing} <= {"Certificate"}
+
+
+def key(each: Object) -> tuple[str, str]:
+    """Kind and name."""
+    return each["kind"], each["metadata"]["name"]
+
+
+def test_several_gpus_of_a_pod_are_the_ranks_of_its_trainer() -> None:
+    """By torchrun; one GPU needs none."""
+    for gpus, ranks in ((8, "--nproc-per-node=8"), (1, None)):
+        objects = render(given={"nodePools.train.gpus": gpus})
+        (container,) = [c for name, c in containers(objects) if name == "seamflow-train"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == gpus
+        processes = json.loads(environment(container, "p")["SEAMFLOW_NODE_AGENT_PROCESSES"])
+        command = shlex.join(processes["trainer"]["command"])
+        assert (ranks in command) if ranks else ("torch.distributed.run" not in command)
+
+
+def test_pods_that_end_serve_new_connections_for_a_while() -> None:
+    """Until every load balancer knows; the time to end begins with it."""
+    for given, seconds in (({}, 5), ({"preStopSeconds": 20}, 20)):
+        objects = render(given=given)
+        long_lived = list(of_kind(objects, "Deployment", "StatefulSet"))
+        for template in (each["spec"]["template"]["spec"] for each in long_lived):
+            assert template["terminationGracePeriodSeconds"] >= 30 + seconds
+            for container in template["containers"]:
+                stop = container["lifecycle"]["preStop"]["exec"]["command"]
+                assert stop == ["sleep", str(seconds)]
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::"])
+def test_all_pods_listen_on_one_address(address: str) -> None:
+    """Of IPv4 or of IPv6, by one value."""
+    objects = render(given={"listenAddress": address})
+    hosts = [
+        settings["host"]
+        for each in of_kind(objects, "ConfigMap")
+        for text in each["data"].values()
+        for settings in tomllib.loads(text).values()
+        if isinstance(settings, dict) and "host" in settings
+    ]
+    assert {*hosts} == {address}
+    assert len(hosts) > 10

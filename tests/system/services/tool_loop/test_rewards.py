@@ -1,0 +1,222 @@
+"""Prompts, turns and rewards of the tool loop."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from seamflow.environment import EnvironmentFailed, Step
+from seamflow.errors import PreconditionError
+
+from services.chassis.errors import ConfigError, ExitCode
+from services.tool_loop.cli import build
+from services.tool_loop.math_answers.math_match import MathMatch
+from tests.lib.tool_loop.support import HERE, calls, config, says, serving, task
+
+TOOLS = [f"{HERE}:later"]
+CALL = calls(("later", {"text": "x"}))
+ROOT = Path(__file__).parents[4]
+
+
+async def last_step(*messages: Any, payload: dict[str, Any] | None = None, **settings: Any) -> Step:
+    """The answer to the last message of an episode."""
+    async with (
+        serving(tools=TOOLS, **settings) as client,
+        await client.reset(task(**(payload or {}))) as episode,
+    ):
+        steps = [await episode.step(message) for message in messages]
+    return steps[-1]
+
+
+async def test_an_episode_starts_with_the_prompts() -> None:
+    """Fields that are no text are JSON, doubled braces are braces."""
+    prompt = "{{x}} {question} {numbers}"
+    async with (
+        serving(system_prompt="Be brief {or not}.", prompt=prompt) as client,
+        await client.reset(task(question="why", numbers=[1, "ü"])) as episode,
+    ):
+        assert list(episode.observation.messages) == [
+            {"role": "system", "content": "Be brief {or not}."},
+            {"role": "user", "content": '{x} why [1, "ü"]'},
+        ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"prompt": "{problem}"}, "prompt names the field 'problem', which task 't' lacks; its"),
+        ({"rewards": {"reward": "exact"}}, "answer_field names the field 'answer', which task"),
+    ],
+)
+async def test_a_missing_field_fails_and_is_named(settings: Any, words: str) -> None:
+    """With those that are there; it is no reward."""
+    with pytest.raises(PreconditionError, match=words) as failed:
+        await last_step(says("4"), **settings)
+    assert "fields are: question" in str(failed.value)
+    assert failed.value.reason == "ENVIRONMENT_FAILED"
+
+
+@pytest.mark.parametrize(
+    ("how", "pattern", "answer", "expected", "reward"),
+    [
+        ("exact", "", " 4 ", "4", 1.0),
+        ("exact", "", "It is 4", "4", 0.0),
+        ("exact", "", "4", 4, 1.0),
+        ("exact", "", "4.0", 4, 1.0),
+        ("exact", "", "1,000", 1000.0, 1.0),
+        ("exact", "", "0.30", 0.3, 1.0),
+        ("exact", "", "4 apples", 4, 0.0),
+        ("exact", "", "4.0", "4", 0.0),
+        ("exact", "", "True", True, 1.0),
+        ("exact", "", "1", True, 0.0),
+        ("exact", "", "four", ["4", "four"], 1.0),
+        ("exact", "", "['4', 'four']", ["4", "four"], 0.0),
+        ("math", "", r"\boxed{4}", [3, "2+2"], 1.0),
+        ("exact", r"is (\d+)", "it is 5, no, it is 4", "4", 1.0),
+        ("exact", r"is (\d+)", "it is 4, no, it is 5", "4", 0.0),
+        ("exact", r"\d+", "say 4", "4", 1.0),
+        ("exact", r"is (\d+)", "no idea", "", 0.0),
+        ("regex:^4$", "", "4", "unused", 1.0),
+        ("regex:^4$", "", "44", "unused", 0.0),
+        ("math", "", r"so \boxed{\frac{1}{2}}", "0.5", 1.0),
+        ("math", "", r"so \boxed{\frac{1}{3}}", "0.5", 0.0),
+        ("math", "", "the answer is 1,000", 1000, 1.0),
+        ("math", "", "no idea", "0.5", 0.0),
+        ("math", "", "$1$", "x^2+1", 0.0),
+        ("math", "", "$1 + x^2$", "x^2+1", 1.0),
+        ("math", "", "$(1, 2)$", r"so it is $(1,2)$", 1.0),
+        (f"{HERE}:num_messages", "", "4", "unused", 2.0),
+    ],
+)
+async def test_the_last_message_is_scored(
+    how: str, pattern: str, answer: str, expected: Any, reward: float
+) -> None:
+    """Once it calls no tool, the episode is done."""
+    step = await last_step(
+        says(answer),
+        payload={"answer": expected},
+        rewards={"reward": how},
+        answer_pattern=pattern,
+    )
+    assert step.rewards == {"reward": reward}
+    assert step.done
+    assert not step.truncated
+
+
+@pytest.mark.parametrize("expected", [None, [], [None], {"target": ["4"]}])
+@pytest.mark.parametrize("how", ["exact", "math"])
+async def test_a_task_without_an_answer_is_broken(how: str, expected: Any) -> None:
+    """No answer can be right, so none is wrong."""
+    with pytest.raises(PreconditionError, match="answer_field names the field 'answer', which is"):
+        await last_step(says("null"), payload={"answer": expected}, rewards={"reward": how})
+
+
+async def test_rewards_are_several_and_named() -> None:
+    """Of several functions, or of one; before the end they are 0."""
+    rewards = {"reward": f"{HERE}:several", "length": f"{HERE}:num_messages"}
+    step = await last_step(says("4"), rewards=rewards)
+    assert step.rewards == {"reward": 1.0, "style": 0.5, "length": 2.0}
+    step = await last_step(CALL, rewards=rewards)
+    assert step.rewards == {"reward": 0.0, "length": 0.0}
+
+
+async def test_the_last_turn_is_cut_off_and_scored() -> None:
+    """Its calls are not made."""
+    rewards = {"reward": f"{HERE}:num_messages", "right": "exact"}
+    settings: Any = {"rewards": rewards, "max_turns": 2, "payload": {"answer": ""}}
+    step = await last_step(CALL, CALL, **settings)
+    assert step.truncated
+    assert not step.done
+    assert step.messages == []
+    assert step.rewards == {"reward": 4.0, "right": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "kind", "words"),
+    [
+        ({"reward": f"{HERE}:breaks"}, "ENVIRONMENT", "RuntimeError\\('no judge'\\)"),
+        ({"reward": f"{HERE}:nothing"}, "ENVIRONMENT", "nan as reward 'reward'"),
+        ({"reward": f"{HERE}:never"}, "TIMEOUT", "reward took over 0.3 s"),
+        ({"score": f"{HERE}:several"}, "ENVIRONMENT", "name the setting after one .*reward, style"),
+        (
+            {"style": f"{HERE}:num_messages", "reward": f"{HERE}:several"},
+            "ENVIRONMENT",
+            "gives the reward 'style' twice, the second time by 'reward'",
+        ),
+        ({"reward": "math"}, "ENVIRONMENT", "'' is no mathematical expression"),
+    ],
+)
+async def test_a_reward_that_fails_is_no_reward(rewards: Any, kind: str, words: str) -> None:
+    """The episode fails by the fault of its class."""
+    with pytest.raises(PreconditionError, match=words) as failed:
+        await last_step(
+            says("4"),
+            payload={"answer": ""},
+            rewards=rewards,
+            reward_timeout_seconds=10.0 if rewards == {"reward": "math"} else 0.3,
+        )
+    assert failed.value.metadata["failure_class"] == kind
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"rewards": {"reward": "exactly"}}, "rewards.reward is 'exactly': give \"exact\""),
+        ({"rewards": {"reward": "regex:("}}, "rewards.reward is '\\('"),
+        ({"answer_pattern": "["}, "answer_pattern is '\\['"),
+        ({"prompt": "{"}, "prompt is '{'"),
+        ({"prompt": "{a.b}"}, "prompt has {a.b}: write the name of one field"),
+        ({"mcp_servers": {"a": {}}}, "give url for a server that runs, or command"),
+        ({"mcp_servers": {"a": {"url": "u", "command": "c"}}}, "give url for a server that"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(settings: Any, words: str) -> None:
+    """With their value and the cure."""
+    with pytest.raises(ValidationError, match=words):
+        config(**settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nowhere:f", r"\[tool_loop.rewards\] reward is 'nowhere:f'"),
+        (f"{HERE}:no_transcript", "define it as reward\\(task, transcript\\)"),
+    ],
+)
+async def test_a_reward_function_that_cannot_work_ends_the_start(name: str, words: str) -> None:
+    """With the setting."""
+    with pytest.raises(ConfigError, match=words):
+        async with build(config(rewards={"reward": name})):
+            pass
+
+
+def test_the_process_ends_with_the_code_of_a_wrong_setting(tmp_path: Path) -> None:
+    """And one line, as a user sees it."""
+    path = tmp_path / "run.toml"
+    path.write_text('[tool_loop]\ntools = ["nowhere:search"]\n')
+    command = [sys.executable, "-m", "services.tool_loop", "--config", str(path)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == ExitCode.CONFIG
+    assert ended.stderr.startswith("tool_loop: tools[0] is 'nowhere:search': No module named")
+    assert ended.stderr.count("\n") == 1
+
+
+async def test_a_comparison_that_takes_too_long_is_wrong_and_holds_nobody() -> None:
+    """Even one that no signal ends; the next one has its own answer."""
+    math = MathMatch(3.0)
+    try:
+        assert not await math.is_right(["5"], r"\boxed{9^{9^{9^{9}}}}")
+        assert await math.is_right(["5"], r"\boxed{5}")
+    finally:
+        await math.close()
+
+
+async def test_a_child_that_cannot_start_is_a_failure() -> None:
+    """Never a wrong answer."""
+    math = MathMatch(3.0, command=("false",))
+    with pytest.raises(EnvironmentFailed, match="is math-verify installed"):
+        await math.is_right(["5"], "5")

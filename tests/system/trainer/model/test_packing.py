@@ -1,0 +1,28 @@
+"""Runs of one and two ranks are the same, packed and padded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from tests.integration.trainer.ranks.test_command_channel import greatest_difference, losses, run
+from tests.lib.trainer.support import JOB_CONFIG
+from tests.lib.trainer.support import ROUNDING as OF_A_RUN
+from tests.unit.trainer.model.test_packing import packing
+
+
+@pytest.mark.parametrize(
+    "setting", [{"batch__packing": False}, {"activation_checkpointing": True}], ids=str
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_is_the_same_packed_padded_and_with_checkpointed_activations(
+    model: Path, straight_run: Path, tmp_path: Path, ranks: int, setting: dict[str, bool]
+) -> None:
+    """Ten steps to rounding; padding is seen in what was computed."""
+    other = run(ranks, model, tmp_path, steps=list(range(1, 11)), config={**JOB_CONFIG, **setting})
+    assert losses(other) == pytest.approx(losses(straight_run), abs=OF_A_RUN)
+    assert greatest_difference(other, straight_run) < OF_A_RUN
+    packed = fmean(packing(straight_run))
+    assert (fmean(packing(other)) < 1.0 < packed) == ("batch__packing" in setting)

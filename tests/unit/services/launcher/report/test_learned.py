@@ -1,0 +1,104 @@
+"""The summary begins with what was learned, and cuts no path."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from seamflow.common.v1 import tokens_pb2
+from seamflow.trajectory.v1 import trajectory_pb2
+
+from services.launcher.evaluation.evaluation_config import EvaluationConfig
+from services.launcher.evaluation.evaluation_log import EvaluationLine, EvaluationLog
+from services.launcher.report.learned import failure_lines, learned
+from services.launcher.report.shown_summary import show_summary
+from tests.lib.launcher.support import make_trajectory
+
+STEPS = [{"step": i, "reward_mean": i / 10, "num_tokens": 100} for i in range(1, 11)]
+
+
+def evaluated(folder: Path, *lines: tuple[int, float, bool, str | None]) -> EvaluationLog:
+    """Evaluations as (step, mean, is best, checkpoint)."""
+    log = EvaluationLog(folder / "evaluation.jsonl", EvaluationConfig())
+    for step, mean, is_best, checkpoint in lines:
+        log.add(
+            EvaluationLine(
+                label="x",
+                step=step,
+                weight_version=step,
+                metric="success",
+                num_tasks=8,
+                num_rollouts=8,
+                mean=mean,
+                is_best=is_best,
+                checkpoint=checkpoint,
+            )
+        )
+    return log
+
+
+def test_reward_best_and_speed_are_told(tmp_path: Path) -> None:
+    """First and last are means of three steps; the best has step, value and folder."""
+    log = evaluated(
+        tmp_path, (0, 0.2, True, None), (5, 0.9, True, "/c/best"), (9, 0.8, False, None)
+    )
+    found = learned(STEPS, log, EvaluationConfig(), 10.0)
+    assert (found["reward_first"], found["reward_last"]) == (0.2, 0.9)
+    assert [found[f"heldout_{name}"] for name in ("before", "best", "after")] == [0.2, 0.9, 0.8]
+    assert (found["best_step"], found["best_checkpoint"]) == (5, "/c/best")
+    assert (found["best_note"], found["trained_tokens_per_second"]) == ("", 100.0)
+
+
+@pytest.mark.parametrize(
+    ("lines", "settings", "words"),
+    [
+        ((), {}, "nothing was evaluated"),
+        (((0, 0.2, True, None), (5, 0.1, False, None)), {}, "no evaluation was better"),
+        (((0, 0.2, True, None), (5, 0.3, True, None)), {"keep_best": False}, "keep_best is false"),
+        (((0, 0.2, True, None), (5, 0.3, True, None)), {}, "let trainer.checkpoint.every divide"),
+    ],
+)
+def test_a_missing_best_checkpoint_has_a_reason(
+    tmp_path: Path, lines: tuple[Any, ...], settings: dict[str, Any], words: str
+) -> None:
+    """One sentence each."""
+    log = evaluated(tmp_path, *lines)
+    note = learned(STEPS, log, EvaluationConfig(**settings), 1.0)["best_note"]
+    assert words in str(note)
+
+
+def test_failures_have_their_cause() -> None:
+    """Equal ones count together."""
+    failed = {
+        "state": trajectory_pb2.ROLLOUT_STATE_FAILED,
+        "failure": tokens_pb2.Failure(
+            failure_class=tokens_pb2.FAILURE_CLASS_ENVIRONMENT, message="KeyError('b')"
+        ),
+    }
+    (line,) = failure_lines([make_trajectory(**failed), make_trajectory(**failed)])
+    assert line.startswith("2 × failure ENVIRONMENT")
+    assert "KeyError('b')" in line
+
+
+def test_the_first_table_is_of_learning_and_no_path_is_cut(tmp_path: Path) -> None:
+    """However narrow the terminal is."""
+    path = "/very/long" * 20 + "/checkpoints/best"
+    log = evaluated(tmp_path, (0, 0.2, True, None), (5, 0.9, True, path))
+    summary = {
+        "run": "r",
+        **learned(STEPS, log, EvaluationConfig(), 10.0),
+        "health": ["All rewards are 0. Check."],
+        "failures": ["2 × failure"],
+        "turns": 7,
+        "nodes": {"node-a": {"idle": 0.5, "rollout": 0.5, "switch_seconds": {"": 0.1}}},
+    }
+    console = Console(width=50, file=io.StringIO(), record=True)
+    show_summary(summary, Path("/runs" * 30), console)
+    text = console.export_text()
+    assert path in text
+    assert "/runs" * 30 in text
+    assert text.index("0.200 → 0.900") < text.index("health: All rewards") < text.index("turns")
+    assert "switch to none" not in text

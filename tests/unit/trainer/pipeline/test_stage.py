@@ -1,0 +1,117 @@
+"""Models of several architectures, cut into stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from services.lib.transformer.packing import can_pack
+from tests.unit.trainer.model.test_packing import PACKED, batch_of, make, random_rows
+from trainer.pipeline.stage import Stage, parameter_stages
+from trainer.policy.critic import CriticModel
+from trainer.policy.model_input import model_input
+
+UNCUTTABLE = {"gpt2", "gpt_neox"}
+CUTTABLE = [kind for kind in PACKED if kind not in UNCUTTABLE]
+
+
+def cut(kind: str, *, packed: bool, critic: bool) -> list[Stage]:
+    """A model in two stages, each cut from a copy of its own."""
+    stages = []
+    for index in range(2):
+        model: nn.Module = make(kind, **PACKED[kind])
+        if packed:
+            assert can_pack(model)
+        model = CriticModel(model) if critic else model
+        stages.append(Stage(model, index, 2, packed=packed, device="cpu"))
+    return stages
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("kind", CUTTABLE)
+def test_stages_one_after_the_other_are_the_model(kind: str, packed: bool) -> None:
+    """By its own forward: the same numbers; each parameter is in the stage it is said to be in."""
+    whole: Any = make(kind, **PACKED[kind])
+    places = parameter_stages(whole, 2)
+    if packed:
+        assert can_pack(whole)
+    given = model_input(batch_of(random_rows(0)), "cpu", packed=packed)
+    stages = cut(kind, packed=packed, critic=False)
+    with torch.no_grad():
+        expected = whole(**given.arguments, **given.output_arguments).logits
+        found = stages[1](given, stages[0](given, None))
+    assert (found - expected).abs().max() < 1e-6
+    for name, stage in places.items():
+        assert name in stages[stage].trained
+    assert set().union(*(stage.trained for stage in stages)) == places.keys()
+
+
+def test_stages_of_a_rope_that_depends_on_the_length_compute_each_row_as_if_alone() -> None:
+    """Rows on both sides of the original context of 16, in the same micro-batch."""
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    models = [make("qwen3", rope_parameters=rope, max_position_embeddings=16) for _ in range(3)]
+    rows = [list(range(8)) * 4, list(range(9))]
+    stages = [Stage(models[n], n, 2, packed=False, device="cpu") for n in range(2)]
+    given = model_input(batch_of(rows), "cpu", packed=False, by_row=stages[0].by_row)
+    with torch.no_grad():
+        found = stages[1](given, stages[0](given, None))
+        for row, logits in zip(reversed(rows), reversed(found), strict=True):
+            alone = models[2](torch.tensor([row]), use_cache=False).logits[0]
+            assert (logits[: len(row)] - alone).abs().max() < 1e-6
+
+
+def test_a_critic_is_cut_as_the_policy_is() -> None:
+    """Its values come out of the last stage; the first has no head."""
+    whole = CriticModel(make("qwen3"))
+    given = model_input(batch_of(random_rows(0)), "cpu", packed=False)
+    stages = cut("qwen3", packed=False, critic=True)
+    for model in (whole, stages[1].model):
+        nn.init.ones_(model.get_parameter("value_head.weight"))
+    with torch.no_grad():
+        expected = whole(**given.arguments)
+        found = stages[1](given, stages[0](given, None))
+    assert (found - expected).abs().max() < 1e-6
+    assert expected.abs().max() > 0
+    assert not [name for name in stages[0].trained if "value_head" in name]
+
+
+@pytest.mark.parametrize("kind", sorted(UNCUTTABLE & PACKED.keys()))
+def test_a_model_of_other_parts_is_refused(kind: str) -> None:
+    """It says what is missing."""
+    with pytest.raises(ValueError, match="cannot be cut into stages, it has no"):
+        Stage(make(kind, **PACKED[kind]), 0, 2, packed=False, device="cpu")
+
+
+class Counting(nn.Module):
+    """A layer that counts layers, as no stage can."""
+
+    def __init__(self, layer: nn.Module, owner: Any) -> None:
+        super().__init__()
+        self.layer, self._owner = layer, [owner]
+
+    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Depends on the number of layers."""
+        output: torch.Tensor = self.layer(hidden, *args, **kwargs)
+        added = torch.zeros_like(output)
+        added[..., 0] = len(self._owner[0].layers)  # the norm after it hides a factor
+        return output + added
+
+
+@pytest.mark.parametrize("critic", [True, False])
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_stage_that_differs_from_the_model_is_refused(index: int, critic: bool) -> None:
+    """Negative control: the check at the start notices, also behind a critic's zero layer."""
+    model: Any = make("qwen3")
+    model.model.layers[index] = Counting(model.model.layers[index], model.model)
+    whole = CriticModel(model) if critic else model
+    with pytest.raises(ValueError, match="a stage differs from the whole"):
+        Stage(whole, index, 2, packed=False, device="cpu")
+
+
+def test_a_critic_s_values_are_0_at_first() -> None:
+    """Also after the check."""
+    found = cut("qwen3", packed=False, critic=True)[1].model.get_parameter("value_head.weight")
+    assert not found.any()
