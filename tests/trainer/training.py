@@ -20,7 +20,7 @@ from tests.trainer.services import Neighbours
 from tests.trainer.support import trainer_config
 from tests.trajectory_manager.client import RULES, Client
 from trainer.cli import build
-from trainer.clients import SampleClient
+from trainer.clients.sample_client import SampleClient
 
 
 class Training:

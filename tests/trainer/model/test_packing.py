@@ -27,7 +27,7 @@ from tests.trainer.ranks.test_command_channel import greatest_difference, losses
 from tests.trainer.support import JOB_CONFIG
 from tests.trainer.support import ROUNDING as OF_A_RUN
 from trainer.data.micro_batch import MicroBatch
-from trainer.policy.critic import add_value_head
+from trainer.model.critic import add_value_head
 from trainer.policy.forward import forward
 
 VOCABULARY, HIDDEN = 16, 16

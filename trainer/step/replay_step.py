@@ -1,8 +1,8 @@
-"""`python -m trainer.replay_step FOLDER`: compute a dumped step again, without services.
+"""`python -m trainer.step.replay_step FOLDER`: compute a dumped step again, without services.
 
 A step of several ranks is replayed by the same number of ranks: `torchrun --nproc-per-node N -m
-trainer.replay_step FOLDER`. Prints the recorded and the replayed metrics, and exits with 1 if any
-differ.
+trainer.step.replay_step FOLDER`. Prints the recorded and the replayed metrics, and exits with 1 if
+any differ.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainer.checkpoint.step_dump import StepDump, read_dump
 from trainer.config import GangConfig
-from trainer.policy.commands import Exit, Load, Optimize
 from trainer.ranks.command_channel import Rank0, worker_loop
+from trainer.ranks.commands import Exit, Load, Optimize
 from trainer.ranks.end_process import end_process
 from trainer.ranks.process_group import join
 from trainer.ranks.worker import Worker
+from trainer.step.step_dump import StepDump, read_dump
 
 __all__ = ["main", "replay"]
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer import fsync_files
-from trainer.clients import SampleClient
+from trainer.batch.accepted_samples import AcceptedSamples
+from trainer.clients.sample_client import SampleClient
 from trainer.config import TrainerConfig
 from trainer.data.token_sequence import TokenSequence
-from trainer.rejection.accepted_samples import AcceptedSamples
-from trainer.step_runner import StepRunner
+from trainer.step.step_runner import StepRunner
 
 __all__ = ["Trial"]
 

@@ -4,7 +4,7 @@
                       chunk_0000_rank_00000.npz          `Accumulate` of a chunk for a rank
                       step.json                          settings and resulting metrics
 
-`python -m trainer.replay_step FOLDER` computes the step again, without services.
+`python -m trainer.step.replay_step FOLDER` computes the step again, without services.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import TrainerConfig
-from trainer.policy.commands import Accumulate, decode, encode
-from trainer.rank_group import RankGroup
+from trainer.data.computations import Accumulate
+from trainer.ranks.commands import decode, encode
+from trainer.ranks.rank_group import RankGroup
 
 __all__ = ["StepDump", "StepDumpWriter", "read_dump"]
 

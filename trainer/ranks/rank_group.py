@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from trainer.checkpoint import checkpoint_files
 from trainer.config import TrainerConfig
-from trainer.policy.commands import Command, Exit, Save, Written
 from trainer.ranks.command_channel import Rank0, RankLostError
+from trainer.ranks.commands import Command, Exit, Save, Written
 from trainer.ranks.process_group import join
 from trainer.ranks.worker import Worker
 

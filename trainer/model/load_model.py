@@ -22,9 +22,9 @@ from services.lib.transformer.load_causal import load_causal
 from services.lib.transformer.packing import can_pack
 from services.lib.transformer.transformer_blocks import transformer_blocks
 from trainer.config import TrainerConfig
+from trainer.model.critic import CriticModel, add_value_head
 from trainer.model.lora import add_adapter
 from trainer.model.onednn_linear import use_onednn
-from trainer.policy.critic import CriticModel, add_value_head
 
 __all__ = ["DTYPES", "Models", "import_model_code", "load_models", "load_sharded", "load_whole"]
 

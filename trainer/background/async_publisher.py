@@ -15,9 +15,9 @@ from seamflow.weights.v1 import weight_service_pb2 as weight_pb2
 
 from services.chassis.log import get_logger
 from services.chassis.rpc import tracing
-from trainer.background import BackgroundTask
-from trainer.checkpoint.async_checkpointer import AsyncCheckpointer
-from trainer.clients import SampleClient
+from trainer.background.async_checkpointer import AsyncCheckpointer
+from trainer.background.background_task import BackgroundTask
+from trainer.clients.sample_client import SampleClient
 from trainer.config import TrainerConfig
 from trainer.publish.publisher import Publisher, PublishPostponed
 from trainer.tracking.step_record import StepRecord

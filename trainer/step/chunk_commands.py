@@ -10,12 +10,12 @@ import numpy as np
 from trainer.algorithms.base import make_algorithm
 from trainer.config import TrainerConfig
 from trainer.data.advantages import SequenceAdvantages, compute_advantages
+from trainer.data.computations import Accumulate, Predict
 from trainer.data.micro_batch import MicroBatch, plan_micro_batches, weightless
 from trainer.data.token_sequence import TokenSequence, trainable_tokens, without_truncated
 from trainer.pipeline.layout import layout_of
-from trainer.pipeline.pipelined_policy import critic_stages
+from trainer.pipeline.pipeline_backend import critic_stages
 from trainer.pipeline.schedule import Schedules
-from trainer.policy.commands import Accumulate, Predict
 
 __all__ = ["ChunkCommands"]
 

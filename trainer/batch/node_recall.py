@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trainer.batch_progress import BatchProgress, BatchTimeout
+from trainer.data.batch_progress import BatchProgress, BatchTimeout
 
 __all__ = ["NodeRecall", "predict_full"]
 

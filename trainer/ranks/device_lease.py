@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from services.chassis.errors import Reason, ServiceError, stale_epoch, unavailable
-from trainer.policy.commands import Release, Restore
-from trainer.rank_group import RankGroup
+from trainer.ranks.commands import Release, Restore
+from trainer.ranks.rank_group import RankGroup
 
 __all__ = ["DeviceLease"]
 

@@ -8,7 +8,7 @@ from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 
 from services.chassis import metrics
 from services.chassis.errors import ConfigError
-from trainer.clients import SampleClient
+from trainer.clients.sample_client import SampleClient
 from trainer.config import TrainerConfig
 from trainer.data.gradient_chunks import GroupChunker
 from trainer.data.sample_reader import SampleReader

@@ -16,14 +16,15 @@ import torch
 
 from services.chassis.log import get_logger
 from services.lib.group_baseline import compares_groups
-from trainer.checkpoint.step_dump import StepDumpWriter
 from trainer.config import TrainerConfig
+from trainer.data.computations import Accumulate
 from trainer.data.gradient_chunks import GradientChunk
 from trainer.data.token_sequence import TokenSequence
-from trainer.policy.commands import Accumulate, Discard, Gather, Load, Measure, Optimize
-from trainer.rank_group import RankGroup
-from trainer.ranks.chunk_commands import ChunkCommands
 from trainer.ranks.command_channel import RankFailedError, RankLostError
+from trainer.ranks.commands import Discard, Gather, Load, Measure, Optimize
+from trainer.ranks.rank_group import RankGroup
+from trainer.step.chunk_commands import ChunkCommands
+from trainer.step.step_dump import StepDumpWriter
 from trainer.tracking.step_record import StepRecord
 
 __all__ = ["Progress", "StepRunner"]

@@ -9,11 +9,11 @@ import asyncio
 from pathlib import Path
 
 from services.chassis.log import get_logger
-from trainer.background import BackgroundTask
+from trainer.background.background_task import BackgroundTask
 from trainer.checkpoint import checkpoint_files
-from trainer.clients import SampleClient
+from trainer.clients.sample_client import SampleClient
 from trainer.config import TrainerConfig
-from trainer.rank_group import RankGroup, RankLostError
+from trainer.ranks.rank_group import RankGroup, RankLostError
 from trainer.tracking.step_record import StepRecord
 
 __all__ = ["AsyncCheckpointer"]

@@ -1,4 +1,4 @@
-"""A policy whose models are sharded by FSDP2: every rank has a part of each parameter.
+"""Models that are sharded by FSDP2: every rank has a part of each parameter.
 
 With replicas (HSDP), ranks 0 to n-1 have the n parts of the first one, the next n ranks those of
 the second, and so on.
@@ -6,66 +6,89 @@ the second, and so on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from trainer.algorithms.base import Algorithm
 from trainer.config import TrainerConfig
+from trainer.data.computations import Accumulate, Predict
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.checkpoint_names import checkpoint_tensors
+from trainer.model.critic import CRITIC, is_critic
+from trainer.model.load_model import Models
 from trainer.model.lora import is_adapter, merged, plain_name, published_name
-from trainer.policy.commands import Accumulate, Predict
-from trainer.policy.critic import CRITIC, is_critic
+from trainer.policy.backend import Predictions
 from trainer.policy.forward import Predicted, forward
-from trainer.policy.load_model import Models
-from trainer.policy.policy import Policy
 from trainer.policy.policy_loss import policy_loss
+from trainer.policy.totals import Totals
 
-__all__ = ["ShardedPolicy"]
+__all__ = ["ShardedBackend"]
+
+_ALL = 0
+"""The models compute together: one prediction has log-probs and values."""
 
 
-class ShardedPolicy(Policy):
-    """Each rank computes its own micro-batches with the gathered weights."""
+class ShardedBackend:
+    """Each rank computes its own micro-batches with the gathered weights (`Backend`)."""
 
     def __init__(
         self, models: Models, mesh: DeviceMesh, algorithm: Algorithm, config: TrainerConfig
     ) -> None:
         self._model, self._critic = models.policy, models.critic
-        parameters = dict(models.policy.named_parameters())
-        if models.critic is not None:
-            parameters |= {f"{CRITIC}{n}": p for n, p in models.critic.named_parameters()}
-        super().__init__(parameters, algorithm, config)
+        self._algorithm, self._config = algorithm, config
+        self.parameters: Mapping[str, nn.Parameter] = dict(_named(models))
         self.part_number, self.num_parts = mesh.get_local_rank(mesh.ndim - 1), mesh.size(-1)
-        self._norm_group = mesh.get_group(mesh.ndim - 1)
+        self.norm_group: ProcessGroup | None = mesh.get_group(mesh.ndim - 1)
         self.packed = models.packed
         self.vocabulary_size = int(cast(Any, models.policy).get_input_embeddings().weight.shape[0])
 
-    def accumulate(self, command: Accumulate) -> dict[str, float]:
+    def counts(self, _name: str) -> bool:
+        """Every rank of a replica has its own part."""
+        return True
+
+    def saves(self, _name: str) -> bool:
+        """The first replica saves."""
+        return dist.get_rank() == self.part_number
+
+    def accumulate(
+        self, command: Accumulate, totals: Totals, proximal: Predictions
+    ) -> dict[str, float]:
         """Add the gradient of a chunk's loss, before division by the denominator. Collective."""
-        proximal = self._proximal_of(command, 0)
+        before = proximal.get(_ALL, {})
         for number, batch in enumerate(command.micro_batches):
-            self._totals.add(self._backward(batch, command.weight_version, proximal.get(number)))
-        self._totals.num_tokens += command.num_tokens
-        self._totals.denominator += command.denominator
+            totals.add(self._backward(batch, command.weight_version, before.get(number)))
         return {}
 
     @torch.no_grad()
-    def predict(self, command: Predict) -> None:
-        """Keep what the models predict with the present weights. Collective."""
-        kept = self._kept_for(command, 0)
-        for number, batch in enumerate(command.micro_batches):
-            kept[number] = self._predicted(batch)
+    def predict(self, command: Predict) -> Predictions:
+        """What the models predict with the present weights. Collective."""
+        return {_ALL: {n: self._predicted(b) for n, b in enumerate(command.micro_batches)}}
+
+    def complete_gradients(self) -> None:
+        """FSDP has done it."""
+
+    def reduced(self, totals: Totals) -> dict[str, float]:
+        """Loss and means of the step, the same on every rank. Collective."""
+        return totals.reduced()
+
+    def weights_changed(self) -> None:
+        """The models compute with the parameters themselves."""
+
+    def own_tensors(self) -> Iterator[torch.Tensor]:
+        """None."""
+        return iter(())
 
     def published_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors to publish, gathered one at a time. Collective."""
         if self._config.publish.content == "adapter":
-            for name in filter(is_adapter, self._parameters):
+            for name in filter(is_adapter, self.parameters):
                 yield published_name(name), self._whole(name)
         else:
             yield from self._whole_weights()
@@ -76,14 +99,9 @@ class ShardedPolicy(Policy):
             return gathered
         return checkpoint_tensors(self._model, gathered)
 
-    def _saved(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The first replica saves."""
-        if dist.get_rank() == self.part_number:
-            yield from super()._saved()
-
     def _whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters and buffers by name, without the critic."""
-        for name in self._parameters:
+        for name in self.parameters:
             if not (is_critic(name) or is_adapter(name)):
                 yield plain_name(name), merged(self._model, name, self._whole)
         persistent = self._model.state_dict()
@@ -93,7 +111,7 @@ class ShardedPolicy(Policy):
 
     def _whole(self, name: str) -> torch.Tensor:
         # Collectives run between devices, also if the shard is offloaded to the host.
-        parameter = self._parameters[name].detach().to(self._config.device)
+        parameter = self.parameters[name].detach().to(self._config.device)
         assert isinstance(parameter, DTensor), "fully_shard makes every parameter a DTensor"
         # On one rank the shard is the whole parameter: skip the collective.
         alone = parameter.device_mesh.size() == 1
@@ -113,3 +131,11 @@ class ShardedPolicy(Policy):
         # FSDP averages gradients over the ranks; the loss is a sum over them.
         (loss * dist.get_world_size()).backward()  # type: ignore[no-untyped-call]
         return sums
+
+
+def _named(models: Models) -> Iterator[tuple[str, nn.Parameter]]:
+    """By the names that checkpoints have."""
+    yield from models.policy.named_parameters()
+    if models.critic is not None:
+        for name, parameter in models.critic.named_parameters():
+            yield f"{CRITIC}{name}", parameter

@@ -1,4 +1,4 @@
-"""A policy whose models are cut into stages, one or two on each rank.
+"""Models that are cut into stages, one or two on each rank.
 
 Each rank has whole parameters of its stages. Some are on several ranks: embeddings that the output
 layer shares, on the first and the last; those of a critic's replicas. Their gradients are added
@@ -8,7 +8,7 @@ up before the update, and the first of these ranks counts and saves them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any, cast
 
@@ -19,7 +19,10 @@ from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
 from trainer.algorithms.base import Algorithm
 from trainer.config import TrainerConfig
+from trainer.data.computations import Accumulate, Predict
 from trainer.model.checkpoint_names import checkpoint_tensors
+from trainer.model.critic import CRITIC, is_critic
+from trainer.model.load_model import Models, load_models
 from trainer.pipeline.interpreter import Interpreter, StageWork
 from trainer.pipeline.layout import POLICY, Layout, layout_of
 from trainer.pipeline.master_weights import MasterWeights
@@ -35,14 +38,12 @@ from trainer.pipeline.stage_work import (
     PolicyPrediction,
     StatesAlone,
 )
-from trainer.policy.commands import Accumulate, Predict
-from trainer.policy.critic import CRITIC, is_critic
-from trainer.policy.load_model import Models, load_models
+from trainer.policy.backend import Predictions
+from trainer.policy.forward import Predicted
 from trainer.policy.model_input import ModelInput, model_input
-from trainer.policy.policy import Policy
 from trainer.policy.totals import Totals
 
-__all__ = ["PipelinedPolicy", "critic_stages"]
+__all__ = ["PipelineBackend", "critic_stages"]
 
 
 def critic_stages(config: TrainerConfig, world_size: int) -> int:
@@ -50,8 +51,11 @@ def critic_stages(config: TrainerConfig, world_size: int) -> int:
     return (config.pipeline.critic_stages or world_size) if config.critic == "model" else 0
 
 
-class PipelinedPolicy(Policy):
-    """Each rank carries out its list of actions, on all micro-batches of the step."""
+class PipelineBackend:
+    """Each rank carries out its list of actions, on all micro-batches (`Backend`)."""
+
+    part_number, num_parts = 0, 1
+    norm_group: ProcessGroup | None = None
 
     def __init__(
         self, config: TrainerConfig, algorithm: Algorithm, store: Store | None = None
@@ -84,7 +88,10 @@ class PipelinedPolicy(Policy):
         named, self._masters = _named(self._stages), None
         if config.dtype == "bfloat16":
             self._masters = MasterWeights(named, torch.bfloat16)
-        super().__init__(self._masters.parameters if self._masters else named, algorithm, config)
+        self.parameters: Mapping[str, nn.Parameter] = (
+            self._masters.parameters if self._masters else named
+        )
+        self._algorithm, self._config = algorithm, config
         self._owners, self._buffers, self._sizes = owners, buffers, sizes
         self.packed, self.vocabulary_size = models.packed, vocabulary_size
         self._interpreter = Interpreter(
@@ -92,7 +99,17 @@ class PipelinedPolicy(Policy):
         )
         self._shared = dict(self._shared_gradients(models.policy))
 
-    def accumulate(self, command: Accumulate) -> dict[str, float]:
+    def counts(self, name: str) -> bool:
+        """The first rank that has a parameter."""
+        return self._owners[name][0] == self._rank
+
+    def saves(self, name: str) -> bool:
+        """The first rank that has a parameter."""
+        return self._owners[name][0] == self._rank
+
+    def accumulate(
+        self, command: Accumulate, totals: Totals, proximal: Predictions
+    ) -> dict[str, float]:
         """Add the gradient of a chunk's loss; mean seconds of a task as "model.kind". Collective.
 
         Raises:
@@ -100,22 +117,25 @@ class PipelinedPolicy(Policy):
         """
         inputs = self._inputs(command)
         works = {
-            model: self._work(model, inputs, self._loss(command, model)) for model in self._stages
+            model: self._work(model, inputs, self._loss(command, totals, proximal.get(model, {})))
+            for model in self._stages
         }
         seconds = self._interpreter.run(command.actions, works)
-        self._totals.num_tokens += command.num_tokens
-        self._totals.denominator += command.denominator
         return {f"{model}.{kind}": fmean(times) for (model, kind), times in seconds.items()}
 
-    def predict(self, command: Predict) -> None:
-        """Keep what the models predict with the present weights. Collective.
+    def predict(self, command: Predict) -> Predictions:
+        """What the models predict with the present weights. Collective.
 
         Raises:
             PeerFailedError: another rank failed or died.
         """
         inputs = self._inputs(command)
-        works = {model: self._prediction(model, inputs, command) for model in self._stages}
+        found: dict[int, dict[int, Predicted]] = {model: {} for model in self._stages}
+        works = {
+            model: self._prediction(model, inputs, command, found[model]) for model in self._stages
+        }
         self._interpreter.run(command.actions, works)
+        return found
 
     def published_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors to publish, all on rank 0. Collective."""
@@ -128,28 +148,33 @@ class PipelinedPolicy(Policy):
         """Published tensors by their names in a model folder."""
         return checkpoint_tensors(self._stages[POLICY].model, gathered)
 
-    def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Load the tensors of `state`."""
-        super().load_state(tensors)
-        self._refresh()
-
-    def device_tensors(self) -> Iterator[torch.Tensor]:
-        """All tensors on this rank's device between commands."""
-        yield from super().device_tensors()
+    def own_tensors(self) -> Iterator[torch.Tensor]:
+        """The weights in bfloat16, if the stages compute with such."""
         yield from self._masters.computed if self._masters else ()
 
-    def _update(self, learning_rate: float) -> None:
-        super()._update(learning_rate)
-        self._refresh()
-
-    def _refresh(self) -> None:
+    def weights_changed(self) -> None:
+        """Compute with the present weights from now on."""
         if self._masters is not None:
             self._masters.refresh()
+
+    def complete_gradients(self) -> None:
+        """Add up those of parameters that several ranks have. Collective."""
+        for name, group in self._shared.items():
+            parameter = self.parameters[name]
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad, group=group)
+
+    def reduced(self, totals: Totals) -> dict[str, float]:
+        """The policy's last rank knows; all must. Collective."""
+        source = self._layout.ranks[POLICY][-1]
+        mine = totals.alone() if source == self._rank else {}
+        return _broadcast(mine, source, self._config.device)
 
     def _passed(self, name: str, like: torch.Tensor, owner: int) -> torch.Tensor:
         """A whole parameter, sent to rank 0."""
         if owner == self._rank:
-            whole = self._parameters[name].detach()
+            whole = self.parameters[name].detach()
             if owner:
                 dist.send(whole.contiguous(), 0)
             return whole
@@ -164,53 +189,35 @@ class PipelinedPolicy(Policy):
             for batch in command.micro_batches
         ]
 
-    def _loss(self, command: Accumulate | Predict, model: int) -> Loss:
-        gradient = command if isinstance(command, Accumulate) else None
+    def _loss(
+        self, command: Accumulate | Predict, totals: Totals, proximal: Mapping[int, Predicted]
+    ) -> Loss:
         return Loss(
             algorithm=self._algorithm,
             batches=command.micro_batches,
-            weight_version=gradient.weight_version if gradient else 0,
-            totals=self._totals,
-            proximal=self._proximal_of(gradient, model) if gradient else {},
+            weight_version=command.weight_version if isinstance(command, Accumulate) else 0,
+            totals=totals,
+            proximal=proximal,
         )
 
-    def _prediction(self, model: int, inputs: list[ModelInput], command: Predict) -> StageWork:
+    def _prediction(
+        self,
+        model: int,
+        inputs: list[ModelInput],
+        command: Predict,
+        found: dict[int, Predicted],
+    ) -> StageWork:
         stage = self._stages[model]
         if not stage.is_last:
             return StatesAlone(stage, inputs)
         kind = PolicyPrediction if model == POLICY else CriticPrediction
-        return kind(stage, inputs, self._loss(command, model), self._kept_for(command, model))
+        return kind(stage, inputs, self._loss(command, Totals(), {}), found)
 
     def _work(self, model: int, inputs: list[ModelInput], loss: Loss) -> StageWork:
         stage = self._stages[model]
         if not stage.is_last:
             return HiddenStates(stage, inputs)
         return (PolicyLoss if model == POLICY else CriticLoss)(stage, inputs, loss)
-
-    def _saved(self) -> Iterator[tuple[str, nn.Parameter]]:
-        for name, shard in self.shards.items():
-            if self._owners[name][0] == self._rank:
-                yield name, shard
-
-    def _counted(self, prefix: str) -> Iterator[nn.Parameter]:
-        for name, parameter in self._parameters.items():
-            is_own = self._owners[name][0] == self._rank
-            if is_own and name.startswith(CRITIC) == (prefix == CRITIC):
-                yield parameter
-
-    def _measured(self, totals: Totals) -> dict[str, float]:
-        for name, group in self._shared.items():
-            parameter = self._parameters[name]
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad, group=group)
-        return super()._measured(totals)
-
-    def _reduced(self, totals: Totals) -> dict[str, float]:
-        """The policy's last rank knows; all must."""
-        source = self._layout.ranks[POLICY][-1]
-        mine = totals.alone() if source == self._rank else {}
-        return _broadcast(mine, source, self._config.device)
 
     def _shared_gradients(self, policy: nn.Module) -> Iterator[tuple[str, ProcessGroup]]:
         """By name of a parameter that this rank shares with others: their group. Collective."""

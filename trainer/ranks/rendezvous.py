@@ -1,4 +1,4 @@
-"""`python -m trainer.rendezvous --port PORT`: where the nodes of a trainer find each other.
+"""`python -m trainer.ranks.rendezvous --port PORT`: where the nodes of a trainer find each other.
 
 The store of torchrun's c10d rendezvous, in a process of its own: with `--rdzv-conf is_host=0` no
 training node has it, so that any of them may die.
