@@ -62,7 +62,7 @@ def _die_in_backward(self: worker.Worker) -> None:
         note(self, "died", step=_optimized["step"] + 1)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    layer = self._policy._model.base_model.layers[0]  # type: ignore[attr-defined]
+    layer = self._policy.backend._model.base_model.layers[0]  # type: ignore[attr-defined]
     layer.register_full_backward_hook(die)
 
 

@@ -64,7 +64,7 @@ class MortalWorker(Worker):
     def _die(self, command: Command) -> None:
         if not isinstance(command, Accumulate):
             os.kill(os.getpid(), signal.SIGKILL)
-        layer = self._policy._model.base_model.layers[0]  # type: ignore[attr-defined]
+        layer = self._policy.backend._model.base_model.layers[0]  # type: ignore[attr-defined]
         layer.register_full_backward_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 
 

@@ -4,20 +4,55 @@ from __future__ import annotations
 
 import argparse
 
+from seamflow.cli.arguments.verbs import Verbs
+from seamflow.cli.diagnosis import activity
 from seamflow.cli.endpoints import Endpoints, UsageError, reached
+from seamflow.cli.named_run import required_run
 from seamflow.durations import seconds_of, to_duration
 from seamflow.pages import pages
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from seamflow.stubs import async_stub
 
-__all__ = ["plan_nodes", "plan_split", "pool", "profile", "set_policy"]
+__all__ = ["drain", "plan_nodes", "plan_split", "pool", "profile", "register", "set_policy"]
 
 _SECONDS = 10.0
 _ADVICE = {
     pb.SPLIT_ADVICE_KEEP: "keep the split",
     pb.SPLIT_ADVICE_ADD_GENERATION: "add a node that generates",
 }
+
+
+def register(verbs: Verbs) -> None:
+    """Add `seamflow drain`, `pool`, `set-policy`, `plan-nodes` and `plan-split`."""
+    draining = verbs.add("drain", "Give a node no new work; its current work moves.", drain)
+    draining.add_argument("node")
+    draining.add_argument("--undo", action="store_true", help="let it take work again")
+    verbs.add("pool", "The runs that share the pool of nodes.", pool)
+    policy = verbs.add("set-policy", "Set priority and quota of a run in the pool.", set_policy)
+    policy.add_argument("--priority", type=int, default=0, help="higher gangs go first (0)")
+    policy.add_argument("--max-nodes", type=int, default=0, help="quota; 0 for none")
+    policy.add_argument("--rollout-share", type=float, default=1.0, help="of free nodes (1)")
+    nodes = verbs.add("plan-nodes", "What a request for nodes would change.", plan_nodes)
+    nodes.add_argument("--gang", required=True, help="name of the gang")
+    nodes.add_argument("--nodes", type=int, required=True, help="how many, all or none")
+    nodes.add_argument("--tag", default="train", help="capability tag (train)")
+    split = verbs.add("plan-split", "How many nodes should generate and train.", plan_split)
+    for stage in ("generation", "training"):
+        split.add_argument(f"--{stage}", required=True, metavar="NODES=SECONDS,…")
+        split.add_argument(f"--{stage}-nodes", type=int, default=0, help="of its own datacentre")
+    split.add_argument("--nodes", type=int, default=0, help="to split, in one datacentre")
+
+
+async def drain(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    """Give a node no new work, or with --undo let it take work again."""
+    request = pb.DrainNodeRequest(node_id=given.node, drain=not given.undo)
+    async with reached(endpoints, "scheduler") as channel:
+        stub = async_stub(SchedulerServiceStub, channel)
+        node = (await stub.DrainNode(request, timeout=_SECONDS)).node
+    what = "takes work again" if given.undo else "is drained: no new work, current work moves"
+    print(f"{node.node_id} {what}; now assigned to {activity(node)}")
+    return 0
 
 
 async def pool(given: argparse.Namespace, endpoints: Endpoints) -> int:
@@ -33,7 +68,7 @@ async def pool(given: argparse.Namespace, endpoints: Endpoints) -> int:
 
 async def set_policy(given: argparse.Namespace, endpoints: Endpoints) -> int:
     """Set priority, quota and share of the run that --run names."""
-    run_id = _named_run(endpoints)
+    run_id = required_run(endpoints)
     policy = pb.RunPolicy(
         priority=given.priority, max_nodes=given.max_nodes, rollout_share=given.rollout_share
     )
@@ -48,7 +83,7 @@ async def set_policy(given: argparse.Namespace, endpoints: Endpoints) -> int:
 async def plan_nodes(given: argparse.Namespace, endpoints: Endpoints) -> int:
     """Print what a request for nodes would change, without making it."""
     request = pb.RequestNodesRequest(
-        run_id=_named_run(endpoints), gang_id=given.gang, tag=given.tag, num_nodes=given.nodes
+        run_id=required_run(endpoints), gang_id=given.gang, tag=given.tag, num_nodes=given.nodes
     )
     async with reached(endpoints, "scheduler") as channel:
         stub = async_stub(SchedulerServiceStub, channel)
@@ -91,12 +126,6 @@ def profile(flag: str, text: str) -> pb.StageProfile:
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{flag} {text!r}: write it as NODES=SECONDS,…: 8=500,64=62.5") from error
     return pb.StageProfile(durations=durations)
-
-
-def _named_run(endpoints: Endpoints) -> str:
-    if not endpoints.run_id:
-        raise UsageError("--run is missing: name the run, or set SEAMFLOW_RUN")
-    return endpoints.run_id
 
 
 def _run_text(run: pb.Run) -> str:

@@ -6,6 +6,7 @@ import argparse
 
 import grpc.aio
 
+from seamflow.cli.arguments.verbs import Verbs
 from seamflow.cli.endpoints import Endpoints, reached
 from seamflow.errors import UnavailableError, decode
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
@@ -14,10 +15,19 @@ from seamflow.stubs import async_stub
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
 
-__all__ = ["save_checkpoint", "update_weights"]
+__all__ = ["register", "save_checkpoint", "update_weights"]
 
 _SECONDS = 890.0
 """Both wait for work in progress; below the servers' cap on unary calls."""
+
+
+def register(verbs: Verbs) -> None:
+    """Add `seamflow update-weights` and `save-checkpoint`."""
+    about = "Let a rollout server load weights now."
+    update = verbs.add("update-weights", about, update_weights)
+    update.add_argument("server", metavar="HOST:PORT")
+    update.add_argument("--version", type=int, help="a committed version; default: the newest")
+    verbs.add("save-checkpoint", "Let the trainer write a checkpoint now.", save_checkpoint)
 
 
 async def update_weights(given: argparse.Namespace, endpoints: Endpoints) -> int:
