@@ -14,10 +14,10 @@ from trainer.clients.retry_forever import retry_forever
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
-__all__ = ["common_folder"]
+__all__ = ["shared_folder"]
 
 
-async def common_folder(
+async def shared_folder(
     stub: WeightServiceAsyncStub, run_id: str, weight_version: int
 ) -> Path | None:
     """The version's folder, if both sides read what the other one wrote there; else None."""
