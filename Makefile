@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python -m
+# Of suites: whatever they started ends with them, also when they are killed.
+CONTAINED = $(RUN) tools.suites.contained $(RUN)
 SEED ?= 0
 WORKERS ?= 2
 PEERS ?= default
@@ -117,61 +119,61 @@ test-clients: $(VENV)/.dev ## Train with an agent in Node alone, while services 
 	npm install --silent --no-fund --no-audit --prefix examples/clients/node
 	$(MAKE) -C examples/clients/go
 	$(MAKE) -C examples/clients/cpp
-	$(RUN) bench.clients
+	$(CONTAINED) bench.clients
 
 chaos-store: $(VENV)/.dev ## Kills, freezes, slow disks, skewed clocks, failovers: nothing lost, nothing twice.
-	$(RUN) tests.chaos.store
+	$(CONTAINED) tests.chaos.store
 
 chaos-scheduler: $(VENV)/.dev ## Kills, freezes, partitions and deaths of a pool of nodes: no node has two owners.
-	$(RUN) tests.chaos.scheduler
+	$(CONTAINED) tests.chaos.scheduler
 
 chaos-gang: $(VENV)/.dev ## A trainer of two nodes and a spare: lent, returned, killed; no rank trains without its device.
-	$(RUN) tests.chaos.gang --seed $(SEED)
+	$(CONTAINED) tests.chaos.gang --seed $(SEED)
 
 chaos-ranks: $(VENV)/.dev ## Ranks killed in mid-step: the others go on, and the gradient is that of the whole batch.
-	$(RUN) tests.chaos.ranks
+	$(CONTAINED) tests.chaos.ranks
 
 chaos-trainer: $(VENV)/.dev ## Kills of real trainers, one rank and two: the weights of a run without any, bit for bit.
-	$(RUN) tests.chaos.trainer
+	$(CONTAINED) tests.chaos.trainer
 
 chaos-environments: $(VENV)/.dev ## Environments that are killed, stuck and slow: no reward from a failure, no group lost.
-	$(RUN) tests.chaos.environments
+	$(CONTAINED) tests.chaos.environments
 
 chaos-edges: $(VENV)/.dev ## One broken server of three, agents that send too much, poisoned samples, flipped bits: now harmless.
-	$(RUN) tests.chaos.edges --seed $(SEED)
+	$(CONTAINED) tests.chaos.edges --seed $(SEED)
 
 chaos-restarts: $(VENV)/.dev ## Redis and every process ended by SIGTERM and SIGKILL in turn: training goes on, no agent notices.
-	$(RUN) tests.chaos.restarts --seed $(SEED)
+	$(CONTAINED) tests.chaos.restarts --seed $(SEED)
 
 soak: $(VENV)/.dev ## An hour of training with a fault every 30 s: nothing lost, twice or stuck; memory of each process.
-	$(RUN) tests.chaos.soak --seed $(SEED)
+	$(CONTAINED) tests.chaos.soak --seed $(SEED)
 
 test-mixed: $(VENV)/.dev ## Services of RELEASE (the commit of 0.2.0) among the present ones, training meanwhile; forward and back.
-	$(RUN) tests.suites.mixed --release $(RELEASE) --seed $(SEED)
+	$(CONTAINED) tests.suites.mixed --release $(RELEASE) --seed $(SEED)
 
 test-agents: $(VENV)/.dev ## Official SDKs of OpenAI and Anthropic, Python and Node: checks, a training run, kills.
 	npm install --silent --no-fund --no-audit --prefix tests/suites/agents/node
-	$(RUN) tests.suites.agents --seed $(SEED)
+	$(CONTAINED) tests.suites.agents --seed $(SEED)
 
 test-frameworks: $(VENV)/.dev $(FRAMEWORKS:=/.made) ## Unmodified agents of six frameworks, each with two tools and a structured answer, on the torch engine.
 	npm install --silent --no-fund --no-audit --prefix tests/suites/agents/frameworks/node
-	$(RUN) tests.suites.agents.frameworks --seed $(SEED)
+	$(CONTAINED) tests.suites.agents.frameworks --seed $(SEED)
 
 test-roundtrips: $(VENV)/.dev ## 1,000 random conversations with tools by model family: recorded ids continue, forks are found.
-	$(RUN) tests.suites.roundtrips --seed $(SEED)
+	$(CONTAINED) tests.suites.roundtrips --seed $(SEED)
 
 test-environments: $(VENV)/.dev $(ADAPTERS) ## The suite of each adapter, then 3 optimizer steps on its framework.
 	npm install --silent --no-fund --no-audit --prefix examples/clients/node
-	$(RUN) tests.suites.environments --seed $(SEED)
+	$(CONTAINED) tests.suites.environments --seed $(SEED)
 
 test-field: $(VENV)/.dev ## Inputs of every kind that people really send, each with its right value.
-	$(RUN) tests.suites.field --seed $(SEED)
+	$(CONTAINED) tests.suites.field --seed $(SEED)
 
 test-health: $(VENV)/.dev ## Twelve ways not to learn, each a short run that must be named with its cure; six healthy runs.
-	$(RUN) tests.suites.health
+	$(CONTAINED) tests.suites.health
 
 test-models: $(VENV)/.dev ## Model folders of 18 architectures: two optimizer steps each; 15 others: refused in one line.
-	$(RUN) tests.suites.models --seed $(SEED)
+	$(CONTAINED) tests.suites.models --seed $(SEED)
 
 model-store: $(VENV)/.dev ## Redis against the in-memory model, 10,000 random operations and more.
 	$(RUN) tests.suites.state_machine
@@ -183,7 +185,7 @@ test-unit: $(VENV)/.dev ## The tests without processes and Redis, in a minute.
 	$(RUN) pytest -n $(WORKERS) --dist worksteal --durations=25 tests/unit
 
 test-sglang: $(VENV)/.dev $(SGLANG) ## Contract, whole loop and 20 kills on a real SGLang, on this machine's CPU.
-	$(RUN) pytest -m sglang -s $(SGLANG_TESTS)
+	$(CONTAINED) pytest -m sglang -s $(SGLANG_TESTS)
 
 test-trackers: $(VENV)/.dev ## TensorBoard, W&B and MLflow, read back; installs the last two.
 	$(VENV)/bin/python -m pip install --quiet -e '.[wandb,mlflow]'
@@ -244,10 +246,10 @@ down: ## Stop and remove the containers; volumes stay.
 	$(PYTHON) deploy/containers.py down
 
 test-compose: $(VENV)/.dev ## Build the images, train in containers, restart each, take all down (needs root or Docker).
-	$(RUN) tests.suites.compose
+	$(CONTAINED) tests.suites.compose
 
 test-chart-pods: $(VENV)/.dev ## The pods of the Helm chart as containers: probes, a run, each pod deleted (needs root or Docker).
-	$(RUN) tests.suites.chart_pods
+	$(CONTAINED) tests.suites.chart_pods
 
 clean:
 	rm -rf $(VENV) .venv-proto .venv-uv .venv-oldest .venv-peers .venv-sglang .venv-adapters .venv-frameworks runs

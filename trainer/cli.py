@@ -18,16 +18,17 @@ from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.chassis.rpc.clients import channel
 from services.chassis.rpc.server import Service, run
 from trainer.checkpoint.resume import find_checkpoint
-from trainer.clients import NodeClient, SampleClient
+from trainer.clients.node_client import NodeClient
+from trainer.clients.sample_client import SampleClient
 from trainer.config import TrainerConfig
-from trainer.device_lease import DeviceLease
 from trainer.loop import Trainer
+from trainer.model.load_model import import_model_code
 from trainer.model.lora import adapter_settings
-from trainer.policy.load_model import import_model_code
 from trainer.publish.publisher import Publisher
-from trainer.rank_group import RankGroup
+from trainer.ranks.device_lease import DeviceLease
 from trainer.ranks.end_process import end_process
-from trainer.ranks.keeper import keep_rank
+from trainer.ranks.rank_group import RankGroup
+from trainer.ranks.rank_restarts import keep_rank
 from trainer.servicer import TrainerServicer
 from trainer.tracking.alarms import Alarms
 from trainer.tracking.tracker import Trackers

@@ -13,19 +13,20 @@ import torch
 
 from services.chassis.log import get_logger
 from services.chassis.rpc import tracing
-from trainer.background import run_with_background
-from trainer.batch_source import BatchSource
-from trainer.checkpoint.async_checkpointer import AsyncCheckpointer
+from trainer.background.async_checkpointer import AsyncCheckpointer
+from trainer.background.async_publisher import AsyncPublisher
+from trainer.background.background_task import run_with_background
+from trainer.batch.accepted_samples import AcceptedSamples
+from trainer.batch.batch_source import BatchSource
 from trainer.checkpoint.resume import changed_settings, take_over
-from trainer.clients import NodeClient, SampleClient
+from trainer.clients.node_client import NodeClient
+from trainer.clients.sample_client import SampleClient
 from trainer.config import TrainerConfig
-from trainer.device_lease import DeviceLease
-from trainer.publish.async_publisher import AsyncPublisher
 from trainer.publish.publisher import Publisher
-from trainer.rank_group import RankGroup
-from trainer.rejection.accepted_samples import AcceptedSamples
-from trainer.rejection.trial import Trial
-from trainer.step_runner import Progress, StepRunner
+from trainer.ranks.device_lease import DeviceLease
+from trainer.ranks.rank_group import RankGroup
+from trainer.step.batch_trial import Trial
+from trainer.step.step_runner import Progress, StepRunner
 from trainer.tracking.alarms import Alarms
 from trainer.tracking.sample_table import SampleTable
 from trainer.tracking.step_record import MetricsFile, StepRecord

@@ -11,9 +11,9 @@ from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
 
 from services.chassis.errors import Reason, failed_precondition, invalid_argument
 from trainer.config import TrainerConfig
-from trainer.device_lease import DeviceLease
 from trainer.loop import Trainer
-from trainer.rank_group import RankGroup
+from trainer.ranks.device_lease import DeviceLease
+from trainer.ranks.rank_group import RankGroup
 
 __all__ = ["TrainerServicer"]
 

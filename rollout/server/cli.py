@@ -18,9 +18,9 @@ from rollout.server.engines import build_engine
 from rollout.server.engines.engine import PauseMode
 from rollout.server.server import RolloutServer, State
 from rollout.server.servicer import RolloutServerServicer
+from rollout.server.weight_watcher import WeightWatcher
 from rollout.server.weights.swap_schedule import RunningTurns
 from rollout.server.weights.weight_source import open_weight_source
-from rollout.server.weights.weight_watcher import WeightWatcher
 from services.chassis.errors import ConfigError
 from services.chassis.rpc.server import Service, run
 

@@ -32,7 +32,7 @@ def trainers(config: LauncherConfig, layout: Layout) -> list[ProcessPlan]:
 
 def _rendezvous(layout: Layout) -> ProcessPlan:
     port = str(layout.ports["rendezvous"])
-    command = (sys.executable, "-m", "trainer.rendezvous", "--port", port)
+    command = (sys.executable, "-m", "trainer.ranks.rendezvous", "--port", port)
     return ProcessPlan(name="rendezvous", command=command)
 
 

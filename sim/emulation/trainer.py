@@ -24,9 +24,10 @@ from sim.emulation.prompts import Emulation
 from trainer.checkpoint.checkpoint_files import shard_name
 from trainer.cli import connect_services
 from trainer.config import TrainerConfig
-from trainer.device_lease import DeviceLease
+from trainer.data.computations import Accumulate
 from trainer.loop import Trainer
-from trainer.policy.commands import Accumulate, Command, Gather, Optimize, Release, Restore
+from trainer.ranks.commands import Command, Gather, Optimize, Release, Restore
+from trainer.ranks.device_lease import DeviceLease
 from trainer.servicer import TrainerServicer
 from trainer.tracking.alarms import Alarms
 from trainer.tracking.step_record import StepRecord
@@ -38,7 +39,7 @@ _POLL_SECONDS = 0.05
 
 
 class EmulatedGang:
-    """Has the interface of `trainer.rank_group.RankGroup` and computes nothing.
+    """Has the interface of `trainer.ranks.rank_group.RankGroup` and computes nothing.
 
     Writes what it did into a file of JSON lines: {"doing": ..., "begin": ..., "end": ...}, in
     seconds since 1970.

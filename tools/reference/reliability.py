@@ -1,4 +1,4 @@
-"""docs/reliability.md, from bench/scorecard.toml and bench/results/*.json."""
+"""docs/reliability.md, from bench/scorecard.toml, bench/suites.toml and bench/results/*.json."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.provenance import benchmarks
+from tools.suites.passes import last_passes, suites
 
 __all__ = ["Scorecard", "reliability_page"]
 
@@ -26,6 +27,15 @@ may rely on, line by line.
   too, and fail if one of them does not fail. A figure holds for the commit that
   [benchmarks.md](benchmarks.md) names with its date and machine.
 """
+_SUITES = """
+## Suites outside `make test`
+
+Each has a short form in `make test`; `.ci/run` takes one whole suite each time, in rotation, and
+`python -m tools.suites NAME` runs one and records that it passed. This is when each last passed
+whole, as recorded in `bench/suite_passes.json`.
+
+| suite | shows | last passed whole | commit | minutes | short form |
+|---|---|---|---|---|---|"""
 _TABLE = "| # | asked for | verdict | shown by |\n|---|---|---|---|"
 
 
@@ -77,7 +87,17 @@ def reliability_page(root: Path) -> str:
         f"| {number} | {row['what']} | {card.verdict(row)} | {'<br>'.join(_evidence(card, row))} |"
         for number, row in enumerate(card.rows, 1)
     ]
-    return "\n".join([_HEADER, _TABLE, *lines, ""])
+    return "\n".join([_HEADER, _TABLE, *lines, _SUITES, *_suite_rows(root), ""])
+
+
+def _suite_rows(root: Path) -> Iterator[str]:
+    passes = last_passes(root)
+    for suite in suites(root):
+        done = passes.get(suite.name)
+        when = "not recorded | | " if done is None else f"{done.date} | `{done.commit}` | "
+        minutes = "" if done is None or done.seconds is None else f"{done.seconds / 60:.1f}"
+        short = f"[{Path(suite.short).name}](../{suite.short})"
+        yield f"| `make {suite.name}` | {suite.about} | {when}{minutes} | {short} |"
 
 
 def _evidence(card: Scorecard, row: Mapping[str, Any]) -> Iterator[str]:

@@ -25,8 +25,8 @@ from trainer import fsync_files
 from trainer.checkpoint.checksums import DamagedError, note_digest, read_json, seal, verify
 from trainer.checkpoint.wrong_checkpoint import WrongCheckpoint
 from trainer.config import Setting
+from trainer.model.critic import is_critic
 from trainer.model.lora import is_adapter
-from trainer.policy.critic import is_critic
 from trainer.policy.policy import Policy
 
 __all__ = [

@@ -20,10 +20,10 @@ from trainer.checkpoint.checkpoint_files import Checkpoint, read_parameters, rea
 from trainer.checkpoint.checksums import verify
 from trainer.config import TrainerConfig
 from trainer.model.checkpoint_names import checkpoint_tensors
+from trainer.model.critic import is_critic
+from trainer.model.load_model import DTYPES, load_whole
 from trainer.model.lora import add_adapter, is_adapter, merged, plain_name
 from trainer.model.weight_folder import write_folder
-from trainer.policy.critic import is_critic
-from trainer.policy.load_model import DTYPES, load_whole
 
 __all__ = ["main", "write_model_folder"]
 

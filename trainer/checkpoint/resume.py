@@ -8,7 +8,7 @@ from trainer.checkpoint import checkpoint_files
 from trainer.checkpoint.checkpoint_files import Checkpoint
 from trainer.checkpoint.checksums import DamagedError
 from trainer.checkpoint.wrong_checkpoint import WrongCheckpoint
-from trainer.clients import SampleClient
+from trainer.clients.sample_client import SampleClient
 from trainer.config import TrainerConfig
 from trainer.tracking.alarms import Alarms
 

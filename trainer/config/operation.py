@@ -88,7 +88,7 @@ class CheckpointConfig(Settings):
     keep: int = Field(2, gt=0)
     """Newest checkpoints that are kept."""
     dump_every: int = Field(0, ge=0)
-    """Dump every Nth step to folder/dumps for `python -m trainer.replay_step`; 0: never. A
+    """Dump every Nth step to folder/dumps for `python -m trainer.step.replay_step`; 0: never. A
     dump is as large as a checkpoint; none is deleted."""
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from services.lib.transformer.row_rope import row_rope
 from trainer.data.micro_batch import weightless
-from trainer.policy.critic import VALUE_HEAD, CriticModel
+from trainer.model.critic import VALUE_HEAD, CriticModel
 from trainer.policy.model_input import ModelInput, model_input
 
 __all__ = ["Stage", "parameter_stages"]

@@ -15,9 +15,9 @@ import torch
 from services.lib.fused_schedule.problem import FORWARD
 from trainer.algorithms.base import Algorithm
 from trainer.data.micro_batch import MicroBatch
+from trainer.model.critic import take_values
 from trainer.pipeline.messages import Shape
 from trainer.pipeline.stage import Stage
-from trainer.policy.critic import take_values
 from trainer.policy.forward import Predicted
 from trainer.policy.model_input import ModelInput
 from trainer.policy.policy_loss import policy_loss

@@ -1,1 +1,1 @@
-"""The policy in training on one rank, and the commands it carries out."""
+"""The policy in training on one rank."""

@@ -13,7 +13,7 @@ from torch import nn
 
 from services.lib.transformer.row_rope import row_rope
 from trainer.data.micro_batch import MicroBatch
-from trainer.policy.critic import take_values
+from trainer.model.critic import take_values
 from trainer.policy.model_input import ModelInput, model_input
 
 __all__ = ["Predicted", "forward"]

@@ -2,7 +2,7 @@
 
 BEGUN (version allocated) -> WRITTEN -> UPLOADED -> COMMITTED
 
-The folder is the service's own where both see it (`common_folder`); else a local one, which is
+The folder is the service's own where both see it (`shared_folder`); else a local one, which is
 uploaded. Each phase has a deadline, and none waits for rollout servers:
 
     PublishTimeout               the phase, its deadline and the cure
@@ -28,10 +28,10 @@ from seamflow.weights.v1 import weight_service_pb2_grpc as weight_grpc
 from services.chassis.errors import Reason
 from services.chassis.log import get_logger
 from services.lib.weight_files.folder_names import folder_name, versions_in
-from trainer.clients import retry_forever
+from trainer.clients.retry_forever import retry_forever
 from trainer.config import Setting
 from trainer.model.weight_folder import write_folder
-from trainer.publish.common_folder import common_folder
+from trainer.publish.shared_folder import shared_folder
 from trainer.publish.uploader import Uploader
 
 __all__ = ["CommitUnknown", "PublishPostponed", "PublishTimeout", "Publisher"]
@@ -134,19 +134,19 @@ class Publisher:
     ) -> None:
         """The other phases: write, upload, and commit after `after`. Raises `PublishTimeout`."""
         version = begun.weight_version
-        common = await self._common_folder(version)
-        files = await self._write(common, version, tensors)
+        shared = await self._shared_folder(version)
+        files = await self._write(shared, version, tensors)
         head = weight_pb2.UploadShardsRequest(
             run_id=self._run_id, weight_version=version, epoch=epoch
         )
         commit = weight_pb2.CommitPublishRequest(
             run_id=self._run_id, weight_version=version, epoch=epoch, files=files
         )
-        if common is None:
+        if shared is None:
             await self._upload(head, files)
         if after is not None:
             await after()
-        if common is not None:
+        if shared is not None:
             await self._commit(commit)
         else:
             await self._commit_uploaded(commit, head)
@@ -177,17 +177,17 @@ class Publisher:
     def _local(self, version: int) -> Path:
         return self._upload_folder / folder_name(version)
 
-    async def _common_folder(self, version: int) -> Path | None:
+    async def _shared_folder(self, version: int) -> Path | None:
         if not self._find_folder:
             return None
         async with self._phase("ProbeFolder", "check that the weights service answers"):
-            return await common_folder(self._stub, self._run_id, version)
+            return await shared_folder(self._stub, self._run_id, version)
 
     async def _write(
-        self, common: Path | None, version: int, tensors: Mapping[str, torch.Tensor]
+        self, shared: Path | None, version: int, tensors: Mapping[str, torch.Tensor]
     ) -> list[weight_pb2.WeightFile]:
-        """Write durably into the common folder, or else into a local one."""
-        folder, durable = common or self._local(version), common is not None
+        """Write durably into the shared folder, or else into a local one."""
+        folder, durable = shared or self._local(version), shared is not None
         async with self._phase(f"writing {folder}", "check the disk of that folder"):
             # A thread cannot be cancelled: one that missed its deadline ends before the next.
             if self._writing is not None:

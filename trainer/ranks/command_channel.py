@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
-from trainer.policy.commands import Command, Exit, Form, Optimize, Release, Restore, decode, encode
+from trainer.ranks.commands import Command, Exit, Form, Optimize, Release, Restore, decode, encode
 from trainer.ranks.lives import announced, life_name, life_of
 from trainer.ranks.process_group import STARTED, RankInfo, form_group
 from trainer.ranks.store_messages import arrived, receive, send

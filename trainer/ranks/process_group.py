@@ -14,7 +14,7 @@ from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr
 from torch.distributed.rendezvous import rendezvous
 
 from trainer.config import TrainerConfig
-from trainer.policy.commands import Form
+from trainer.ranks.commands import Form
 from trainer.ranks.lives import announce, life_name
 from trainer.ranks.loss_watch import LossWatch
 

@@ -12,9 +12,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint import checkpoint_files
 from trainer.config import TrainerConfig
-from trainer.pipeline.pipelined_policy import PipelinedPolicy
-from trainer.policy.commands import (
-    Accumulate,
+from trainer.data.computations import Accumulate, Predict
+from trainer.model.load_model import DTYPES, load_sharded
+from trainer.pipeline.pipeline_backend import PipelineBackend
+from trainer.policy.backend import Backend
+from trainer.policy.policy import Policy
+from trainer.policy.sharded_backend import ShardedBackend
+from trainer.ranks.commands import (
     Command,
     Discard,
     Exit,
@@ -23,15 +27,11 @@ from trainer.policy.commands import (
     Load,
     Measure,
     Optimize,
-    Predict,
     Release,
     Restore,
     Save,
     Written,
 )
-from trainer.policy.load_model import DTYPES, load_sharded
-from trainer.policy.policy import Policy
-from trainer.policy.sharded_policy import ShardedPolicy
 from trainer.ranks.offload import DeviceState
 from trainer.ranks.state_transfer import transfer
 
@@ -66,12 +66,12 @@ class Worker:
     @property
     def packed(self) -> bool:
         """Whether sequences are computed without padding."""
-        return self._policy.packed
+        return self._policy.backend.packed
 
     @property
     def vocabulary_size(self) -> int:
         """Rows of the embedding: token ids are below it."""
-        return self._policy.vocabulary_size
+        return self._policy.backend.vocabulary_size
 
     @property
     def _policy(self) -> Policy:
@@ -122,23 +122,26 @@ class Worker:
 
     def _gather(self) -> None:
         self.gathered = {}
-        for name, full in self._policy.published_tensors():
+        for name, full in self._policy.backend.published_tensors():
             if dist.get_rank() == 0:
                 # A copy even on the CPU: the next step must not change the published tensors.
                 dtype = self._published_dtype if full.is_floating_point() else full.dtype
                 self.gathered[name] = full.to("cpu", dtype, copy=True)
         if self.gathered:
-            self.gathered = self._policy.checkpoint_tensors(self.gathered)
+            self.gathered = self._policy.backend.checkpoint_tensors(self.gathered)
 
 
 def _policy(config: TrainerConfig, store: Store | None, replicas: int) -> Policy:
-    """With the models as the backend spreads them."""
+    return Policy(_backend(config, store, replicas), config)
+
+
+def _backend(config: TrainerConfig, store: Store | None, replicas: int) -> Backend:
     algorithm = make_algorithm(config)
     if config.backend == "pipeline":
-        return PipelinedPolicy(config, algorithm, store)
+        return PipelineBackend(config, algorithm, store)
     mesh = _mesh(config.device, replicas)
     models = load_sharded(config, mesh, critic=algorithm.critic)
-    return ShardedPolicy(models, mesh, algorithm, config)
+    return ShardedBackend(models, mesh, algorithm, config)
 
 
 def _mesh(device: str, replicas: int) -> DeviceMesh:

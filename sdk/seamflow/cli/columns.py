@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import AsyncIterator
 
 import grpc.aio
 
+from seamflow.cli.arguments.verbs import Verbs
+from seamflow.cli.endpoints import Endpoints
+from seamflow.cli.named_run import manager_of_run
 from seamflow.pages import pages
 from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import column_service_pb2 as pb
 from seamflow.trajectory.v1.column_service_pb2_grpc import ColumnServiceStub
 
-__all__ = ["columns"]
+__all__ = ["columns", "register"]
 
 _SECONDS = 10.0
+
+
+def register(verbs: Verbs) -> None:
+    """Add `seamflow columns`."""
+    verbs.add("columns", "Which columns the samples that wait for training have.", _columns)
+
+
+async def _columns(_given: argparse.Namespace, endpoints: Endpoints) -> int:
+    async with manager_of_run(endpoints) as (channel, run_id):
+        async for text in columns(channel, run_id):
+            print(text)
+    return 0
 
 
 async def columns(channel: grpc.aio.Channel, run_id: str) -> AsyncIterator[str]:

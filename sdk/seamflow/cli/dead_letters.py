@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import AsyncIterator, Sequence
 
 import grpc.aio
 
+from seamflow.cli.arguments.verbs import Verbs
+from seamflow.cli.endpoints import Endpoints
+from seamflow.cli.named_run import manager_of_run
 from seamflow.enum_names import enum_name
 from seamflow.errors import decode
 from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import task_service_pb2 as pb
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 
-__all__ = ["dead_letters", "requeue"]
+__all__ = ["dead_letters", "register", "requeue"]
 
 _SECONDS = 10.0
+
+
+def register(verbs: Verbs) -> None:
+    """Add `seamflow dead-letters`."""
+    about = "Groups that left without being trained."
+    letters = verbs.add("dead-letters", about, _dead_letters)
+    letters.add_argument(
+        "--requeue", action="append", metavar="TASK", help="queue this task again; repeat"
+    )
+
+
+async def _dead_letters(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    async with manager_of_run(endpoints) as (channel, run_id):
+        if given.requeue:
+            number = await requeue(channel, run_id, given.requeue)
+            print(f"{number} of {len(given.requeue)} tasks queued again")
+            return 0
+        async for text in dead_letters(channel, run_id):
+            print(text)
+    return 0
 
 
 async def dead_letters(channel: grpc.aio.Channel, run_id: str) -> AsyncIterator[str]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
+from seamflow.cli.arguments.verbs import Verbs, call_services
 from seamflow.cli.endpoints import Endpoints, reached
+from seamflow.cli.run_folders import print_run_folders
 from seamflow.pages import pages
 from seamflow.retry import retrying
 from seamflow.stubs import async_stub
@@ -12,9 +15,28 @@ from seamflow.trajectory.v1 import run_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 
-__all__ = ["delete_run", "end_run", "runs"]
+__all__ = ["delete_run", "end_run", "register", "runs"]
 
 _DELETE_SECONDS = 3600.0
+
+
+def register(verbs: Verbs) -> None:
+    """Add `seamflow runs`, `end-run` and `delete-run`."""
+    listing = verbs.add(
+        "runs", "The run folders here; with --trajectory-manager, the runs that it keeps.", runs
+    )
+    listing.add_argument("--folder", type=Path, default=Path("runs"), help="of run folders (runs)")
+    listing.set_defaults(command=_runs)
+    ending = verbs.add("end-run", "Give agents no more tasks of a run.", end_run)
+    deleting = verbs.add("delete-run", "Delete all that is stored of an ended run.", delete_run)
+    for named in (ending, deleting):
+        named.add_argument("name", metavar="RUN")
+
+
+def _runs(given: argparse.Namespace) -> int:
+    if given.trajectory_manager is None:
+        return print_run_folders(given.folder)
+    return call_services(runs, given)
 
 
 async def runs(given: argparse.Namespace, endpoints: Endpoints) -> int:

@@ -2,24 +2,53 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Iterator, Sequence
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from seamflow.cli.arguments.verbs import Verbs
 from seamflow.cli.diagnosis import activity, node_state, server_state
+from seamflow.cli.ended.ended_run import ended_status
 from seamflow.cli.ended.metric_lines import metric_lines
-from seamflow.cli.endpoints import SERVICES
+from seamflow.cli.endpoints import SERVICES, Endpoints
 from seamflow.cli.health.learning import not_learning
-from seamflow.cli.snapshot import Snapshot
+from seamflow.cli.json_output import plain
+from seamflow.cli.snapshot import Snapshot, gather
 from seamflow.durations import seconds_of
 from seamflow.enum_names import enum_name
 from seamflow.errors import DeadlineError, UnavailableError
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
-__all__ = ["ago", "all_answered", "status_screen"]
+__all__ = ["ago", "code_of", "register", "status_screen"]
 
 _MARGIN = 9
+
+
+_UNAVAILABLE = 69  # sysexits.h
+
+
+def register(verbs: Verbs) -> None:
+    """Add `seamflow status`."""
+    status = verbs.add("status", "The run on one screen.", _status)
+    status.add_argument("--json", action="store_true", help="write JSON, with every field")
+
+
+async def _status(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    if endpoints.ended and endpoints.folder and not given.json:
+        print(ended_status(endpoints.folder, endpoints.ended))
+        return 0
+    snapshot = await gather(endpoints)
+    print(json.dumps(plain(snapshot), indent=2) if given.json else status_screen(snapshot))
+    return code_of(snapshot)
+
+
+def code_of(snapshot: Snapshot) -> int:
+    """Exit code: 0 if every service and every rollout server answered."""
+    is_whole = all(server.info is not None for server in snapshot.servers)
+    return 0 if is_whole and not snapshot.problems else _UNAVAILABLE
 
 
 def status_screen(snapshot: Snapshot) -> str:
@@ -33,11 +62,6 @@ def status_screen(snapshot: Snapshot) -> str:
     lines += _nodes(snapshot)
     lines += _servers(snapshot)
     return "\n".join(lines)
-
-
-def all_answered(snapshot: Snapshot) -> bool:
-    """Whether every service and every rollout server answered."""
-    return not snapshot.problems and all(server.info is not None for server in snapshot.servers)
 
 
 def ago(duration: float) -> str:

@@ -2,27 +2,65 @@
 
 from __future__ import annotations
 
+import argparse
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc.aio
 
+from seamflow.cli.arguments.verbs import Verbs
+from seamflow.cli.ended.ended_run import recorded_rollouts, recorded_turns
+from seamflow.cli.endpoints import Endpoints
+from seamflow.cli.named_run import decoder_of, manager_of_run
 from seamflow.common.v1 import tokens_pb2
 from seamflow.enum_names import enum_name
 from seamflow.errors import UnavailableError, decode
 from seamflow.pages import pages
 from seamflow.retry import Backoff
 from seamflow.stubs import async_stub
-from seamflow.token_text import Decode
+from seamflow.token_text import Decode, token_numbers
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
-__all__ = ["TailPrinter", "newest_rollouts", "tail"]
+__all__ = ["TailPrinter", "newest_rollouts", "register", "tail"]
 
 _NEWEST = 20
 _SECONDS = 10.0
+
+
+def register(verbs: Verbs) -> None:
+    """Add `seamflow tail`."""
+    watch = verbs.add("tail", "Follow the turns of a rollout as they grow.", _tail)
+    watch.add_argument("rollout", nargs="?", help="its id; none: list those of the run")
+    watch.add_argument("--model", type=Path, help="folder whose tokenizer turns ids into text")
+
+
+async def _tail(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    if given.rollout is None:
+        return await _rollouts(endpoints)
+    no_model = given.model is None and endpoints.model is None
+    decoder = token_numbers if no_model else decoder_of(given.model, endpoints)
+    if endpoints.ended and endpoints.folder:
+        print("".join(recorded_turns(endpoints.folder, given.rollout, decoder, endpoints.ended)))
+        return 0
+    async with manager_of_run(endpoints) as (channel, run_id):
+        async for text in tail(channel, run_id, given.rollout, decoder):
+            print(text, end="", flush=True)
+    return 0
+
+
+async def _rollouts(endpoints: Endpoints) -> int:
+    """Print the names that `seamflow tail` takes."""
+    if endpoints.ended and endpoints.folder:
+        print("\n".join(recorded_rollouts(endpoints.folder, endpoints.ended)))
+        return 0
+    async with manager_of_run(endpoints) as (channel, run_id):
+        async for text in newest_rollouts(channel, run_id):
+            print(text)
+    return 0
 
 
 async def newest_rollouts(channel: grpc.aio.Channel, run_id: str) -> AsyncIterator[str]:

@@ -91,7 +91,7 @@ async def _streamed(version: LocalVersion, folder: Path) -> None:
 
 
 async def _committed(version: LocalVersion, folder: Path) -> None:
-    """What the weights service does at the commit, with uploads and common folders alike."""
+    """What the weights service does at the commit, with uploads and shared folders alike."""
     for file in version.manifest.files:
         version_folders._verify(version.folder / file.name, file, file.name)
 

@@ -13,9 +13,9 @@ from unittest.mock import patch
 import grpc.aio
 
 from trainer import cli
-from trainer.clients import NodeClient
-from trainer.device_lease import DeviceLease
-from trainer.rank_group import RankGroup
+from trainer.clients.node_client import NodeClient
+from trainer.ranks.device_lease import DeviceLease
+from trainer.ranks.rank_group import RankGroup
 
 __all__ = ["main"]
 

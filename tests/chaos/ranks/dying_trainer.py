@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import main
-from trainer.policy.commands import Accumulate, Command, Form, Optimize
+from trainer.data.computations import Accumulate
 from trainer.ranks import worker
+from trainer.ranks.commands import Command, Form, Optimize
 
 _carry_out, _begin = worker.Worker.do, worker.Worker.__init__
 _RANK = int(os.environ.get("RANK", "0"))
@@ -61,7 +62,7 @@ def _die_in_backward(self: worker.Worker) -> None:
         note(self, "died", step=_optimized["step"] + 1)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    layer = self._policy._model.base_model.layers[0]  # type: ignore[attr-defined]
+    layer = self._policy.backend._model.base_model.layers[0]  # type: ignore[attr-defined]
     layer.register_full_backward_hook(die)
 
 

@@ -10,7 +10,7 @@ import asyncio
 from seamflow.trajectory.v1 import sample_service_pb2
 
 from trainer import cli
-from trainer.clients import SampleClient
+from trainer.clients.sample_client import SampleClient
 
 __all__ = ["HastySampleClient"]
 

@@ -11,7 +11,7 @@ from seamflow.trajectory.v1 import sample_service_pb2
 
 from tests.chaos.trainer.samples import GROUP_SIZE, GROUPS_PER_STEP
 from trainer import cli
-from trainer.clients import SampleClient
+from trainer.clients.sample_client import SampleClient
 
 __all__ = ["RereadingSampleClient"]
 

@@ -21,13 +21,14 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from services.chassis.metrics import counter
 from tests.lib.scheduler.support import BOTH, RUN, heartbeat, register, running_scheduler
 from tests.lib.trainer.support import trainer_config
-from trainer import batch_source
-from trainer.batch_progress import BatchProgress
-from trainer.batch_source import BatchSource
-from trainer.clients import NodeClient, SampleClient
+from trainer.batch import batch_source
+from trainer.batch.accepted_samples import AcceptedSamples
+from trainer.batch.batch_source import BatchSource
+from trainer.clients.node_client import NodeClient
+from trainer.clients.sample_client import SampleClient
 from trainer.config import TrainerConfig
+from trainer.data.batch_progress import BatchProgress
 from trainer.data.token_sequence import TokenSequence
-from trainer.rejection.accepted_samples import AcceptedSamples
 from trainer.tracking.alarms import Alarms
 from trainer.tracking.step_record import StepRecord
 

@@ -17,7 +17,7 @@ from tests.lib.scheduler.support import (
     register,
     running_scheduler,
 )
-from trainer.clients import NodeClient
+from trainer.clients.node_client import NodeClient
 
 if TYPE_CHECKING:
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub

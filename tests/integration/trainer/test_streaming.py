@@ -15,14 +15,15 @@ import pytest
 from services.chassis.errors import ConfigError
 from tests.lib.trainer.support import ROUNDING, make_samples, trainer_config
 from tests.lib.trainer.training import Training, groups, other_run
-from trainer import batch_source, clients
 from trainer.algorithms.base import make_algorithm
-from trainer.batch_progress import BatchProgress
+from trainer.batch import batch_source
+from trainer.clients import sample_client
 from trainer.config import TrainerConfig
+from trainer.data.batch_progress import BatchProgress
+from trainer.data.computations import Accumulate
 from trainer.data.gradient_chunks import GradientChunk, GroupChunker
 from trainer.data.token_sequence import sequence
-from trainer.policy.commands import Accumulate
-from trainer.rank_group import RankGroup
+from trainer.ranks.rank_group import RankGroup
 
 STREAMED: dict[str, Any] = {"batch__stream_groups": 1, "batch__micro_batch_tokens": 8}
 """A group of two rollouts has 12 tokens to compute: each is a part."""
@@ -139,7 +140,7 @@ async def test_a_timeout_closes_an_open_step(
     """With the groups it has, once these are enough."""
     now = [0.0]
     monkeypatch.setattr(batch_source, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(clients, "_LEASE_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(sample_client, "_LEASE_POLL_SECONDS", 0.05)
     values = {"batch__timeout_seconds": 100.0, "batch__min_groups": 2, **STREAMED}
     await training.begin("a", "b", "c")
     async with going_on(training, 1, **values) as records:
@@ -156,7 +157,7 @@ async def test_pages_cut_no_group(
     training: Training, parts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each sample is a separate page, and the timeout is over from the start."""
-    monkeypatch.setattr(clients, "_PAGE_BYTES", 1)
+    monkeypatch.setattr(sample_client, "_PAGE_BYTES", 1)
     values = {"batch__timeout_seconds": 1e-9, "batch__min_groups": 3, **STREAMED}
     await training.begin("a", "b", "c", "d")
     await training.play(6)

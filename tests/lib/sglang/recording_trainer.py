@@ -14,7 +14,7 @@ from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 
 import trainer.cli
 from tests.lib.sglang.quickstart import LEASED
-from trainer.clients import SampleClient
+from trainer.clients.sample_client import SampleClient
 
 
 class RecordingSampleClient(SampleClient):

@@ -20,7 +20,7 @@ from tests.lib.trainer.services import Neighbours
 from tests.lib.trainer.support import trainer_config
 from tests.lib.trajectory_manager.client import RULES, Client
 from trainer.cli import build
-from trainer.clients import SampleClient
+from trainer.clients.sample_client import SampleClient
 
 
 class Training:

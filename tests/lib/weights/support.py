@@ -138,7 +138,7 @@ class Trainer:
         return (await self.commit(version)).manifest.weight_version
 
     async def publish_uploaded(self, step: int, files: dict[str, bytes]) -> int:
-        """All of it, without a common folder; returns the version."""
+        """All of it, without a shared folder; returns the version."""
         version = (await self.begin(step)).weight_version
         await self.upload(self.parts(version, files))
         await self.commit(version, describe(files))

@@ -34,7 +34,7 @@ from tests.lib.trainer.support import (
 from trainer.cli import build
 from trainer.config import TrainerConfig
 from trainer.data.token_sequence import sequence
-from trainer.policy.commands import Command, Optimize
+from trainer.ranks.commands import Command, Optimize
 from trainer.ranks.worker import Worker
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

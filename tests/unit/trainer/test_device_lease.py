@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from services.chassis.errors import Reason, ServiceError
-from trainer.device_lease import DeviceLease
-from trainer.policy.commands import Command, Release, Restore
-from trainer.rank_group import RankGroup
+from trainer.ranks.commands import Command, Release, Restore
+from trainer.ranks.device_lease import DeviceLease
 from trainer.ranks.offload import DeviceState
+from trainer.ranks.rank_group import RankGroup
 
 
 class FakeRankGroup(RankGroup):
@@ -137,7 +137,7 @@ async def test_only_the_nodes_of_its_ranks_make_a_gang_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With ranks on A and B, devices of A and C start nothing, and B is not told it is free."""
-    monkeypatch.setattr("trainer.device_lease._GANG_SECONDS", 0.0)
+    monkeypatch.setattr("trainer.ranks.device_lease._GANG_SECONDS", 0.0)
     bound = DeviceLease(FakeRankGroup(), num_nodes=2, nodes=("a", "b"))
     await bound.start_suspended()
     with pytest.raises(ServiceError, match=r"2 nodes \(a, b\) and was granted: a"):
@@ -208,7 +208,7 @@ async def test_a_node_without_its_gang_may_retry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """UNAVAILABLE names who is there; nothing has moved, and a newer order of the node counts."""
-    monkeypatch.setattr("trainer.device_lease._GANG_SECONDS", 0.0)
+    monkeypatch.setattr("trainer.ranks.device_lease._GANG_SECONDS", 0.0)
     device = DeviceLease(FakeRankGroup(), num_nodes=2)
     await device.start_suspended()
     with pytest.raises(ServiceError, match="needs 2 nodes and was granted: a") as caught:

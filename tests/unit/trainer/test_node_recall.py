@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.batch_progress import BatchProgress, BatchTimeout
-from trainer.node_recall import NodeRecall, predict_full
+from trainer.batch.node_recall import NodeRecall, predict_full
+from trainer.data.batch_progress import BatchProgress, BatchTimeout
 
 NEVER = BatchTimeout()
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from seamflow.cli.arguments.verbs import Verbs
 from seamflow.cli.endpoints import UsageError
 from seamflow.installation.extras import how_to_install, missing_packages
 from seamflow.installation.services_folder import find_services
 from seamflow.user_code.user_modules import FOLDER_VARIABLE
 
-__all__ = ["MODULES", "launch"]
+__all__ = ["MODULES", "launch", "register"]
 
 _WHOLE = "quickstart"
 """The extra of everything that a run on one machine starts."""
@@ -26,6 +27,8 @@ class ServiceModule:
 
     name: str
     """Of the module."""
+    about: str
+    """One line of help."""
     needs: str
     """The extra that it cannot be imported without."""
     first: tuple[str, ...] = ()
@@ -35,14 +38,43 @@ class ServiceModule:
 
 
 MODULES: Mapping[str, ServiceModule] = {
-    "train": ServiceModule("services.launcher", "launcher"),
-    "serve": ServiceModule("services.launcher", "launcher", ("--serve",)),
-    "evaluate": ServiceModule("services.launcher.evaluate_checkpoint", "launcher"),
-    "export-model": ServiceModule("trainer.checkpoint.model_folder", "trainer", (), "trainer"),
-    "backup": ServiceModule("tools.backup", "trainer", (), "trainer"),
-    "planning": ServiceModule("tools.planning", "scheduler", (), "scheduler"),
+    "train": ServiceModule("services.launcher", "Train by a configuration file.", "launcher"),
+    "serve": ServiceModule(
+        "services.launcher",
+        "Keep the processes for agents elsewhere, until Ctrl-C.",
+        "launcher",
+        ("--serve",),
+    ),
+    "evaluate": ServiceModule(
+        "services.launcher.evaluate_checkpoint",
+        "Run tasks with a checkpoint, without training.",
+        "launcher",
+    ),
+    "export-model": ServiceModule(
+        "trainer.checkpoint.model_folder",
+        "Write a checkpoint as a plain Hugging Face folder.",
+        "trainer",
+        (),
+        "trainer",
+    ),
+    "backup": ServiceModule(
+        "tools.backup", "Save runs while they go on, or restore them.", "trainer", (), "trainer"
+    ),
+    "planning": ServiceModule(
+        "tools.planning",
+        "Plan splits and placements of nodes from measured costs.",
+        "scheduler",
+        (),
+        "scheduler",
+    ),
 }
 """Module of each command."""
+
+
+def register(verbs: Verbs) -> None:
+    """Add the verbs for the help: `launch` takes them before they are parsed."""
+    for name, module in MODULES.items():
+        verbs.add_module(name, module.about)
 
 
 def launch(command: str, arguments: Sequence[str]) -> NoReturn:

@@ -7,6 +7,7 @@ the part are deleted: an interrupted export resumes, and whatever is deleted is 
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
@@ -17,8 +18,10 @@ from typing import Any
 
 import grpc.aio
 
-from seamflow.cli.endpoints import UsageError
+from seamflow.cli.arguments.verbs import Verbs
+from seamflow.cli.endpoints import Endpoints, UsageError
 from seamflow.cli.export_run.arrow_table import table_of
+from seamflow.cli.named_run import manager_of_run, note
 from seamflow.errors import ExhaustedError, SeamflowError, UnavailableError
 from seamflow.retry import retrying
 from seamflow.stubs import async_stub
@@ -34,6 +37,7 @@ __all__ = [
     "load_arrow",
     "part_file",
     "read_progress",
+    "register",
     "retry_limit",
 ]
 
@@ -41,6 +45,36 @@ _PART_BYTES = 64 << 20
 _DELETE_BATCH = 500
 _MAX_ATTEMPTS = 2
 _STATE = "export.json"
+
+
+def register(verbs: Verbs) -> None:
+    """Add `seamflow export`."""
+    exporting = verbs.add("export", "Write a run's samples to Parquet files.", _export)
+    exporting.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    exporting.add_argument(
+        "--committed-only", action="store_true", help="only what a step committed"
+    )
+    exporting.add_argument(
+        "--delete", action="store_true", help="then delete the rollouts the run no longer needs"
+    )
+
+
+async def _export(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    async with manager_of_run(endpoints) as (channel, run_id):
+        done = await export(
+            channel,
+            run_id,
+            given.out,
+            delete=given.delete,
+            committed_only=given.committed_only,
+            report=note,
+        )
+    deleted = f", {done.num_deleted} rollouts deleted, {done.num_needed} still needed"
+    print(
+        f"{done.num_samples} new samples of run {run_id}; {given.out} holds {done.num_parts} files"
+        f"{deleted if given.delete else ''}"
+    )
+    return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

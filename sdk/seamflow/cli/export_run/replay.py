@@ -24,8 +24,13 @@ from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryService
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+import argparse
 
-__all__ = ["recorded_groups", "replay"]
+from seamflow.cli.arguments.verbs import Verbs
+from seamflow.cli.endpoints import Endpoints, reached
+from seamflow.cli.named_run import note
+
+__all__ = ["recorded_groups", "register", "replay"]
 
 _COLUMNS = [
     "sample_id",
@@ -47,6 +52,21 @@ _FINISH_REASONS = {"LENGTH": tokens_pb2.FINISH_REASON_LENGTH}
 
 Row = Mapping[str, Any]
 """One sample, as `cli_export` wrote it."""
+
+
+def register(verbs: Verbs) -> None:
+    """Add `seamflow replay`."""
+    replaying = verbs.add("replay", "Feed an export to the trainer of another run.", _replay)
+    replaying.add_argument("folder", type=Path, help="what `seamflow export` wrote")
+
+
+async def _replay(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    if not given.run:
+        raise UsageError("--run is missing: name a run that its trainer has created")
+    async with reached(endpoints, "trajectory_manager") as channel:
+        num_new = await replay(channel, given.folder, given.run, report=note)
+    print(f"{num_new} groups recorded in run {given.run}")
+    return 0
 
 
 async def replay(

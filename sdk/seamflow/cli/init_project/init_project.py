@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 from importlib.resources import as_file, files
 from pathlib import Path
 from shutil import copyfile
 
+from seamflow.cli.arguments.verbs import Verbs
 from seamflow.cli.endpoints import UsageError
 
-__all__ = ["init_project"]
+__all__ = ["init_project", "register"]
 
 _NEXT = """\
 {folder} holds:
@@ -20,6 +22,16 @@ _NEXT = """\
   test_agent.py   tests of the agent without a model
 train it:
   cd {folder} && seamflow train"""
+
+
+def register(verbs: Verbs) -> None:
+    """Add `seamflow init`."""
+    init = verbs.add_local("init", "Write a commented project that learns within minutes.", _init)
+    init.add_argument("folder", type=Path, metavar="FOLDER", help="a new folder")
+
+
+def _init(given: argparse.Namespace) -> int:
+    return init_project(given.folder)
 
 
 def init_project(folder: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any
 
 import grpc.aio
 
+from seamflow.cli.arguments.verbs import Verbs
+from seamflow.cli.endpoints import Endpoints
 from seamflow.cli.export_run.export import retry_limit
+from seamflow.cli.named_run import decoder_of, manager_of_run
 from seamflow.cli.transcripts.transcript_files import opened
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import NotFoundError
@@ -22,9 +26,39 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 from seamflow.transcript import transcript
 
-__all__ = ["transcripts", "write_transcripts"]
+__all__ = ["register", "transcripts", "write_transcripts"]
 
 _PAGE = 1000
+
+
+def register(verbs: Verbs) -> None:
+    """Add `seamflow transcripts`."""
+    about = "Write the closed rollouts of a run with text and rewards, to JSON lines or Parquet."
+    writing = verbs.add("transcripts", about, _transcripts)
+    form = "new file: Parquet if its name ends with .parquet, else JSON lines"
+    writing.add_argument("--out", type=Path, required=True, metavar="FILE", help=form)
+    writing.add_argument("--purpose", choices=("train", "eval"), help="only these rollouts")
+    writing.add_argument("--newest", type=_positive, metavar="N", help="only the newest N")
+    writing.add_argument(
+        "--model", type=Path, help="folder whose tokenizer turns ids into text (the run folder's)"
+    )
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
+
+
+async def _transcripts(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    decoder = decoder_of(given.model, endpoints)
+    purpose = tokens_pb2.Purpose.Value(f"PURPOSE_{(given.purpose or 'unspecified').upper()}")
+    async with manager_of_run(endpoints) as (channel, run_id):
+        number = await write_transcripts(
+            channel, run_id, given.out, decoder, purpose=purpose, newest=given.newest
+        )
+    print(f"{number} rollouts of run {run_id} in {given.out}")
+    return 0
 
 
 async def write_transcripts(

@@ -16,14 +16,14 @@ from services.chassis.errors import DependencyUnavailable
 from tests.lib.trainer.support import read_lines
 from tests.lib.trainer.training import Training
 from trainer import fsync_files
-from trainer.background import BackgroundTask, run_with_background
+from trainer.background.async_checkpointer import AsyncCheckpointer
+from trainer.background.async_publisher import AsyncPublisher
+from trainer.background.background_task import BackgroundTask, run_with_background
 from trainer.checkpoint import checkpoint_files
-from trainer.checkpoint.async_checkpointer import AsyncCheckpointer
-from trainer.clients import SampleClient
+from trainer.clients.sample_client import SampleClient
 from trainer.policy.policy import Policy
-from trainer.publish.async_publisher import AsyncPublisher
 from trainer.publish.publisher import Publisher
-from trainer.rank_group import RankGroup, RankLostError
+from trainer.ranks.rank_group import RankGroup, RankLostError
 
 STEPS = 4
 TIMEOUT_SECONDS = 20.0

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from tests.integration.trainer.ranks.test_command_channel import greatest_difference, losses, run
 from tests.lib.trainer.support import JOB_CONFIG, ROUNDING, make_model, trainer_config
+from trainer.model.load_model import load_whole
 from trainer.pipeline.stage import Stage
-from trainer.policy.load_model import load_whole
 
 STEPS = [1, 2, 3, 4]
 PIPELINE = {"backend": "pipeline", "pipeline__plan_seconds": 0.02}

@@ -13,9 +13,10 @@ from tests.lib.trainer.ranks.forked_ranks import run_forked
 from tests.lib.trainer.ranks.gang_run import run_rank
 from tests.lib.trainer.support import JOB_CONFIG, ROUNDING, make_samples
 from trainer.data.advantages import SequenceAdvantages
+from trainer.data.computations import Accumulate
 from trainer.data.micro_batch import MicroBatch, plan_micro_batches
 from trainer.data.token_sequence import sequence
-from trainer.policy.commands import Accumulate, Exit, Optimize, Release, decode, encode
+from trainer.ranks.commands import Exit, Optimize, Release, decode, encode
 from trainer.ranks.process_group import check_nodes
 
 

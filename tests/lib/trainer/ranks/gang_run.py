@@ -20,22 +20,13 @@ from trainer.checkpoint import checkpoint_files
 from trainer.config import TrainerConfig
 from trainer.data.gradient_chunks import GradientChunk
 from trainer.data.token_sequence import TokenSequence, sequence
-from trainer.policy.commands import (
-    Exit,
-    Gather,
-    Load,
-    Optimize,
-    Release,
-    Restore,
-    Save,
-    Written,
-)
-from trainer.rank_group import RankGroup
-from trainer.ranks.chunk_commands import ChunkCommands
 from trainer.ranks.command_channel import Rank0, worker_loop
+from trainer.ranks.commands import Exit, Gather, Load, Optimize, Release, Restore, Save, Written
 from trainer.ranks.process_group import join
+from trainer.ranks.rank_group import RankGroup
 from trainer.ranks.worker import Worker
-from trainer.step_runner import StepRunner
+from trainer.step.chunk_commands import ChunkCommands
+from trainer.step.step_runner import StepRunner
 from trainer.tracking.step_record import StepRecord
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from trainer.data.micro_batch import MicroBatch
 from trainer.data.token_sequence import TokenSequence, sequence
 from trainer.policy.forward import Predicted
 from trainer.policy.policy_loss import policy_loss
-from trainer.ranks.chunk_commands import ChunkCommands
+from trainer.step.chunk_commands import ChunkCommands
 
 __all__ = ["KINDS"]
 

@@ -14,7 +14,7 @@ from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_wi
 
 from tests.lib.trainer.support import trainer_config
 from tests.suites.field.kind import Kind
-from trainer.policy.policy import learning_rate
+from trainer.policy.learning_rate import learning_rate
 
 __all__ = ["KINDS"]
 

@@ -12,13 +12,14 @@ import pytest
 
 from tests.lib.trainer.support import ROOT, environment
 from tests.lib.trainer.training import Training
-from trainer.policy.commands import Accumulate, decode, encode
+from trainer.data.computations import Accumulate
+from trainer.ranks.commands import decode, encode
 
 
 def replay(folder: Path) -> subprocess.CompletedProcess[str]:
     """Compute a step again, in a separate process."""
     return subprocess.run(
-        [sys.executable, "-m", "trainer.replay_step", str(folder)],
+        [sys.executable, "-m", "trainer.step.replay_step", str(folder)],
         cwd=ROOT,
         env=environment(),
         capture_output=True,

@@ -16,15 +16,16 @@ from typing import Any
 from tests.lib.trainer.ranks.gang_run import Ranks
 from tests.lib.trainer.support import make_samples, trainer_config
 from trainer.config import TrainerConfig
+from trainer.data.computations import Accumulate
 from trainer.data.gradient_chunks import GradientChunk
 from trainer.data.token_sequence import sequence
-from trainer.policy.commands import Accumulate, Command, Exit, Release, Restore
-from trainer.rank_group import RankGroup
 from trainer.ranks.command_channel import Rank0, RankFailedError, worker_loop
-from trainer.ranks.keeper import keep_rank
+from trainer.ranks.commands import Command, Exit, Release, Restore
 from trainer.ranks.process_group import RankInfo, join
+from trainer.ranks.rank_group import RankGroup
+from trainer.ranks.rank_restarts import keep_rank
 from trainer.ranks.worker import Worker
-from trainer.step_runner import StepRunner
+from trainer.step.step_runner import StepRunner
 from trainer.tracking.step_record import StepRecord
 
 __all__ = ["Death", "run_mortal"]
@@ -63,7 +64,7 @@ class MortalWorker(Worker):
     def _die(self, command: Command) -> None:
         if not isinstance(command, Accumulate):
             os.kill(os.getpid(), signal.SIGKILL)
-        layer = self._policy._model.base_model.layers[0]  # type: ignore[attr-defined]
+        layer = self._policy.backend._model.base_model.layers[0]  # type: ignore[attr-defined]
         layer.register_full_backward_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 
 

@@ -15,16 +15,31 @@ from safetensors.torch import save_file
 from services.chassis.errors import ConfigError, ExitCode
 from trainer import fsync_files
 from trainer.checkpoint import checkpoint_files
-from trainer.policy.sharded_policy import ShardedPolicy
+from trainer.policy.policy import Policy
 
 
-class Weights(ShardedPolicy):
+class Weights(Policy):
     """Stands for a policy with one parameter."""
 
-    def __init__(self, size: int, part_number: int = 0, num_parts: int = 1) -> None:
-        self.part_number, self.num_parts = part_number, num_parts
-        self.shards = {"w": torch.nn.Parameter(torch.zeros(size), requires_grad=False)}
+    def __init__(self, size: int | torch.Size, part_number: int = 0, num_parts: int = 1) -> None:
+        self._part = part_number, num_parts
+        self._shards = {"w": torch.nn.Parameter(torch.zeros(size), requires_grad=False)}
         self.loaded: dict[str, torch.Tensor] = {}
+
+    @property
+    def shards(self) -> dict[str, torch.nn.Parameter]:
+        """The one."""
+        return self._shards
+
+    @property
+    def part_number(self) -> int:
+        """Of this rank."""
+        return self._part[0]
+
+    @property
+    def num_parts(self) -> int:
+        """Over all ranks."""
+        return self._part[1]
 
     def state(self) -> dict[str, torch.Tensor]:
         """What is trained."""
@@ -180,7 +195,6 @@ def test_shards_of_any_world_size_are_cut_anew(tmp_path: Path, world_size: int) 
         save_file(tensors, tmp_path / f"rank_{rank:05d}_of_00002.safetensors")
     chunks = [*whole.chunk(world_size), *[whole[:0]] * world_size][:world_size]
     for rank, chunk in enumerate(chunks):
-        policy = Weights(0, rank, world_size)
-        policy.shards = {"w": torch.nn.Parameter(torch.zeros_like(chunk))}
+        policy = Weights(chunk.shape, rank, world_size)
         checkpoint_files.load_shards(policy, tmp_path, rank, world_size)
         assert policy.loaded["parameter.w"].equal(chunk)

@@ -20,7 +20,7 @@ from tests.integration.trainer.ranks.test_command_channel import run
 from tests.lib.trainer.model.whole_rows import whole_rows
 from tests.lib.trainer.support import JOB_CONFIG
 from trainer.data.micro_batch import MicroBatch
-from trainer.policy.critic import add_value_head
+from trainer.model.critic import add_value_head
 from trainer.policy.forward import forward
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from torch import nn
 
 from services.lib.transformer.packing import can_pack
 from tests.unit.trainer.model.test_packing import PACKED, batch_of, make, random_rows
+from trainer.model.critic import CriticModel
 from trainer.pipeline.stage import Stage, parameter_stages
-from trainer.policy.critic import CriticModel
 from trainer.policy.model_input import model_input
 
 UNCUTTABLE = {"gpt2", "gpt_neox"}

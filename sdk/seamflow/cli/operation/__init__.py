@@ -1,0 +1,1 @@
+"""Verbs that change what nodes, rollout servers and the trainer do."""

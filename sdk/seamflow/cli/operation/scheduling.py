@@ -1,0 +1,150 @@
+"""Commands about the runs that share the pool of nodes, and about plans for it."""
+
+from __future__ import annotations
+
+import argparse
+
+from seamflow.cli.arguments.verbs import Verbs
+from seamflow.cli.diagnosis import activity
+from seamflow.cli.endpoints import Endpoints, UsageError, reached
+from seamflow.cli.named_run import required_run
+from seamflow.durations import seconds_of, to_duration
+from seamflow.pages import pages
+from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
+from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from seamflow.stubs import async_stub
+
+__all__ = ["drain", "plan_nodes", "plan_split", "pool", "profile", "register", "set_policy"]
+
+_SECONDS = 10.0
+_ADVICE = {
+    pb.SPLIT_ADVICE_KEEP: "keep the split",
+    pb.SPLIT_ADVICE_ADD_GENERATION: "add a node that generates",
+}
+
+
+def register(verbs: Verbs) -> None:
+    """Add `seamflow drain`, `pool`, `set-policy`, `plan-nodes` and `plan-split`."""
+    draining = verbs.add("drain", "Give a node no new work; its current work moves.", drain)
+    draining.add_argument("node")
+    draining.add_argument("--undo", action="store_true", help="let it take work again")
+    verbs.add("pool", "The runs that share the pool of nodes.", pool)
+    policy = verbs.add("set-policy", "Set priority and quota of a run in the pool.", set_policy)
+    policy.add_argument("--priority", type=int, default=0, help="higher gangs go first (0)")
+    policy.add_argument("--max-nodes", type=int, default=0, help="quota; 0 for none")
+    policy.add_argument("--rollout-share", type=float, default=1.0, help="of free nodes (1)")
+    nodes = verbs.add("plan-nodes", "What a request for nodes would change.", plan_nodes)
+    nodes.add_argument("--gang", required=True, help="name of the gang")
+    nodes.add_argument("--nodes", type=int, required=True, help="how many, all or none")
+    nodes.add_argument("--tag", default="train", help="capability tag (train)")
+    split = verbs.add("plan-split", "How many nodes should generate and train.", plan_split)
+    for stage in ("generation", "training"):
+        split.add_argument(f"--{stage}", required=True, metavar="NODES=SECONDS,…")
+        split.add_argument(f"--{stage}-nodes", type=int, default=0, help="of its own datacentre")
+    split.add_argument("--nodes", type=int, default=0, help="to split, in one datacentre")
+
+
+async def drain(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    """Give a node no new work, or with --undo let it take work again."""
+    request = pb.DrainNodeRequest(node_id=given.node, drain=not given.undo)
+    async with reached(endpoints, "scheduler") as channel:
+        stub = async_stub(SchedulerServiceStub, channel)
+        node = (await stub.DrainNode(request, timeout=_SECONDS)).node
+    what = "takes work again" if given.undo else "is drained: no new work, current work moves"
+    print(f"{node.node_id} {what}; now assigned to {activity(node)}")
+    return 0
+
+
+async def pool(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    """Print every run of the pool: policy, nodes, waiting gangs, advice."""
+    async with reached(endpoints, "scheduler") as channel:
+        stub = async_stub(SchedulerServiceStub, channel)
+        listed = pages(lambda page: stub.ListRuns(page, timeout=_SECONDS), pb.ListRunsRequest())
+        async for page in listed:
+            for run in page.runs:
+                print(_run_text(run))
+    return 0
+
+
+async def set_policy(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    """Set priority, quota and share of the run that --run names."""
+    run_id = required_run(endpoints)
+    policy = pb.RunPolicy(
+        priority=given.priority, max_nodes=given.max_nodes, rollout_share=given.rollout_share
+    )
+    async with reached(endpoints, "scheduler") as channel:
+        stub = async_stub(SchedulerServiceStub, channel)
+        request = pb.SetRunPolicyRequest(run_id=run_id, policy=policy)
+        await stub.SetRunPolicy(request, timeout=_SECONDS)
+    print(f"run {run_id}: {_policy_text(policy)}")
+    return 0
+
+
+async def plan_nodes(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    """Print what a request for nodes would change, without making it."""
+    request = pb.RequestNodesRequest(
+        run_id=required_run(endpoints), gang_id=given.gang, tag=given.tag, num_nodes=given.nodes
+    )
+    async with reached(endpoints, "scheduler") as channel:
+        stub = async_stub(SchedulerServiceStub, channel)
+        plan = await stub.PlanAssignments(
+            pb.PlanAssignmentsRequest(requests=[request]), timeout=_SECONDS
+        )
+    for node in plan.nodes:
+        print(f"{node.node_id} would change to {node.assignment.tag or 'nothing'}")
+    for gang in plan.unplaced_gangs:
+        print(f"gang {gang.gang_id} of run {gang.run_id} would wait: {gang.cause}")
+    if not (plan.nodes or plan.unplaced_gangs):
+        print("nothing would change")
+    return 0
+
+
+async def plan_split(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    """Print how many nodes should generate and how many should train."""
+    request = pb.PlanSplitRequest(
+        generation=profile("--generation", given.generation),
+        training=profile("--training", given.training),
+        num_nodes=given.nodes,
+        num_generation_nodes=given.generation_nodes,
+        num_training_nodes=given.training_nodes,
+    )
+    async with reached(endpoints, "scheduler") as channel:
+        stub = async_stub(SchedulerServiceStub, channel)
+        split = await stub.PlanSplit(request, timeout=_SECONDS)
+    print(
+        f"{split.num_generation_nodes} nodes generate in {seconds_of(split.generation_duration):g} "
+        f"s, {split.num_training_nodes} train in {seconds_of(split.training_duration):g} s"
+    )
+    return 0
+
+
+def profile(flag: str, text: str) -> pb.StageProfile:
+    """A profile from "NODES=SECONDS,…". Raises `UsageError` for another form."""
+    try:
+        points = dict(point.split("=") for point in text.split(","))
+        durations = {int(nodes): to_duration(float(each)) for nodes, each in points.items()}
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"{flag} {text!r}: write it as NODES=SECONDS,…: 8=500,64=62.5") from error
+    return pb.StageProfile(durations=durations)
+
+
+def _run_text(run: pb.Run) -> str:
+    nodes = ", ".join(f"{n} {tag}" for tag, n in sorted(run.num_nodes.items())) or "no nodes"
+    waiting = ", ".join(run.waiting_gang_ids)
+    lines = [f"{run.run_id}  {nodes}; {_policy_text(run.policy)}"]
+    lines += [f"    waiting gangs: {waiting}"] if waiting else []
+    lines += [_times_text(times) for times in run.stage_times]
+    return "\n".join(lines)
+
+
+def _policy_text(policy: pb.RunPolicy) -> str:
+    quota = f"at most {policy.max_nodes} nodes" if policy.max_nodes else "no quota"
+    return f"priority {policy.priority}, {quota}, rollout share {policy.rollout_share or 1:g}"
+
+
+def _times_text(times: pb.StageTimes) -> str:
+    generation, training = times.generation_duration, times.training_duration
+    return (
+        f"    gang {times.gang_id}: generation {seconds_of(generation):.3g} s, training "
+        f"{seconds_of(training):.3g} s: {_ADVICE.get(times.advice, 'no advice')}"
+    )

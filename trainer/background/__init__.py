@@ -1,0 +1,1 @@
+"""What goes on beside the steps: checkpoints and new weights are written."""

@@ -1,0 +1,1 @@
+"""The batch of a step: waited for, leased, and checked."""

@@ -1,0 +1,82 @@
+"""Leased samples that can be trained; the trajectory manager replaces the groups of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
+
+from services.chassis import metrics
+from services.chassis.errors import ConfigError
+from trainer.clients.sample_client import SampleClient
+from trainer.config import TrainerConfig
+from trainer.data.gradient_chunks import GroupChunker
+from trainer.data.sample_reader import SampleReader
+from trainer.data.token_sequence import TokenSequence
+from trainer.tracking.alarms import Alarms
+
+__all__ = ["AcceptedSamples"]
+
+
+class AcceptedSamples:
+    """Checks what a step has leased before any rank gets it.
+
+    Args:
+        config: of the trainer.
+        samples: client of the trajectory manager.
+        alarms: get a line for each rejected group.
+        vocabulary_size: token ids of the model are below it.
+    """
+
+    def __init__(
+        self, config: TrainerConfig, samples: SampleClient, alarms: Alarms, vocabulary_size: int
+    ) -> None:
+        self._samples, self._alarms = samples, alarms
+        self._reader = SampleReader(config.algorithm, vocabulary_size)
+        self._max_rejected = config.batch.max_rejected_groups
+        self._num_in_a_row = 0
+        self._rejections = metrics.counter(
+            "trainer", "rejected_groups_total", "Groups that could not be trained"
+        )
+
+    async def read(
+        self,
+        step: int,
+        leased: sample_pb2.LeaseSamplesResponse,
+        chunker: GroupChunker | None = None,
+    ) -> list[TokenSequence] | None:
+        """The sequences of a page of `step`; None: groups were rejected, lease the page again.
+
+        Args:
+            step: leased under this trainer's epoch.
+            leased: a page of it, or all.
+            chunker: has the earlier samples of a streamed step; forgets those of rejected groups.
+
+        Raises:
+            ConfigError: `batch.max_rejected_groups` in a row cannot be trained.
+        """
+        found = self._reader.read(leased.samples)
+        if found.sequences:
+            self._num_in_a_row = 0
+        if not found.rejected:
+            return found.sequences
+        await self.reject(step, found.rejected)
+        if chunker is not None:
+            chunker.drop(found.rejected)
+        return None
+
+    async def reject(self, step: int, messages: Mapping[str, str]) -> None:
+        """Let the manager replace groups; `messages` by group say why. Raises as `read`."""
+        self._num_in_a_row += len(messages)
+        group_id, message = next(iter(messages.items()))
+        if self._num_in_a_row > self._max_rejected:
+            raise ConfigError(
+                f"{self._num_in_a_row} groups in a row cannot be trained "
+                f"(batch.max_rejected_groups {self._max_rejected}), the last one because {message}"
+            )
+        await self._samples.reject(step, messages)
+        for group_id, message in messages.items():
+            self._rejections.inc()
+            self._alarms.add(
+                f"group {group_id!r} of step {step} cannot be trained and was replaced: {message}"
+            )

@@ -1,0 +1,296 @@
+"""Models that are cut into stages, one or two on each rank.
+
+Each rank has whole parameters of its stages. Some are on several ranks: embeddings that the output
+layer shares, on the first and the last; those of a critic's replicas. Their gradients are added
+up before the update, and the first of these ranks counts and saves them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from statistics import fmean
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
+
+from trainer.algorithms.base import Algorithm
+from trainer.config import TrainerConfig
+from trainer.data.computations import Accumulate, Predict
+from trainer.model.checkpoint_names import checkpoint_tensors
+from trainer.model.critic import CRITIC, is_critic
+from trainer.model.load_model import Models, load_models
+from trainer.pipeline.interpreter import Interpreter, StageWork
+from trainer.pipeline.layout import POLICY, Layout, layout_of
+from trainer.pipeline.master_weights import MasterWeights
+from trainer.pipeline.messages import Peers
+from trainer.pipeline.separable import check_separable
+from trainer.pipeline.stage import Stage, parameter_stages
+from trainer.pipeline.stage_work import (
+    CriticLoss,
+    CriticPrediction,
+    HiddenStates,
+    Loss,
+    PolicyLoss,
+    PolicyPrediction,
+    StatesAlone,
+)
+from trainer.policy.backend import Predictions
+from trainer.policy.forward import Predicted
+from trainer.policy.model_input import ModelInput, model_input
+from trainer.policy.totals import Totals
+
+__all__ = ["PipelineBackend", "critic_stages"]
+
+
+def critic_stages(config: TrainerConfig, world_size: int) -> int:
+    """Stages of the critic's own model; 0: there is none."""
+    return (config.pipeline.critic_stages or world_size) if config.critic == "model" else 0
+
+
+class PipelineBackend:
+    """Each rank carries out its list of actions, on all micro-batches (`Backend`)."""
+
+    part_number, num_parts = 0, 1
+    norm_group: ProcessGroup | None = None
+
+    def __init__(
+        self, config: TrainerConfig, algorithm: Algorithm, store: Store | None = None
+    ) -> None:
+        """Load the models and keep this rank's stages. Collective.
+
+        Args:
+            config: of the trainer.
+            algorithm: of the loss.
+            store: in which ranks say that they failed.
+
+        Raises:
+            ValueError: a model cannot be cut into as many stages as there are ranks.
+        """
+        if algorithm.whole_groups:
+            raise ValueError(
+                f"algorithm.name is {config.algorithm.name!r}, whose loss needs whole groups: use "
+                "backend 'fsdp', or another algorithm"
+            )
+        if config.critic == "model":
+            check_separable(algorithm, config.algorithm.name)
+        self._rank, world_size = dist.get_rank(), dist.get_world_size()
+        self._layout = layout_of(world_size, critic_stages(config, world_size))
+        models = load_models(config, critic=algorithm.critic)
+        owners = _owners(models, self._layout)
+        buffers = dict(_persistent_buffers(models.policy))
+        vocabulary_size = int(cast(Any, models.policy).get_input_embeddings().weight.shape[0])
+        sizes = {name: p.detach().to("meta") for name, p in models.policy.named_parameters()}
+        self._stages = dict(_stages(models, self._layout, self._rank, config.device))
+        named, self._masters = _named(self._stages), None
+        if config.dtype == "bfloat16":
+            self._masters = MasterWeights(named, torch.bfloat16)
+        self.parameters: Mapping[str, nn.Parameter] = (
+            self._masters.parameters if self._masters else named
+        )
+        self._algorithm, self._config = algorithm, config
+        self._owners, self._buffers, self._sizes = owners, buffers, sizes
+        self.packed, self.vocabulary_size = models.packed, vocabulary_size
+        self._interpreter = Interpreter(
+            self._layout, self._rank, Peers(self._layout, self._rank, config.device, store)
+        )
+        self._shared = dict(self._shared_gradients(models.policy))
+
+    def counts(self, name: str) -> bool:
+        """The first rank that has a parameter."""
+        return self._owners[name][0] == self._rank
+
+    def saves(self, name: str) -> bool:
+        """The first rank that has a parameter."""
+        return self._owners[name][0] == self._rank
+
+    def accumulate(
+        self, command: Accumulate, totals: Totals, proximal: Predictions
+    ) -> dict[str, float]:
+        """Add the gradient of a chunk's loss; mean seconds of a task as "model.kind". Collective.
+
+        Raises:
+            PeerFailedError: another rank failed or died.
+        """
+        inputs = self._inputs(command)
+        works = {
+            model: self._work(model, inputs, self._loss(command, totals, proximal.get(model, {})))
+            for model in self._stages
+        }
+        seconds = self._interpreter.run(command.actions, works)
+        return {f"{model}.{kind}": fmean(times) for (model, kind), times in seconds.items()}
+
+    def predict(self, command: Predict) -> Predictions:
+        """What the models predict with the present weights. Collective.
+
+        Raises:
+            PeerFailedError: another rank failed or died.
+        """
+        inputs = self._inputs(command)
+        found: dict[int, dict[int, Predicted]] = {model: {} for model in self._stages}
+        works = {
+            model: self._prediction(model, inputs, command, found[model]) for model in self._stages
+        }
+        self._interpreter.run(command.actions, works)
+        return found
+
+    def published_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors to publish, all on rank 0. Collective."""
+        for name, like in self._sizes.items():
+            if not is_critic(name) and self._rank in (0, owner := self._owners[name][0]):
+                yield name, self._passed(name, like, owner)
+        yield from self._buffers.items()
+
+    def checkpoint_tensors(self, gathered: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Published tensors by their names in a model folder."""
+        return checkpoint_tensors(self._stages[POLICY].model, gathered)
+
+    def own_tensors(self) -> Iterator[torch.Tensor]:
+        """The weights in bfloat16, if the stages compute with such."""
+        yield from self._masters.computed if self._masters else ()
+
+    def weights_changed(self) -> None:
+        """Compute with the present weights from now on."""
+        if self._masters is not None:
+            self._masters.refresh()
+
+    def complete_gradients(self) -> None:
+        """Add up those of parameters that several ranks have. Collective."""
+        for name, group in self._shared.items():
+            parameter = self.parameters[name]
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad, group=group)
+
+    def reduced(self, totals: Totals) -> dict[str, float]:
+        """The policy's last rank knows; all must. Collective."""
+        source = self._layout.ranks[POLICY][-1]
+        mine = totals.alone() if source == self._rank else {}
+        return _broadcast(mine, source, self._config.device)
+
+    def _passed(self, name: str, like: torch.Tensor, owner: int) -> torch.Tensor:
+        """A whole parameter, sent to rank 0."""
+        if owner == self._rank:
+            whole = self.parameters[name].detach()
+            if owner:
+                dist.send(whole.contiguous(), 0)
+            return whole
+        whole = torch.empty_like(like, device=self._config.device)
+        dist.recv(whole, owner)
+        return whole
+
+    def _inputs(self, command: Accumulate | Predict) -> list[ModelInput]:
+        by_row = any(stage.by_row for stage in self._stages.values())
+        return [
+            model_input(batch, self._config.device, packed=self.packed, by_row=by_row)
+            for batch in command.micro_batches
+        ]
+
+    def _loss(
+        self, command: Accumulate | Predict, totals: Totals, proximal: Mapping[int, Predicted]
+    ) -> Loss:
+        return Loss(
+            algorithm=self._algorithm,
+            batches=command.micro_batches,
+            weight_version=command.weight_version if isinstance(command, Accumulate) else 0,
+            totals=totals,
+            proximal=proximal,
+        )
+
+    def _prediction(
+        self,
+        model: int,
+        inputs: list[ModelInput],
+        command: Predict,
+        found: dict[int, Predicted],
+    ) -> StageWork:
+        stage = self._stages[model]
+        if not stage.is_last:
+            return StatesAlone(stage, inputs)
+        kind = PolicyPrediction if model == POLICY else CriticPrediction
+        return kind(stage, inputs, self._loss(command, Totals(), {}), found)
+
+    def _work(self, model: int, inputs: list[ModelInput], loss: Loss) -> StageWork:
+        stage = self._stages[model]
+        if not stage.is_last:
+            return HiddenStates(stage, inputs)
+        return (PolicyLoss if model == POLICY else CriticLoss)(stage, inputs, loss)
+
+    def _shared_gradients(self, policy: nn.Module) -> Iterator[tuple[str, ProcessGroup]]:
+        """By name of a parameter that this rank shares with others: their group. Collective."""
+        groups: dict[tuple[int, ...], Any] = {}
+        for name, ranks in sorted(self._owners.items()):
+            if len(ranks) > 1:
+                if ranks not in groups:
+                    groups[ranks] = dist.new_group(list(ranks))
+                if self._rank in ranks:
+                    yield name, groups[ranks]
+
+
+def _stages(models: Models, layout: Layout, rank: int, device: str) -> Iterator[tuple[int, Stage]]:
+    for model, index in layout.stages_on(rank).items():
+        whole = models.policy if model == POLICY else models.critic
+        assert whole is not None, "a layout with a critic is for a critic model"
+        yield (
+            model,
+            Stage(whole, index, len(layout.ranks[model]), packed=models.packed, device=device),
+        )
+
+
+def _named(stages: dict[int, Stage]) -> dict[str, nn.Parameter]:
+    """The parameters of this rank by the names that checkpoints have."""
+    return {
+        f"{'' if model == POLICY else CRITIC}{name}": parameter
+        for model, stage in stages.items()
+        for name, parameter in stage.trained.items()
+    }
+
+
+def _owners(models: Models, layout: Layout) -> dict[str, tuple[int, ...]]:
+    """The ranks that hold each parameter; the first one saves it."""
+    policy, *replicas = layout.ranks
+    found: dict[str, tuple[int, ...]] = {
+        name: (policy[stage],)
+        for name, stage in parameter_stages(models.policy, len(policy)).items()
+    }
+    shared = _shared_embeddings(models.policy)
+    if shared and len(policy) > 1:
+        found[shared] = (policy[0], policy[-1])
+    if models.critic is not None:
+        stages = parameter_stages(models.critic, len(replicas[0]))
+        found |= {
+            f"{CRITIC}{name}": tuple(ranks[stage] for ranks in replicas)
+            for name, stage in stages.items()
+        }
+    return found
+
+
+def _shared_embeddings(model: Any) -> str | None:
+    """The name of the embeddings that the output layer shares."""
+    output = model.get_output_embeddings()
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    embeddings = model.get_input_embeddings().weight
+    return names[id(embeddings)] if output.weight is embeddings else None
+
+
+def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Which never change, so that any rank has them."""
+    persistent = model.state_dict()
+    for name, buffer in model.named_buffers():
+        if name in persistent:
+            yield name, buffer
+
+
+def _broadcast(numbers: dict[str, float], source: int, device: str) -> dict[str, float]:
+    """The numbers of one rank, on all."""
+    data = torch.tensor(list(json.dumps(numbers).encode()), dtype=torch.uint8, device=device)
+    size = torch.tensor([len(data)], device=device)
+    dist.broadcast(size, source)
+    if dist.get_rank() != source:
+        data = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
+    dist.broadcast(data, source)
+    found: dict[str, float] = json.loads(bytes(data.tolist()))
+    return found

@@ -1,0 +1,141 @@
+"""Models that are sharded by FSDP2: every rank has a part of each parameter.
+
+With replicas (HSDP), ranks 0 to n-1 have the n parts of the first one, the next n ranks those of
+the second, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from trainer.algorithms.base import Algorithm
+from trainer.config import TrainerConfig
+from trainer.data.computations import Accumulate, Predict
+from trainer.data.micro_batch import MicroBatch
+from trainer.model.checkpoint_names import checkpoint_tensors
+from trainer.model.critic import CRITIC, is_critic
+from trainer.model.load_model import Models
+from trainer.model.lora import is_adapter, merged, plain_name, published_name
+from trainer.policy.backend import Predictions
+from trainer.policy.forward import Predicted, forward
+from trainer.policy.policy_loss import policy_loss
+from trainer.policy.totals import Totals
+
+__all__ = ["ShardedBackend"]
+
+_ALL = 0
+"""The models compute together: one prediction has log-probs and values."""
+
+
+class ShardedBackend:
+    """Each rank computes its own micro-batches with the gathered weights (`Backend`)."""
+
+    def __init__(
+        self, models: Models, mesh: DeviceMesh, algorithm: Algorithm, config: TrainerConfig
+    ) -> None:
+        self._model, self._critic = models.policy, models.critic
+        self._algorithm, self._config = algorithm, config
+        self.parameters: Mapping[str, nn.Parameter] = dict(_named(models))
+        self.part_number, self.num_parts = mesh.get_local_rank(mesh.ndim - 1), mesh.size(-1)
+        self.norm_group: ProcessGroup | None = mesh.get_group(mesh.ndim - 1)
+        self.packed = models.packed
+        self.vocabulary_size = int(cast(Any, models.policy).get_input_embeddings().weight.shape[0])
+
+    def counts(self, _name: str) -> bool:
+        """Every rank of a replica has its own part."""
+        return True
+
+    def saves(self, _name: str) -> bool:
+        """The first replica saves."""
+        return dist.get_rank() == self.part_number
+
+    def accumulate(
+        self, command: Accumulate, totals: Totals, proximal: Predictions
+    ) -> dict[str, float]:
+        """Add the gradient of a chunk's loss, before division by the denominator. Collective."""
+        before = proximal.get(_ALL, {})
+        for number, batch in enumerate(command.micro_batches):
+            totals.add(self._backward(batch, command.weight_version, before.get(number)))
+        return {}
+
+    @torch.no_grad()
+    def predict(self, command: Predict) -> Predictions:
+        """What the models predict with the present weights. Collective."""
+        return {_ALL: {n: self._predicted(b) for n, b in enumerate(command.micro_batches)}}
+
+    def complete_gradients(self) -> None:
+        """FSDP has done it."""
+
+    def reduced(self, totals: Totals) -> dict[str, float]:
+        """Loss and means of the step, the same on every rank. Collective."""
+        return totals.reduced()
+
+    def weights_changed(self) -> None:
+        """The models compute with the parameters themselves."""
+
+    def own_tensors(self) -> Iterator[torch.Tensor]:
+        """None."""
+        return iter(())
+
+    def published_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors to publish, gathered one at a time. Collective."""
+        if self._config.publish.content == "adapter":
+            for name in filter(is_adapter, self.parameters):
+                yield published_name(name), self._whole(name)
+        else:
+            yield from self._whole_weights()
+
+    def checkpoint_tensors(self, gathered: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Published tensors by their names in a model folder."""
+        if self._config.publish.content == "adapter":
+            return gathered
+        return checkpoint_tensors(self._model, gathered)
+
+    def _whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters and buffers by name, without the critic."""
+        for name in self.parameters:
+            if not (is_critic(name) or is_adapter(name)):
+                yield plain_name(name), merged(self._model, name, self._whole)
+        persistent = self._model.state_dict()
+        for name, buffer in self._model.named_buffers():
+            if name in persistent:
+                yield plain_name(name), buffer
+
+    def _whole(self, name: str) -> torch.Tensor:
+        # Collectives run between devices, also if the shard is offloaded to the host.
+        parameter = self.parameters[name].detach().to(self._config.device)
+        assert isinstance(parameter, DTensor), "fully_shard makes every parameter a DTensor"
+        # On one rank the shard is the whole parameter: skip the collective.
+        alone = parameter.device_mesh.size() == 1
+        whole: torch.Tensor = parameter.to_local() if alone else parameter.full_tensor()
+        return whole
+
+    def _predicted(self, batch: MicroBatch) -> Predicted:
+        return forward(
+            self._model, batch, self._config.device, packed=self.packed, critic=self._critic
+        )
+
+    def _backward(
+        self, batch: MicroBatch, weight_version: int, proximal: Predicted | None
+    ) -> dict[str, torch.Tensor]:
+        predicted = self._predicted(batch)
+        loss, sums = policy_loss(self._algorithm, batch, predicted, weight_version, proximal)
+        # FSDP averages gradients over the ranks; the loss is a sum over them.
+        (loss * dist.get_world_size()).backward()  # type: ignore[no-untyped-call]
+        return sums
+
+
+def _named(models: Models) -> Iterator[tuple[str, nn.Parameter]]:
+    """By the names that checkpoints have."""
+    yield from models.policy.named_parameters()
+    if models.critic is not None:
+        for name, parameter in models.critic.named_parameters():
+            yield f"{CRITIC}{name}", parameter

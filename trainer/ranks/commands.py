@@ -1,0 +1,172 @@
+"""Commands of rank 0 to all ranks, and their encoding: JSON, and .npy for arrays."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass, fields
+from typing import Any, get_args
+
+import numpy as np
+
+from trainer.data.computations import Accumulate, Predict
+from trainer.data.micro_batch import MicroBatch
+
+__all__ = [
+    "Command",
+    "Discard",
+    "Exit",
+    "Form",
+    "Gather",
+    "Load",
+    "Measure",
+    "Optimize",
+    "Release",
+    "Restore",
+    "Save",
+    "Written",
+    "decode",
+    "encode",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """Compute loss and gradient norms of the step: each rank can then update its weights alone."""
+
+    step: int
+    """Number of the step, from 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimize:
+    """Update the weights with the accumulated gradient."""
+
+    step: int
+    """Number of the step, from 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discard:
+    """Forget the accumulated gradient, after computing the loss and gradient norm it has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """Copy this rank's shard of the training state, and start writing it into `folder`."""
+
+    folder: str
+    """An existing folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """Ask whether this rank's shard in `folder` is durable: "written" is 1 or 0."""
+
+    folder: str
+    """The folder of an earlier `Save`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Load the training state in `folder`, written by any number of ranks."""
+
+    folder: str
+    """The folder of a complete checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """Form a new process group, and take the training state over from ranks that have it.
+
+    The gradient of the step in progress is forgotten.
+    """
+
+    number: int
+    """Of the group, unlike those before."""
+    members: tuple[str, ...]
+    """Lives of ranks (`trainer/ranks/lives.py`), in the order of their new ranks."""
+    replicas: int
+    """Copies of the models in the new group."""
+    sources: tuple[int, ...]
+    """New ranks of those that have the parts of each tensor, in order."""
+    num_lost: int
+    """Losses of ranks that it takes into account."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gather:
+    """Gather the whole parameters on rank 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Move the device state to the host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restore:
+    """Move the device state back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """End the process."""
+
+
+Command = (
+    Accumulate
+    | Predict
+    | Measure
+    | Optimize
+    | Discard
+    | Save
+    | Written
+    | Load
+    | Form
+    | Gather
+    | Release
+    | Restore
+    | Exit
+)
+_KINDS: dict[str, type[Command]] = {kind.__name__: kind for kind in get_args(Command)}
+
+
+def encode(command: Command) -> bytes:
+    """The command as bytes, without pickle."""
+    batches = command.micro_batches if isinstance(command, Accumulate | Predict) else ()
+    words = {
+        "kind": type(command).__name__,
+        "num_micro_batches": len(batches),
+        "fields": {
+            entry.name: getattr(command, entry.name)
+            for entry in fields(command)
+            if entry.name != "micro_batches"
+        },
+    }
+    arrays: dict[str, Any] = {
+        f"{number}.{entry.name}": getattr(batch, entry.name)
+        for number, batch in enumerate(batches)
+        for entry in fields(MicroBatch)
+    }
+    buffer = io.BytesIO()
+    np.savez(buffer, words=np.frombuffer(json.dumps(words).encode(), np.uint8), **arrays)
+    return buffer.getvalue()
+
+
+def decode(data: bytes) -> Command:
+    """The command that `encode` wrote."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        words = json.loads(arrays["words"].tobytes())
+        kind, values = _KINDS[words["kind"]], words["fields"]
+        if kind in (Accumulate, Predict):
+            values["micro_batches"] = tuple(
+                MicroBatch(
+                    **{entry.name: arrays[f"{number}.{entry.name}"] for entry in fields(MicroBatch)}
+                )
+                for number in range(words["num_micro_batches"])
+            )
+            values["actions"] = tuple(map(tuple, values.get("actions", ())))
+        if kind is Form:
+            values |= {name: tuple(values[name]) for name in ("members", "sources")}
+        return kind(**values)

@@ -1,0 +1,146 @@
+"""All ranks of a trainer, commanded from one thread of rank 0."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from trainer.checkpoint import checkpoint_files
+from trainer.config import TrainerConfig
+from trainer.ranks.command_channel import Rank0, RankLostError
+from trainer.ranks.commands import Command, Exit, Save, Written
+from trainer.ranks.process_group import join
+from trainer.ranks.worker import Worker
+
+__all__ = ["RankGroup", "RankLostError"]
+
+_MIN_POLL_SECONDS, _MAX_POLL_SECONDS = 0.01, 1.0
+
+T = TypeVar("T")
+
+
+class RankGroup:
+    """Runs commands on all ranks in a thread, so that the event loop keeps serving RPCs."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="ranks")
+        self._rank0: Rank0 | None = None
+        self._savers: dict[Path, tuple[str, ...]] = {}  # of each folder that is being written
+
+    async def start(self, config: TrainerConfig) -> None:
+        """Join the process group and load the model."""
+        self._rank0 = await self._run(lambda: _start(config))
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._started().world_size
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the models."""
+        return self._started().replicas
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The node of each rank that is not lost; empty names: not given."""
+        return self._started().nodes
+
+    @property
+    def packed(self) -> bool:
+        """Whether the model computes sequences without padding."""
+        return self._started().worker.packed
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Token ids of the model are below it."""
+        return self._started().worker.vocabulary_size
+
+    async def do(self, command: Command) -> list[dict[str, float]]:
+        """Give all ranks the same command; their answers in rank order."""
+        return await self._run(lambda: self._started().do(command))
+
+    async def do_each(self, commands: Sequence[Command]) -> list[dict[str, float]]:
+        """Give each rank its own command; their answers in rank order."""
+        return await self._run(lambda: self._started().do_each(commands))
+
+    async def form(self, *, join: bool = False) -> bool:
+        """Form a new process group if a rank was lost, or with `join` if one waits; whether it did.
+
+        Raises:
+            RankFailedError: no rank is left that has some part of the state.
+        """
+        return await self._run(lambda: self._started().form(join=join))
+
+    async def save(self, folder: Path) -> None:
+        """Copy the state of all ranks and start writing it into `folder`.
+
+        Raises:
+            RankLostError: a rank was lost.
+        """
+        self._savers[folder] = self._started().members
+        await self.do(Save(folder=str(folder)))
+
+    async def wait_written(self, folder: Path) -> None:
+        """Wait until the state that `save` copied is durable in `folder`; other commands may run.
+
+        Raises:
+            OSError: a rank cannot write its shard.
+            RankLostError: a rank was lost before its shard was durable.
+        """
+        savers = self._savers.pop(folder)
+        # Polling the files does not wait for commands in progress; only the ranks know errors.
+        answered = asyncio.create_task(self._poll_ranks(folder))
+        try:
+            pause = _MIN_POLL_SECONDS
+            while not checkpoint_files.is_written(folder, len(savers)):
+                await asyncio.wait({answered}, timeout=pause)
+                if answered.done():
+                    answered.result()
+                    return self._check_written(folder, savers)
+                pause = min(2 * pause, _MAX_POLL_SECONDS)
+        finally:
+            answered.cancel()
+
+    async def _poll_ranks(self, folder: Path) -> None:
+        while not all(answer["written"] for answer in await self.do(Written(folder=str(folder)))):
+            await asyncio.sleep(_MAX_POLL_SECONDS)
+
+    def _check_written(self, folder: Path, savers: tuple[str, ...]) -> None:
+        lost = set(savers) - set(self._started().members)
+        if lost and not checkpoint_files.is_written(folder, len(savers)):
+            raise RankLostError(f"{folder} lacks the shard of a rank that was lost")
+
+    def take_gathered(self) -> dict[str, torch.Tensor]:
+        """The tensors of the last `Gather`, on the host; may be called once after it."""
+        worker = self._started().worker
+        gathered, worker.gathered = worker.gathered, {}
+        return gathered
+
+    async def stop(self) -> None:
+        """End all ranks, after the command in progress."""
+        if self._rank0 is not None:
+            await self.do(Exit())
+        self._executor.shutdown()
+
+    def _started(self) -> Rank0:
+        assert self._rank0 is not None, "used before start"
+        return self._rank0
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+def _start(config: TrainerConfig) -> Rank0:
+    ranks = join(config)
+    try:
+        return Rank0(ranks, Worker(config, ranks.store))
+    except BaseException:
+        dist.destroy_process_group()
+        raise

@@ -1,1 +1,0 @@
-"""Samples that cannot be trained: found, and replaced by the trajectory manager."""

@@ -1,0 +1,173 @@
+"""The command of each rank that computes the gradient of a chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from trainer.algorithms.base import make_algorithm
+from trainer.config import TrainerConfig
+from trainer.data.advantages import SequenceAdvantages, compute_advantages
+from trainer.data.computations import Accumulate, Predict
+from trainer.data.micro_batch import MicroBatch, plan_micro_batches, weightless
+from trainer.data.token_sequence import TokenSequence, trainable_tokens, without_truncated
+from trainer.pipeline.layout import layout_of
+from trainer.pipeline.pipeline_backend import critic_stages
+from trainer.pipeline.schedule import Schedules
+
+__all__ = ["ChunkCommands"]
+
+_PER_STAGE = 2
+"""Micro-batches of a pipeline, relative to its stages: fewer leave ranks idle."""
+
+
+class ChunkCommands:
+    """Cuts chunks into micro-batches, and plans who computes which when.
+
+    Args:
+        config: of the trainer.
+        world_size: number of ranks.
+        packed: whether the models compute packed rows.
+    """
+
+    def __init__(self, config: TrainerConfig, world_size: int, *, packed: bool) -> None:
+        self._config = config
+        self.world_size = world_size
+        """Number of ranks."""
+        self._packed = packed
+        self._algorithm = make_algorithm(config)
+        self._schedules: Schedules | None = None
+        if config.backend == "pipeline":
+            layout = layout_of(world_size, critic_stages(config, world_size))
+            self._schedules = Schedules(layout, config.pipeline, config.seed)
+
+    def of(
+        self,
+        sequences: Sequence[TokenSequence],
+        weight_version: int,
+        shuffle: np.random.Generator | None = None,
+    ) -> list[Accumulate]:
+        """The commands, in rank order.
+
+        Args:
+            sequences: of the chunk.
+            weight_version: base version of the step.
+            shuffle: permutes the rewards, if given.
+        """
+        advantages = compute_advantages(sequences, self._algorithm, self._config, shuffle)
+        return self._commands(sequences, advantages, weight_version, None)
+
+    def mini_batches(
+        self,
+        sequences: Sequence[TokenSequence],
+        weight_version: int,
+        order: np.random.Generator,
+        shuffle: np.random.Generator | None = None,
+    ) -> list[list[Accumulate]]:
+        """The commands of each mini-batch, in rank order; advantages are those of the whole step.
+
+        Args:
+            sequences: of the step.
+            weight_version: base version of the step.
+            order: deals the groups to the mini-batches.
+            shuffle: permutes the rewards, if given.
+        """
+        whole = compute_advantages(sequences, self._algorithm, self._config, shuffle)
+        return [
+            self._commands(
+                [sequences[row] for row in rows],
+                self._part(sequences, whole, rows),
+                weight_version,
+                number,
+            )
+            for number, rows in enumerate(self._dealt(sequences, order))
+        ]
+
+    def predictions(self, commands: Sequence[Accumulate]) -> list[Predict]:
+        """The commands that must precede those of a mini-batch, at the start of the step."""
+        actions = (
+            [()] * self.world_size
+            if self._schedules is None
+            else self._schedules.predictions(len(commands[0].micro_batches))
+        )
+        return [
+            Predict(mini_batch=each.mini_batch or 0, micro_batches=each.micro_batches, actions=mine)
+            for each, mine in zip(commands, actions, strict=True)
+        ]
+
+    def _dealt(
+        self, sequences: Sequence[TokenSequence], order: np.random.Generator
+    ) -> list[list[int]]:
+        """The rows of each mini-batch: whole groups, about as many in each."""
+        names = list(dict.fromkeys(item.group_id for item in sequences))
+        parts = np.array_split(
+            order.permutation(len(names)), self._config.algorithm.num_mini_batches
+        )
+        chosen = [{names[place] for place in part} for part in parts if len(part)] or [set()]
+        return [
+            [row for row, item in enumerate(sequences) if item.group_id in each] for each in chosen
+        ]
+
+    def _part(
+        self, sequences: Sequence[TokenSequence], whole: SequenceAdvantages, rows: Sequence[int]
+    ) -> SequenceAdvantages:
+        """Of some rollouts; their weights and denominators depend on no others."""
+        own = compute_advantages([sequences[row] for row in rows], self._algorithm, self._config)
+        return replace(
+            own,
+            advantages_N=whole.advantages_N[list(rows)],
+            turn_rewards_N=[whole.turn_rewards_N[row] for row in rows],
+        )
+
+    def _commands(
+        self,
+        sequences: Sequence[TokenSequence],
+        advantages: SequenceAdvantages,
+        weight_version: int,
+        mini_batch: int | None,
+    ) -> list[Accumulate]:
+        if self._config.algorithm.mask_truncated:
+            sequences = without_truncated(sequences)
+        shares = self._shares(sequences, advantages)
+        actions = (
+            [()] * self.world_size
+            if self._schedules is None
+            else self._schedules.actions(len(shares[0]))
+        )
+        return [
+            Accumulate(
+                weight_version=weight_version,
+                num_tokens=trainable_tokens(sequences),
+                denominator=advantages.denominator,
+                micro_batches=share,
+                actions=mine,
+                mini_batch=mini_batch,
+            )
+            for share, mine in zip(shares, actions, strict=True)
+        ]
+
+    def report(self, answers: Sequence[Mapping[str, float]]) -> None:
+        """Take note of what the ranks answered to the commands of a chunk."""
+        if self._schedules is not None:
+            self._schedules.report(answers)
+
+    def _shares(
+        self, sequences: Sequence[TokenSequence], advantages: SequenceAdvantages
+    ) -> Sequence[tuple[MicroBatch, ...]]:
+        """Of each rank; all ranks of a pipeline get all."""
+        pipelined = self._schedules is not None
+        shares = plan_micro_batches(
+            sequences,
+            advantages,
+            num_ranks=1 if pipelined else self.world_size,
+            micro_batch_tokens=self._config.batch.micro_batch_tokens,
+            packed=self._packed,
+            whole_groups=self._algorithm.whole_groups,
+            at_least=_PER_STAGE * self.world_size if pipelined else 1,
+        )
+        if self._schedules is None or not shares[0]:
+            return shares * (self.world_size // len(shares))
+        missing = max(0, self._schedules.least_micro_batches - len(shares[0]))
+        return [shares[0] + (weightless(),) * missing] * self.world_size
