@@ -48,7 +48,7 @@ PACKAGES = ("seamflow", "services.chassis", "services.lib", "tools", *PROCESSES)
 
 LAYERS: Mapping[str, tuple[str, ...]] = {
     "trajectory_manager": ("model", "store", "service", "api", "cli"),
-    "rollout.gateway": ("config", "calls", "prompt", "record", "dispatch", "turn", "servicer"),
+    "rollout.gateway": ("config", "prompt", "record", "dispatch", "turn", "servicer"),
     "rollout.server": ("config", "engines", "weights", "cli"),
     "scheduler": ("model", "store", "policy", "pool", "api", "cli"),
     "trainer": (

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 import grpc.aio
 from google.protobuf.timestamp_pb2 import Timestamp
 from seamflow.durations import seconds_of, to_duration
-from seamflow.errors import DeadlineError, NotFoundError, PreconditionError, SeamflowError
+from seamflow.errors import NotFoundError, PreconditionError
 from seamflow.pages import pages
-from seamflow.retry import retrying
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb2
 from seamflow.scheduler.v1 import scheduler_service_pb2_grpc as scheduler_grpc
 from seamflow.stubs import async_stub
@@ -27,10 +25,11 @@ from seamflow.trajectory.v1 import sample_service_pb2_grpc as sample_grpc
 
 from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
+from services.chassis.rpc.retries import retry_forever
 from trainer.batch_progress import BatchProgress
 from trainer.config import AlgorithmConfig, BatchConfig
 
-__all__ = ["NodeClient", "SampleClient", "retry_forever"]
+__all__ = ["NodeClient", "SampleClient"]
 
 _TAG, _ROLLOUT = "train", "rollout"
 _POLL_SECONDS = 20.0
@@ -45,21 +44,6 @@ _MARGIN_SECONDS = 15.0
 _PASSED = Timestamp(seconds=1)
 """Passed on every clock: this machine's may be ahead of the scheduler's, and nodes that are needed
 now would be needed later."""
-
-T = TypeVar("T")
-
-
-async def retry_forever(name: str, call: Callable[[], Awaitable[T]]) -> T:
-    """Retry an idempotent call while its service is unavailable, frozen or busy; log each retry."""
-
-    def report(error: SeamflowError) -> None:
-        get_logger().warning("call_retried", call=name, error=str(error))
-
-    while True:
-        try:
-            return await retrying(call, on_retry=report)
-        except DeadlineError as error:
-            report(error)
 
 
 class SampleClient:

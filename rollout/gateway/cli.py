@@ -20,9 +20,10 @@ from rollout.gateway.leases import Leases
 from rollout.gateway.model_info import ModelInfo
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.prompt.prompt_lanes import PromptLanes
+from rollout.gateway.prompt.prompting import Prompting
 from rollout.gateway.record.recorder import Recorder
 from rollout.gateway.record.turn_opener import TurnOpener
-from rollout.gateway.servicer import GatewayServicer, Prompting
+from rollout.gateway.servicer import GatewayServicer
 from rollout.gateway.turn import TurnServices
 from services.chassis.rpc import clients
 from services.chassis.rpc.server import Service, run

@@ -14,7 +14,8 @@ from rollout.gateway.credentials import digest
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.prompt.prompt import History, Prompt
 from rollout.gateway.record.recorder import Recorder
-from rollout.gateway.record.turn_record import TurnRecord, begin_request
+from rollout.gateway.record.turn_opener import begin_request
+from rollout.gateway.record.turn_record import TurnRecord
 from tests.rollout.gateway.support import sampled
 from tests.trajectory_manager.memory.store import memory_store
 from tests.trajectory_manager.support import RULES

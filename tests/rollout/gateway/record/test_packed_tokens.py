@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from seamflow.common.v1 import tokens_pb2
 
-from rollout.gateway.record import token_messages
+from rollout.gateway.record import packed_tokens
 from services.lib.token_bytes import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
 
 LENGTHS = st.lists(st.integers(1, 4), min_size=1, max_size=6)
@@ -45,8 +45,8 @@ def test_after_keeps_ids_logprobs_and_versions_of_the_rest(
 ) -> None:
     """Cut anywhere: every remaining token keeps its id, log-prob and version."""
     whole = record(lengths)
-    start = data.draw(st.integers(0, token_messages.num_tokens(whole)))
-    rest = token_messages.after(whole, start)
+    start = data.draw(st.integers(0, packed_tokens.num_tokens(whole)))
+    rest = packed_tokens.after(whole, start)
     assert rest.token_ids == whole.token_ids[4 * start :]
     assert rest.logprobs == whole.logprobs[4 * start :]
     assert versions(rest) == versions(whole)[start:]
@@ -56,8 +56,8 @@ def test_after_keeps_ids_logprobs_and_versions_of_the_rest(
 def test_before_and_after_are_the_whole(lengths: list[int], data: st.DataObject) -> None:
     """Cut anywhere: the two parts have all ids, log-probs and versions."""
     whole = record(lengths)
-    stop = data.draw(st.integers(0, token_messages.num_tokens(whole)))
-    head, rest = token_messages.before(whole, stop), token_messages.after(whole, stop)
+    stop = data.draw(st.integers(0, packed_tokens.num_tokens(whole)))
+    head, rest = packed_tokens.before(whole, stop), packed_tokens.after(whole, stop)
     assert head.token_ids + rest.token_ids == whole.token_ids
     assert versions(head) + versions(rest) == versions(whole)
 
@@ -77,39 +77,39 @@ def test_packed_tokens_are_tokens_on_the_wire(lengths: list[int]) -> None:
 def test_cutting_twice_is_cutting_once(lengths: list[int], first: int, second: int) -> None:
     """after(after(t, a), b) == after(t, a + b)."""
     whole = record(lengths)
-    twice = token_messages.after(token_messages.after(whole, first), second)
-    assert twice == token_messages.after(whole, first + second)
+    twice = packed_tokens.after(packed_tokens.after(whole, first), second)
+    assert twice == packed_tokens.after(whole, first + second)
 
 
 def test_nothing_is_left_after_the_end() -> None:
     """No empty span remains."""
-    assert token_messages.after(record([2, 3]), 5) == tokens_pb2.PackedTokens()
+    assert packed_tokens.after(record([2, 3]), 5) == tokens_pb2.PackedTokens()
 
 
 @pytest.mark.parametrize("ids", [[], [4, 5, 6]])
 def test_a_prompt_is_environment_tokens(ids: list[int]) -> None:
     """One span with log-prob 0, and none for no tokens."""
-    prompt = token_messages.environment(ids)
+    prompt = packed_tokens.environment(ids)
     assert unpack_ids(prompt.token_ids) == ids
     assert unpack_logprobs(prompt.logprobs) == [0.0] * len(ids)
     assert [(s.num_tokens, s.origin) for s in prompt.spans] == (
         [(3, tokens_pb2.ORIGIN_ENVIRONMENT)] if ids else []
     )
-    assert token_messages.num_environment(prompt) == len(ids)
+    assert packed_tokens.num_environment(prompt) == len(ids)
 
 
 def test_the_prompt_ends_at_the_first_sampled_token() -> None:
     """A turn stores its prompt first."""
-    assert token_messages.num_environment(record([3, 2, 2])) == 3
-    assert token_messages.num_environment(token_messages.after(record([3, 2]), 3)) == 0
+    assert packed_tokens.num_environment(record([3, 2, 2])) == 3
+    assert packed_tokens.num_environment(packed_tokens.after(record([3, 2]), 3)) == 0
 
 
 @given(lengths=LENGTHS, start=st.integers(0, 5))
 def test_joining_undoes_cutting(lengths: list[int], start: int) -> None:
     """Ids, log-probs and the origin of each token are as before."""
     whole = record(lengths)
-    head = token_messages.after(whole, token_messages.num_tokens(whole))
-    assert token_messages.joined(head, whole) == whole
-    tail = token_messages.after(whole, start)
-    both = token_messages.joined(tail, tail)
-    assert token_messages.after(both, token_messages.num_tokens(tail)) == tail
+    head = packed_tokens.after(whole, packed_tokens.num_tokens(whole))
+    assert packed_tokens.joined(head, whole) == whole
+    tail = packed_tokens.after(whole, start)
+    both = packed_tokens.joined(tail, tail)
+    assert packed_tokens.after(both, packed_tokens.num_tokens(tail)) == tail

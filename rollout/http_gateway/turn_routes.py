@@ -1,4 +1,4 @@
-"""Calls of the model: one turn each, in any dialect."""
+"""Routes that sample: each POST is one turn, in any dialect."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from seamflow.client import Client, Turn
     from seamflow.client.turn_stream import TurnStream
 
-__all__ = ["ModelCalls"]
+__all__ = ["TurnRoutes"]
 
 _CHUNK_SECONDS = 1.0
 """Interval of chunks of a reply that is sent whole; a killed server loses at most this much."""
@@ -39,7 +39,7 @@ _JSON = "application/json"
 _SSE = "text/event-stream"
 
 
-class ModelCalls:
+class TurnRoutes:
     """Runs turns and replies with them."""
 
     def __init__(self, config: HttpGatewayConfig, client: Client, holds: LeaseHolds) -> None:

@@ -7,7 +7,7 @@ from math import isfinite
 
 from seamflow.common.v1 import tokens_pb2
 
-from rollout.gateway.record import token_messages
+from rollout.gateway.record import packed_tokens
 from services.lib.token_bytes import unpack_ids, unpack_logprobs
 
 __all__ = ["fault_of"]
@@ -21,7 +21,7 @@ _SOURCES = frozenset(tokens_pb2.VersionSource.values())
 
 def fault_of(tokens: tokens_pb2.PackedTokens, vocabulary_size: int, most: int) -> str:
     """What is impossible about tokens of which at most `most` were asked for; empty: nothing."""
-    number = token_messages.num_tokens(tokens)
+    number = packed_tokens.num_tokens(tokens)
     if len(tokens.token_ids) % 4 or len(tokens.logprobs) != len(tokens.token_ids):
         return f"{len(tokens.token_ids)} bytes of ids with {len(tokens.logprobs)} of log-probs"
     if number > most:
