@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from seamflow.durations import seconds_of, to_duration, to_timestamp
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
-from scheduler.model.lending import BatchForecast
+from scheduler.model.lending_state import BatchForecast
 from scheduler.model.records import (
     ROLLOUT,
     AllocationEvent,
@@ -23,9 +23,9 @@ from scheduler.model.records import (
     State,
     Worker,
 )
-from scheduler.model.split_advice import SplitAdvice, StageBalance
-from scheduler.model.tail_migration import MeasuredBatch, Tail
+from scheduler.model.stage_balance import SplitAdvice, StageBalance
 from scheduler.policy.roofline import train_priority
+from scheduler.policy.tail_migration import MeasuredBatch, Tail
 from services.chassis.errors import invalid_argument
 
 __all__ = [

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from scheduler.model.lending import LendingState
-from scheduler.model.split_advice import StageBalance
+from scheduler.model.lending_state import LendingState
+from scheduler.model.stage_balance import StageBalance
 
 __all__ = [
     "ROLLOUT",

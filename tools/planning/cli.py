@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from scheduler.model.node_split import Split, split_datacentres, split_nodes
 from scheduler.model.stage_profile import StageProfile
+from scheduler.policy.node_split import Split, split_datacentres, split_nodes
 from services.chassis.errors import ExitCode, StartupError, UsageError
 from services.lib.fused_schedule.plan import fused_plan
 from services.lib.fused_schedule.problem import Pipeline, Problem, fused_problem

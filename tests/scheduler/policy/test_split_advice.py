@@ -13,19 +13,13 @@ from seamflow.durations import seconds_of, to_duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from scheduler.api.conversion import run_messages
-from scheduler.model.lending import BatchForecast
-from scheduler.model.node_split import split_nodes
+from scheduler.model.lending_state import BatchForecast
 from scheduler.model.records import AllocationEvent, NodeState, State
-from scheduler.model.split_advice import (
-    BatchTimes,
-    NodeCounts,
-    SplitAdvice,
-    StageBalance,
-    advise,
-    needs_generation_node,
-)
+from scheduler.model.stage_balance import BatchTimes, NodeCounts, SplitAdvice, StageBalance
 from scheduler.policy.allocation_policy import LendingMode, PreemptivePolicy
-from scheduler.pool.heartbeats import NodeLeases
+from scheduler.policy.node_split import split_nodes
+from scheduler.policy.split_advice import advise, needs_generation_node
+from scheduler.pool.node_leases import NodeLeases
 from scheduler.pool.pool import Pool
 from scheduler.pool.state_transaction import StateTransaction
 from scheduler.store.codec import decode_stage_balance, encode

@@ -1,43 +1,18 @@
-"""Whether one more node should generate for a run, from the measured times of its batches.
+"""The measured times of a gang's newest batches, and the advice that was drawn from them.
 
-StreamRL's dynamic adjustment (arXiv 2504.15930) during a run, as advice, and as the decision to
-lend a gang's nodes where the operator allows it (`lending = "advised"`): with δ = T_gen - T_train
-and δ' the reduction of T_gen by one more unit, generation gets a unit when δ >= δ'
-(`node_split.adjusted`). The scheduler knows when a gang began to wait for a batch, when the batch
-was full, and when the gang finished it. From that:
-
-- T_train is the time from full to done; it includes a switch back and a wait for nodes, if any.
-- T_gen is the time from one batch to the next: both stages run concurrently, and the slower one
-  sets the pace. If training is slower, T_gen is an upper bound, since the staleness bound throttles
-  generation, and δ is 0. For the same reason there is no advice to add nodes for training.
-- There is no profile, so δ' is that of perfect scaling: the largest possible reduction. Generation
-  stays the slower stage, as the rule requires; with a long tail the actual gain may be smaller.
-- Nodes lent while their gang waits generate with the others. The rule holds for all of them
-  together, since T_train bounds the pace with or without them.
-
-A unit is a node. `StageBalance`: done -> waits -> full -> done, once per batch.
+`policy/split_advice.py` says what the times mean and draws the advice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean
 
-from scheduler.model.node_split import Split, adjusted
+__all__ = ["KEPT_BATCHES", "BatchTimes", "NodeCounts", "SplitAdvice", "StageBalance"]
 
-__all__ = [
-    "BatchTimes",
-    "NodeCounts",
-    "SplitAdvice",
-    "StageBalance",
-    "advise",
-    "needs_generation_node",
-]
-
-_AGREEING = 5
-"""Batches in a row that must agree before the advice changes."""
+KEPT_BATCHES = 5
+"""The newest batches that are kept: those that must agree before the advice changes."""
 
 
 class SplitAdvice(StrEnum):
@@ -106,16 +81,13 @@ class StageBalance:
         return self if self.full_time is not None else replace(self, full_time=now)
 
     def done(self, node_counts: NodeCounts, now: float) -> StageBalance:
-        """The gang finished its batch; `node_counts` generate the next one."""
+        """The gang finished its batch; `node_counts` generate the next one. The advice stays."""
         if self.full_time is None:
             return self
         finished = (*self.batches, *self._ended(self.full_time, now))
-        batches = finished[-_AGREEING:] if self._is_of(node_counts) else ()
+        batches = finished[-KEPT_BATCHES:] if self._is_of(node_counts) else ()
         return StageBalance(
-            advice=advise(batches, self.advice),
-            batches=batches,
-            node_counts=node_counts,
-            done_time=now,
+            advice=self.advice, batches=batches, node_counts=node_counts, done_time=now
         )
 
     def waits(self) -> StageBalance:
@@ -143,14 +115,6 @@ class StageBalance:
         """Mean T_train; needs a batch."""
         return fmean(batch.trained for batch in self.batches)
 
-    @property
-    def lends(self) -> bool | None:
-        """Whether the gang's nodes should generate while it waits; None: the batches disagree."""
-        if len(self.batches) < _AGREEING:
-            return None
-        votes = {needs_generation_node(batch.without_lent) for batch in self.batches}
-        return votes.pop() if len(votes) == 1 else None
-
     def _is_of(self, node_counts: NodeCounts) -> bool:
         """Whether the node counts are unchanged, apart from lent nodes."""
         return self.node_counts is not None and self.node_counts == replace(
@@ -166,32 +130,3 @@ class StageBalance:
             node_counts=node_counts, waited=full_time - done_time, trained=now - full_time
         )
         return (batch,) if node_counts.generating + node_counts.lent else ()
-
-
-def advise(batches: Sequence[BatchTimes], standing: SplitAdvice) -> SplitAdvice:
-    """The advice after these batches: it changes only when all of them agree."""
-    if len(batches) < _AGREEING:
-        return SplitAdvice.UNKNOWN
-    votes = {needs_generation_node(batch) for batch in batches}
-    if len(votes) > 1 and standing is not SplitAdvice.UNKNOWN:
-        return standing
-    return SplitAdvice.ADD_GENERATION if votes == {True} else SplitAdvice.KEEP
-
-
-def needs_generation_node(batch: BatchTimes) -> bool:
-    """StreamRL's rule for one batch: δ >= δ', had the pool one node more."""
-    node_counts = batch.node_counts
-    split = Split(
-        generation_nodes=node_counts.generating + node_counts.lent,
-        training_nodes=node_counts.training,
-        generation_seconds=batch.seconds,
-        training_seconds=batch.trained,
-    )
-    one_more = split.generation_nodes + split.training_nodes + 1
-    after = adjusted(split, generation=_perfect, training=_perfect, unit=1, num_nodes=one_more)
-    return after.generation_nodes > split.generation_nodes
-
-
-def _perfect(num_nodes: int) -> float:
-    """Seconds of a stage that scales perfectly, in units of one node's."""
-    return 1 / num_nodes

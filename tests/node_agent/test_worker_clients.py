@@ -14,7 +14,7 @@ from seamflow.trainer.v1.trainer_service_pb2_grpc import (
 
 from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc.server import Service, started
-from services.node_agent.activities import TrainActivity
+from services.node_agent.worker_clients import TrainActivity
 
 TRAINING = trainer_pb.TRAINER_STATE_TRAINING
 FINISHED = trainer_pb.TRAINER_STATE_FINISHED

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.model.tail_migration import Engines, GangCosts, best_tail, num_kept, starts, tail_at
+from scheduler.policy.tail_migration import Engines, GangCosts, best_tail, num_kept, starts, tail_at
 from services.lib.decode_latency import DecodeLatency
 
 INSTANCES = 500

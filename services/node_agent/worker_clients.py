@@ -1,4 +1,7 @@
-"""Activation and deactivation of each activity of a node: moves device state, not processes."""
+"""Clients of a node's workers: activation and deactivation of each activity.
+
+They move device state, not processes.
+"""
 
 from __future__ import annotations
 

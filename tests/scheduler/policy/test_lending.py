@@ -6,16 +6,15 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from scheduler.model.lending import (
+from scheduler.model.lending_state import (
     BatchForecast,
     LendingDecision,
-    LendingInputs,
     LendingReason,
     LendingState,
-    decide_lending,
 )
 from scheduler.model.records import NodeState, State
 from scheduler.policy.allocation_policy import LendingMode, PreemptivePolicy
+from scheduler.policy.lending import LendingInputs, decide_lending
 from scheduler.pool.state_transaction import StateTransaction
 from tests.scheduler.support import BOTH, RUN, after, gang, node
 
@@ -27,7 +26,7 @@ BLOCK = 3
 
 def inputs(**fields: object) -> LendingInputs:
     """Four dedicated nodes, four that could be lent."""
-    values = {"forecast": HALF, "num_dedicated": 4, "num_lent": 4, "toggle_seconds": 14.0}
+    values = {"forecast": HALF, "num_dedicated": 4, "num_lent": 4, "round_trip_seconds": 14.0}
     return LendingInputs(**(values | fields))  # type: ignore[arg-type]
 
 
@@ -95,8 +94,8 @@ def test_lending_is_not_tried_if_even_perfect_scaling_does_not_pay() -> None:
     assert decisions[-1].reason is LendingReason.EXPECTED_GAIN
     assert "0.75 * 0.5 * (40 - 20) s <= " in decisions[-1].cause
     tried, _ = played(LendingState(), World(kept=200.0, lent=150.0, kept_wait=20.0), BLOCK)
-    assert decide_lending(tried, inputs(toggle_seconds=3.0)).lend
-    assert decide_lending(tried, inputs(toggle_seconds=0.0)).lend, "never measured"
+    assert decide_lending(tried, inputs(round_trip_seconds=3.0)).lend
+    assert decide_lending(tried, inputs(round_trip_seconds=0.0)).lend, "never measured"
 
 
 def test_a_gain_that_only_perfect_scaling_promises_is_looked_for_late() -> None:
@@ -115,7 +114,7 @@ def test_switches_are_not_counted_twice() -> None:
     """Whole cycles contain them, so T_toggle is ignored once lending was measured."""
     lending, decisions = played(LendingState(), World(kept=200.0, lent=190.0), 8)
     assert decisions[-1].lend
-    assert decide_lending(lending, inputs(toggle_seconds=1000.0)).lend
+    assert decide_lending(lending, inputs(round_trip_seconds=1000.0)).lend
 
 
 def test_one_long_wait_is_no_reason_to_lend() -> None:
@@ -364,7 +363,7 @@ def test_toggle_is_the_way_there_and_back(switch_seconds: dict[str, float], togg
         tx.release(GANG, HALF)
 
     after(State(), fill, Asked())
-    assert [inputs.toggle_seconds for inputs in stakes] == [toggle]
+    assert [inputs.round_trip_seconds for inputs in stakes] == [toggle]
 
 
 def _pool(mode: LendingMode) -> State:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from scheduler.model.records import Node, NodeState
-from services.chassis.errors import stale_epoch
-
-__all__ = ["NodeLeases", "check_epochs"]
+__all__ = ["NodeLeases"]
 
 
 class NodeLeases:
@@ -66,16 +63,3 @@ class NodeLeases:
             for node_id in node_ids
             if max(self._heard.get(node_id, 0.0), self._watching_since) < limit
         ]
-
-
-def check_epochs(node: Node, reported: int, known: int) -> None:
-    """Reject a heartbeat of an older node agent, or with an older epoch than reported before.
-
-    Raises:
-        ServiceError: STALE_EPOCH.
-    """
-    current = node.assignment.epoch
-    if node.state is NodeState.LOST or not node.registered_epoch <= known <= current:
-        raise stale_epoch(f"node {node.node_id}", known, current)
-    if not node.reported_epoch <= reported <= known:
-        raise stale_epoch(f"report of node {node.node_id}", reported, node.reported_epoch)

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.model.lending import BatchForecast
+from scheduler.model.lending_state import BatchForecast
 from scheduler.model.records import State
-from scheduler.model.split_advice import BatchTimes, NodeCounts, StageBalance
+from scheduler.model.stage_balance import BatchTimes, NodeCounts, StageBalance
 from scheduler.policy.allocation_policy import LendingMode, PreemptivePolicy
+from scheduler.policy.split_advice import lends
 from scheduler.pool.state_transaction import StateTransaction
 from tests.scheduler.support import BOTH, RUN, gang, node
 
@@ -89,7 +90,7 @@ def test_batches_that_disagree_change_nothing() -> None:
     counts = NodeCounts(generating=2, training=1)
     slow = BatchTimes(node_counts=counts, waited=40.0, trained=20.0)
     quick = replace(slow, waited=1.0)
-    assert StageBalance(batches=AGREEING * (slow,)).lends is True
-    assert StageBalance(batches=AGREEING * (quick,)).lends is False
-    assert StageBalance(batches=(*(AGREEING - 1) * (slow,), quick)).lends is None
-    assert StageBalance(batches=(AGREEING - 1) * (slow,)).lends is None
+    assert lends(StageBalance(batches=AGREEING * (slow,))) is True
+    assert lends(StageBalance(batches=AGREEING * (quick,))) is False
+    assert lends(StageBalance(batches=(*(AGREEING - 1) * (slow,), quick))) is None
+    assert lends(StageBalance(batches=(AGREEING - 1) * (slow,))) is None

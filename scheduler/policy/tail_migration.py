@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scheduler.model.instance import Instance
+from scheduler.policy.instance import Instance
 from services.lib.decode_latency import DecodeLatency
 
 __all__ = [
