@@ -26,8 +26,8 @@ from rollout.gateway.record.turn_opener import TurnOpener
 from rollout.gateway.servicer import GatewayServicer
 from rollout.gateway.turn import TurnServices
 from services.chassis.rpc import clients
+from services.chassis.rpc.request_budget import RequestBudget
 from services.chassis.rpc.server import Service, run
-from services.lib.request_budget import RequestBudget
 
 __all__ = ["build", "main"]
 

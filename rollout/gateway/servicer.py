@@ -96,7 +96,7 @@ class GatewayServicer(RolloutServiceServicer):
         """Run a checked turn within the bounds of what is in progress."""
         num_bytes = request.ByteSize()
         owner = credentials.digest(credential)
-        with self._prompting.budget.reserve(owner, num_bytes):
+        with self._prompting.budget.reserve(num_bytes, owner):
             needed = needs_record(request.messages)
             recorded = (await self._trajectory(request, owner)).turns if needed else ()
             call = await self._services.lanes.run(
@@ -178,7 +178,7 @@ class GatewayServicer(RolloutServiceServicer):
         """Encode messages or a text."""
         owner, num_bytes = credentials.bearer(context), request.ByteSize()
         check_tokenize(request, self._prompting.config)
-        with self._prompting.budget.reserve(owner, num_bytes):
+        with self._prompting.budget.reserve(num_bytes, owner):
             return await self._services.lanes.run(
                 owner, num_bytes, lambda: self._model_info.tokenize(request)
             )

@@ -25,7 +25,7 @@ from rollout.http_gateway.held_reply import HeldReply
 from rollout.http_gateway.lease_holds import LeaseHolds
 from rollout.http_gateway.request_body import read_body
 from rollout.http_gateway.turn_ids import TurnIds
-from services.lib.request_budget import RequestBudget
+from services.chassis.rpc.request_budget import RequestBudget
 
 if TYPE_CHECKING:
     from seamflow.client import Client, Turn
@@ -61,7 +61,7 @@ class TurnRoutes:
         rollout_id, shown = request.match_info["rollout_id"], credential(request)
         with ExitStack() as stack:
             num_bytes = request.content_length or self._config.max_body_bytes
-            stack.enter_context(self._budget.reserve(shown, num_bytes))
+            stack.enter_context(self._budget.reserve(num_bytes, shown))
             body = await read_body(request, self._config)
             turn_request = dialect.parse(body)
             rollout = self._client.rollout(rollout_id, shown)

@@ -11,7 +11,7 @@ from seamflow.trajectory.v1.trajectory_pb2 import Turn
 from rollout.gateway.config import GatewayConfig
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.prompt.prompt import Prompt
-from services.lib.request_budget import RequestBudget
+from services.chassis.rpc.request_budget import RequestBudget
 
 __all__ = ["Prompting"]
 

@@ -12,13 +12,13 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from services.chassis.errors import Reason, ServiceError
 from tests.trajectory_manager.client import rewards
 from tests.trajectory_manager.support import Run
-from trajectory_manager.api.inflight_bytes import InflightBytes
+from trajectory_manager.api.store_budget import store_budget
 from trajectory_manager.api.trajectory_servicer import TrajectoryServicer
 
 
 def test_one_message_alone_always_passes() -> None:
     """Whatever its size: otherwise it could never be sent."""
-    inflight = InflightBytes(100)
+    inflight = store_budget(100)
     with inflight.reserve(1000), pytest.raises(ServiceError), inflight.reserve(1):
         pass
     with inflight.reserve(60), inflight.reserve(40):
@@ -27,7 +27,7 @@ def test_one_message_alone_always_passes() -> None:
 
 async def test_every_call_that_brings_tokens_is_bounded(run: Run) -> None:
     """Beyond the bound each gets STORE_FULL with a retry time."""
-    inflight = InflightBytes(100)
+    inflight = store_budget(100)
     servicer: Any = TrajectoryServicer(run.store, run.rollouts, inflight, max_turn_tokens=1000)
     span = tokens_pb2.Span(num_tokens=1, origin=tokens_pb2.ORIGIN_ENVIRONMENT)
     packed = tokens_pb2.PackedTokens(token_ids=bytes(4), logprobs=bytes(4), spans=[span])
