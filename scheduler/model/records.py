@@ -122,7 +122,7 @@ class Assignment:
     """What a node must do."""
 
     tag: str = ""
-    """Activity tag; empty: nothing."""
+    """Activity tag; empty while the node does nothing."""
     epoch: int = 0
     """Fencing number; 0 only before the first assignment."""
     gang_id: str = ""

@@ -180,7 +180,7 @@ class Pool:
         batch: int,
         measured: MeasuredBatch | None,
     ) -> Tail | None:
-        """Release a gang's nodes until `batch`; when it begins with it, None: nothing is known.
+        """Release a gang's nodes until `batch`; when it begins with it, None if not known.
 
         See `StateTransaction.release`. `measured` is what the gang measured of its newest batch.
         """

@@ -87,7 +87,7 @@ class TailStarts:
     async def after_release(
         self, before: State, after: State, key: GangKey, number: int, batch: MeasuredBatch
     ) -> Tail | None:
-        """When the gang begins with its batch `number`; None: nothing is known yet.
+        """When the gang begins with its batch `number`; None if not known yet.
 
         Args:
             before: the state before the release; the gang holds its nodes.

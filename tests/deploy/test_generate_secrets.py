@@ -20,7 +20,7 @@ from redis.exceptions import NoPermissionError
 from deploy.generate_secrets import SERVICES, generate
 from services.chassis.redis.connect import connect
 from services.chassis.rpc.identities import URI
-from services.lib.redis_binary import find_redis_server
+from services.launcher.redis.redis_binary import find_redis_server
 from tests.deploy.support import ROOT, content, secrets
 from tests.redis_server import RedisServer
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from services.chassis.errors import ConfigError, ExitCode
-from services.lib.run_lock import LOCK_FILE, hold
+from services.launcher.same_run.run_lock import LOCK_FILE, hold
 from tools.backup.restore import _hold
 
 _HOLDER = """
 import sys, pathlib
-from services.lib.run_lock import hold
+from services.launcher.same_run.run_lock import hold
 hold(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

@@ -20,7 +20,7 @@ _SOURCES = frozenset(tokens_pb2.VersionSource.values())
 
 
 def fault_of(tokens: tokens_pb2.PackedTokens, vocabulary_size: int, most: int) -> str:
-    """What is impossible about tokens of which at most `most` were asked for; empty: nothing."""
+    """What is impossible about tokens of which at most `most` were asked for; else empty."""
     number = packed_tokens.num_tokens(tokens)
     if len(tokens.token_ids) % 4 or len(tokens.logprobs) != len(tokens.token_ids):
         return f"{len(tokens.token_ids)} bytes of ids with {len(tokens.logprobs)} of log-probs"

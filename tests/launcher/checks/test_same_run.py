@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from services.chassis.errors import ConfigError
-from services.launcher.checks import same_run
-from services.launcher.checks.same_run import check_same_run, note_beginning
 from services.launcher.config import LauncherConfig
+from services.launcher.same_run import same_run
+from services.launcher.same_run.same_run import check_same_run, note_beginning
 from tests.launcher.support import make_config, make_layout
 
 

@@ -8,11 +8,11 @@ import random
 import pytest
 
 from bench.fusion.settings import SETTINGS, Setting
-from services.lib.fused_schedule.annealing import anneal
-from services.lib.fused_schedule.dispatch import Rule, dispatch
-from services.lib.fused_schedule.greedy import greedy
-from services.lib.fused_schedule.plan import fused_plan, serial_orders
-from services.lib.fused_schedule.problem import (
+from trainer.pipeline.fused_schedule.annealing import anneal
+from trainer.pipeline.fused_schedule.dispatch import Rule, dispatch
+from trainer.pipeline.fused_schedule.greedy import greedy
+from trainer.pipeline.fused_schedule.plan import fused_plan, serial_orders
+from trainer.pipeline.fused_schedule.problem import (
     BACKWARD,
     FORWARD,
     Orders,
@@ -23,7 +23,7 @@ from services.lib.fused_schedule.problem import (
     serial_memory,
     serial_seconds,
 )
-from services.lib.fused_schedule.timeline import DeadlockError, timeline
+from trainer.pipeline.fused_schedule.timeline import DeadlockError, timeline
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)

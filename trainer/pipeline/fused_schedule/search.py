@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from itertools import product
 
-from services.lib.fused_schedule.dispatch import Rule, dispatch
-from services.lib.fused_schedule.problem import Orders, Problem, lower_bound
+from trainer.pipeline.fused_schedule.dispatch import Rule, dispatch
+from trainer.pipeline.fused_schedule.problem import Orders, Problem, lower_bound
 
 __all__ = ["search"]
 

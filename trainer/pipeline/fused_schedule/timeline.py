@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.lib.fused_schedule.problem import FORWARD, Orders, Problem
+from trainer.pipeline.fused_schedule.problem import FORWARD, Orders, Problem
 
 __all__ = ["DeadlockError", "Task", "Timeline", "timeline"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import random
 
-from services.lib.fused_schedule.problem import BACKWARD, FORWARD, Orders, Problem
+from trainer.pipeline.fused_schedule.problem import BACKWARD, FORWARD, Orders, Problem
 
 __all__ = ["TaskGraph"]
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from services.lib.fused_schedule.problem import BACKWARD, FORWARD, Orders, Problem
+from trainer.pipeline.fused_schedule.problem import BACKWARD, FORWARD, Orders, Problem
 
 __all__ = ["greedy"]
 

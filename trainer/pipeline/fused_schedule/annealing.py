@@ -10,8 +10,8 @@ import math
 import random
 import time
 
-from services.lib.fused_schedule.problem import Orders, Problem, lower_bound
-from services.lib.fused_schedule.task_graph import TaskGraph
+from trainer.pipeline.fused_schedule.problem import Orders, Problem, lower_bound
+from trainer.pipeline.fused_schedule.task_graph import TaskGraph
 
 __all__ = ["anneal"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from services.lib.fused_schedule.annealing import anneal
-from services.lib.fused_schedule.dispatch import Rule, dispatch
-from services.lib.fused_schedule.greedy import greedy
-from services.lib.fused_schedule.problem import (
+from trainer.pipeline.fused_schedule.annealing import anneal
+from trainer.pipeline.fused_schedule.dispatch import Rule, dispatch
+from trainer.pipeline.fused_schedule.greedy import greedy
+from trainer.pipeline.fused_schedule.problem import (
     BACKWARD,
     FORWARD,
     Orders,
@@ -16,8 +16,8 @@ from services.lib.fused_schedule.problem import (
     Problem,
     lower_bound,
 )
-from services.lib.fused_schedule.search import search
-from services.lib.fused_schedule.timeline import timeline
+from trainer.pipeline.fused_schedule.search import search
+from trainer.pipeline.fused_schedule.timeline import timeline
 
 __all__ = ["FusedPlan", "fused_plan", "serial_orders"]
 

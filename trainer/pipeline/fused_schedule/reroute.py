@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from services.lib.fused_schedule.problem import Pipeline, Problem
+from trainer.pipeline.fused_schedule.problem import Pipeline, Problem
 
 __all__ = ["dropped_seconds", "replicated", "rerouted"]
 

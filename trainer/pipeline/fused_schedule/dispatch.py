@@ -12,7 +12,7 @@ import heapq
 import math
 from dataclasses import dataclass
 
-from services.lib.fused_schedule.problem import BACKWARD, FORWARD, Orders, Pipeline, Problem
+from trainer.pipeline.fused_schedule.problem import BACKWARD, FORWARD, Orders, Pipeline, Problem
 
 __all__ = ["Rule", "dispatch"]
 
