@@ -12,7 +12,7 @@ from seamflow.scheduler.v1.scheduler_service_pb2_grpc import add_SchedulerServic
 from scheduler.api.servicer import SchedulerServicer
 from scheduler.config import SchedulerConfig
 from scheduler.policy.allocation_policy import AllocationPolicy, load_policy
-from scheduler.pool.heartbeats import NodeLeases
+from scheduler.pool.node_leases import NodeLeases
 from scheduler.pool.pool import Pool
 from scheduler.store.interface import Store
 from scheduler.store.redis_store import RedisStore

@@ -25,8 +25,6 @@ from rich.console import Console
 
 from bench.fusion.settings import SETTINGS
 from bench.report import Report
-from services.lib.fused_schedule.plan import fused_plan, serial_orders
-from services.lib.fused_schedule.timeline import timeline
 from sim.costs import load_costs
 from sim.emulation.emulated_comparison import MOST_CORES
 from sim.emulation.prompts import Emulation
@@ -34,6 +32,8 @@ from sim.emulation.rig import emulate
 from sim.modes import Mode, Split
 from sim.simulator.simulation import Setting
 from sim.tail_sweep import COMPUTED, MODE, WORKLOAD, Repeated
+from trainer.pipeline.fused_schedule.plan import fused_plan, serial_orders
+from trainer.pipeline.fused_schedule.timeline import timeline
 
 __all__ = ["Side", "figures", "seconds_by_side", "work_of_a_token"]
 

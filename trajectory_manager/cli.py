@@ -17,9 +17,9 @@ from seamflow.trajectory.v1.trajectory_service_pb2_grpc import (
 
 from services.chassis.rpc.server import Service, run
 from trajectory_manager.api.column_servicer import ColumnServicer
-from trajectory_manager.api.inflight_bytes import InflightBytes
 from trajectory_manager.api.run_servicer import RunServicer
 from trajectory_manager.api.sample_servicer import SampleServicer
+from trajectory_manager.api.store_budget import store_budget
 from trajectory_manager.api.task_servicer import TaskServicer
 from trajectory_manager.api.trajectory_servicer import TrajectoryServicer
 from trajectory_manager.config import TrajectoryManagerConfig
@@ -73,7 +73,7 @@ def service(config: TrajectoryManagerConfig, store: Store) -> Service:
         draining.set()
         waiting.drain()
 
-    inflight = InflightBytes(config.max_inflight_bytes)
+    inflight = store_budget(config.max_inflight_bytes)
     trajectories = TrajectoryServicer(store, rollouts, inflight, config.max_turn_tokens)
     tasks = TaskServicer(store, rollouts, waiting, metrics, config.max_queued_tasks)
     return Service(

@@ -14,9 +14,9 @@ from rich.progress import track
 
 from bench.fusion.settings import SETTINGS, Setting
 from bench.report import Report
-from services.lib.fused_schedule.plan import FusedPlan, fused_plan, serial_orders
-from services.lib.fused_schedule.problem import serial_memory
-from services.lib.fused_schedule.timeline import timeline
+from trainer.pipeline.fused_schedule.plan import FusedPlan, fused_plan, serial_orders
+from trainer.pipeline.fused_schedule.problem import serial_memory
+from trainer.pipeline.fused_schedule.timeline import timeline
 
 __all__ = ["main"]
 

@@ -21,8 +21,8 @@ from bench.fusion.toy_models import (
     make_rows,
     make_stages,
 )
-from services.lib.fused_schedule.plan import fused_plan, serial_orders
 from trainer.config import PipelineConfig
+from trainer.pipeline.fused_schedule.plan import fused_plan, serial_orders
 from trainer.pipeline.interpreter import Action, Interpreter, StageWork
 from trainer.pipeline.layout import POLICY, Layout, layout_of
 from trainer.pipeline.messages import Peers

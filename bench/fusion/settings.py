@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.lib.fused_schedule.problem import Pipeline, Problem, fused_problem
+from trainer.pipeline.fused_schedule.problem import Pipeline, Problem, fused_problem
 
 __all__ = ["SETTINGS", "Setting"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from services.lib.fused_schedule.problem import FORWARD
+from trainer.pipeline.fused_schedule.problem import FORWARD
 from trainer.pipeline.messages import Shape
 from trainer.pipeline.stage_work import HiddenStates
 

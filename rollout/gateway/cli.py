@@ -20,13 +20,14 @@ from rollout.gateway.leases import Leases
 from rollout.gateway.model_info import ModelInfo
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.prompt.prompt_lanes import PromptLanes
+from rollout.gateway.prompt.prompting import Prompting
 from rollout.gateway.record.recorder import Recorder
 from rollout.gateway.record.turn_opener import TurnOpener
-from rollout.gateway.servicer import GatewayServicer, Prompting
+from rollout.gateway.servicer import GatewayServicer
 from rollout.gateway.turn import TurnServices
 from services.chassis.rpc import clients
+from services.chassis.rpc.request_budget import RequestBudget
 from services.chassis.rpc.server import Service, run
-from services.lib.request_budget import RequestBudget
 
 __all__ = ["build", "main"]
 

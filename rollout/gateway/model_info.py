@@ -28,7 +28,7 @@ class ModelInfo:
         return pb.GetModelResponse(
             name=template.name,
             vocabulary_size=template.vocabulary_size,
-            max_context=self._servers.max_context,
+            max_context=self._servers.shortest_context,
             stop_token_ids=sorted(template.stop_token_ids),
             chat_template=template.source,
             template_fingerprint=template.fingerprint,

@@ -11,7 +11,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
 from rollout.gateway.prompt.answer.answer_parser import Delta
-from rollout.gateway.record import token_messages
+from rollout.gateway.record import packed_tokens
 
 __all__ = ["SendBuffer", "SentChunk"]
 
@@ -65,7 +65,7 @@ class SendBuffer:
         """Append an event; the caller must not use it again."""
         last = self._unread[-1] if self._unread else None
         if isinstance(last, SentChunk) and isinstance(event, SentChunk):
-            token_messages.extend(last.tokens, event.tokens)
+            packed_tokens.extend(last.tokens, event.tokens)
             last.text += event.text
             last.delta.add(event.delta)
             last.token_bytes += event.token_bytes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -14,16 +13,12 @@ from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 from seamflow.trajectory.v1.trajectory_pb2 import Trajectory
 from seamflow.trajectory.v1.trajectory_pb2 import Turn as RecordedTurn
-from seamflow.trajectory.v1.trajectory_service_pb2 import NewTurn
 
 from rollout.gateway import credentials
-from rollout.gateway.calls import call_until_answered
-from rollout.gateway.config import GatewayConfig
 from rollout.gateway.leases import Leases
 from rollout.gateway.model_info import ModelInfo
 from rollout.gateway.prompt.answer.recorded_answer import needs_record
-from rollout.gateway.prompt.chat_template import ChatTemplate
-from rollout.gateway.prompt.prompt import Prompt
+from rollout.gateway.prompt.prompting import Prompting
 from rollout.gateway.prompt.validation import (
     check_context,
     check_generate,
@@ -32,42 +27,17 @@ from rollout.gateway.prompt.validation import (
     fill_defaults,
     interval_seconds,
 )
-from rollout.gateway.record.turn_record import begin_request
+from rollout.gateway.record.turn_opener import begin_request
 from rollout.gateway.send_buffer import SendBuffer
-from rollout.gateway.turn import Send, Turn, TurnServices
-from services.lib.request_budget import RequestBudget
+from rollout.gateway.turn import GenerateCall, Send, TurnServices, run_turn
+from services.chassis.rpc.retries import call_until_answered
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceAsyncStub
 
-__all__ = ["GatewayServicer", "Prompting"]
+__all__ = ["GatewayServicer"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompting:
-    """How requests become prompts."""
-
-    template: ChatTemplate
-    """Tokenizer and chat template of the model."""
-    config: GatewayConfig
-    """What happens to rewritten messages, and the limits of requests."""
-    budget: RequestBudget
-    """Bounds the requests in progress."""
-
-    def begin(
-        self, request: pb.GenerateRequest, credential: str, recorded: Sequence[RecordedTurn]
-    ) -> tuple[Prompt, NewTurn]:
-        """The prompt of a checked request and what opens its turn; takes long for a long one.
-
-        Raises:
-            ServiceError: INVALID_ARGUMENT; NOT_FOUND, it names a turn that is none of `recorded`.
-        """
-        config = self.config
-        limit = config.max_prompt_tokens
-        prompt = Prompt.parse(request, self.template, config.history, limit, recorded)
-        return prompt, begin_request(request, credential, prompt, uuid.uuid4().hex)
 
 
 class GatewayServicer(RolloutServiceServicer):
@@ -124,16 +94,28 @@ class GatewayServicer(RolloutServiceServicer):
         self, request: pb.GenerateRequest, credential: str, deadline: float | None, send: Send
     ) -> None:
         """Run a checked turn within the bounds of what is in progress."""
-        prompting, num_bytes = self._prompting, request.ByteSize()
+        num_bytes = request.ByteSize()
         owner = credentials.digest(credential)
-        with prompting.budget.reserve(owner, num_bytes):
+        with self._prompting.budget.reserve(num_bytes, owner):
             needed = needs_record(request.messages)
             recorded = (await self._trajectory(request, owner)).turns if needed else ()
-            prompt, begin = await self._services.lanes.run(
-                owner, num_bytes, lambda: prompting.begin(request, credential, recorded)
+            call = await self._services.lanes.run(
+                owner, num_bytes, lambda: self._call(request, credential, deadline, recorded)
             )
-            check_context(len(prompt.ids or ()), self._services.servers.longest_context)
-            await Turn(request, prompt, begin, self._services, deadline).run(send)
+            check_context(len(call.prompt.ids or ()), self._services.servers.longest_context)
+            await run_turn(call, self._services, send)
+
+    def _call(
+        self,
+        request: pb.GenerateRequest,
+        credential: str,
+        deadline: float | None,
+        recorded: Sequence[RecordedTurn],
+    ) -> GenerateCall:
+        """The call with its prompt and what opens its turn; takes long for a long prompt."""
+        prompt = self._prompting.prompt(request, recorded)
+        begin = begin_request(request, credential, prompt, uuid.uuid4().hex)
+        return GenerateCall(request=request, prompt=prompt, begin=begin, deadline=deadline)
 
     async def FinishRollout(  # noqa: N802
         self, request: pb.FinishRolloutRequest, context: Context
@@ -196,7 +178,7 @@ class GatewayServicer(RolloutServiceServicer):
         """Encode messages or a text."""
         owner, num_bytes = credentials.bearer(context), request.ByteSize()
         check_tokenize(request, self._prompting.config)
-        with self._prompting.budget.reserve(owner, num_bytes):
+        with self._prompting.budget.reserve(num_bytes, owner):
             return await self._services.lanes.run(
                 owner, num_bytes, lambda: self._model_info.tokenize(request)
             )

@@ -16,10 +16,10 @@ from rollout.http_gateway.dialects.chat_completions import ChatCompletions
 from rollout.http_gateway.dialects.dialect import openai_error
 from rollout.http_gateway.dialects.responses import Responses
 from rollout.http_gateway.dialects.token_generate import TokenGenerate
-from rollout.http_gateway.model_calls import ModelCalls
 from rollout.http_gateway.model_routes import ModelRoutes
 from rollout.http_gateway.request_source import check_source
 from rollout.http_gateway.rollout_routes import RolloutRoutes
+from rollout.http_gateway.turn_routes import TurnRoutes
 from services.chassis import metrics
 from services.chassis.errors import ServiceError
 from services.chassis.log import get_logger
@@ -45,7 +45,7 @@ _OPEN = metrics.gauge("http_gateway", "open_calls", "Requests in progress.")
 
 
 def application(
-    config: HttpGatewayConfig, calls: ModelCalls, models: ModelRoutes, rollouts: RolloutRoutes
+    config: HttpGatewayConfig, turns: TurnRoutes, models: ModelRoutes, rollouts: RolloutRoutes
 ) -> web.Application:
     """All routes."""
     app = web.Application(middlewares=[_Middleware(config)])
@@ -57,11 +57,11 @@ def application(
             web.post("/rollouts", rollouts.start),
             web.post(f"{rollout}/extend", rollouts.extend),
             web.post(f"{rollout}/finish", rollouts.finish),
-            web.post(f"{rollout}/v1/chat/completions", calls.handler(ChatCompletions())),
-            web.post(f"{rollout}/v1/responses", calls.handler(Responses())),
-            web.post(f"{rollout}/v1/messages", calls.handler(AnthropicMessages())),
+            web.post(f"{rollout}/v1/chat/completions", turns.handler(ChatCompletions())),
+            web.post(f"{rollout}/v1/responses", turns.handler(Responses())),
+            web.post(f"{rollout}/v1/messages", turns.handler(AnthropicMessages())),
             web.post(f"{rollout}/v1/messages/count_tokens", models.count_tokens()),
-            web.post(f"{rollout}/inference/v1/generate", calls.handler(TokenGenerate())),
+            web.post(f"{rollout}/inference/v1/generate", turns.handler(TokenGenerate())),
             web.get(f"{rollout}/v1/models", models.models),
             web.get(f"{rollout}/v1/models/{{model}}", models.model),
         ]

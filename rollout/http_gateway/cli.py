@@ -14,9 +14,9 @@ from rollout.http_gateway.app import application
 from rollout.http_gateway.config import HttpGatewayConfig
 from rollout.http_gateway.http_server import serving
 from rollout.http_gateway.lease_holds import LeaseHolds
-from rollout.http_gateway.model_calls import ModelCalls
 from rollout.http_gateway.model_routes import ModelRoutes
 from rollout.http_gateway.rollout_routes import RolloutRoutes
+from rollout.http_gateway.turn_routes import TurnRoutes
 from services.chassis.rpc import clients
 from services.chassis.rpc.server import Service, run
 
@@ -39,7 +39,7 @@ async def build(config: HttpGatewayConfig) -> AsyncIterator[Service]:
         holds = LeaseHolds(stub, config.run_id, config.idle_lease_seconds)
         app = application(
             config,
-            ModelCalls(config, client, holds),
+            TurnRoutes(config, client, holds),
             ModelRoutes(config, client),
             RolloutRoutes(config, stub, holds),
         )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from math import isfinite
 
 from google.protobuf.duration_pb2 import Duration
 from seamflow.durations import seconds_of, to_duration, to_timestamp
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
-from scheduler.model.lending import BatchForecast
+from scheduler.model.lending_state import BatchForecast
 from scheduler.model.records import (
     ROLLOUT,
     AllocationEvent,
@@ -23,10 +22,11 @@ from scheduler.model.records import (
     State,
     Worker,
 )
-from scheduler.model.split_advice import SplitAdvice, StageBalance
-from scheduler.model.tail_migration import MeasuredBatch, Tail
+from scheduler.model.stage_balance import SplitAdvice, StageBalance
 from scheduler.policy.roofline import train_priority
+from scheduler.policy.tail_migration import MeasuredBatch, Tail
 from services.chassis.errors import invalid_argument
+from services.chassis.rpc.fields import not_negative, required
 
 __all__ = [
     "assignment_message",
@@ -45,7 +45,6 @@ __all__ = [
     "wait_seconds",
 ]
 
-_MAX_NAME = 256
 _STATES = {
     NodeState.IDLE: pb.NODE_STATE_IDLE,
     NodeState.ACTIVATING: pb.NODE_STATE_ACTIVATING,
@@ -68,8 +67,8 @@ def node_record(request: pb.RegisterNodeRequest) -> Node:
     Raises:
         ServiceError: INVALID_ARGUMENT.
     """
-    _require("node_id", request.node_id)
-    _require("run_id", request.run_id)
+    required("node_id", request.node_id)
+    required("run_id", request.run_id)
     tags = tuple(sorted(set(request.capability_tags)))
     if not tags or "" in tags:
         raise invalid_argument("capability_tags", list(tags), "give at least one, none empty")
@@ -77,10 +76,10 @@ def node_record(request: pb.RegisterNodeRequest) -> Node:
         if worker.tag not in tags:
             raise invalid_argument("workers.tag", worker.tag, "use one of capability_tags")
     hardware = Hardware(
-        memory_bytes_per_second=_not_negative(
+        memory_bytes_per_second=not_negative(
             "hardware.memory_bytes_per_second", request.hardware.memory_bytes_per_second
         ),
-        flops=_not_negative("hardware.flops", request.hardware.flops),
+        flops=not_negative("hardware.flops", request.hardware.flops),
         device_bytes=request.hardware.device_bytes,
     )
     return Node(
@@ -118,7 +117,7 @@ def switch_seconds(request: pb.HeartbeatRequest) -> float | None:
     """
     if not request.HasField("switch_duration"):
         return None
-    return _not_negative("switch_duration", seconds_of(request.switch_duration))
+    return not_negative("switch_duration", seconds_of(request.switch_duration))
 
 
 def forecast_record(request: pb.ReleaseNodesRequest) -> BatchForecast | None:
@@ -135,7 +134,7 @@ def forecast_record(request: pb.ReleaseNodesRequest) -> BatchForecast | None:
     if not 0 <= remaining <= batch:
         cure = f"give 0 to batch_rollouts ({batch})"
         raise invalid_argument("forecast.remaining_rollouts", remaining, cure)
-    done = int(_not_negative("forecast.done_rollouts", request.forecast.done_rollouts))
+    done = not_negative("forecast.done_rollouts", request.forecast.done_rollouts)
     return BatchForecast(remaining_rollouts=remaining, batch_rollouts=batch, done_rollouts=done)
 
 
@@ -154,10 +153,10 @@ def measured_batch(request: pb.ReleaseNodesRequest) -> MeasuredBatch | None:
         raise invalid_argument(f"{name}.groups", f"{len(groups)} groups", cure)
     return MeasuredBatch(
         groups=groups,
-        training_seconds=_not_negative(
+        training_seconds=not_negative(
             f"{name}.training_duration", seconds_of(given.training_duration)
         ),
-        prompt_tokens=_not_negative(f"{name}.prompt_tokens", given.prompt_tokens),
+        prompt_tokens=not_negative(f"{name}.prompt_tokens", given.prompt_tokens),
     )
 
 
@@ -174,12 +173,12 @@ def run_policy_record(request: pb.SetRunPolicyRequest) -> RunPolicy:
     Raises:
         ServiceError: INVALID_ARGUMENT.
     """
-    _require("run_id", request.run_id)
+    required("run_id", request.run_id)
     policy = request.policy
     return RunPolicy(
         priority=policy.priority,
-        max_nodes=int(_not_negative("policy.max_nodes", policy.max_nodes)),
-        rollout_share=_not_negative("policy.rollout_share", policy.rollout_share) or 1.0,
+        max_nodes=not_negative("policy.max_nodes", policy.max_nodes),
+        rollout_share=not_negative("policy.rollout_share", policy.rollout_share) or 1.0,
     )
 
 
@@ -201,7 +200,7 @@ def gang_record(request: pb.RequestNodesRequest) -> Gang:
         ServiceError: INVALID_ARGUMENT.
     """
     for field in ("run_id", "gang_id", "tag"):
-        _require(field, getattr(request, field))
+        required(field, getattr(request, field))
     if request.tag == ROLLOUT:
         cure = "nodes outside of gangs do rollout without a request"
         raise invalid_argument("tag", request.tag, cure)
@@ -236,7 +235,7 @@ def batch_number(request: pb.RequestNodesRequest | pb.ReleaseNodesRequest) -> in
     Raises:
         ServiceError: INVALID_ARGUMENT, negative.
     """
-    return int(_not_negative("batch", request.batch))
+    return not_negative("batch", request.batch)
 
 
 def wait_seconds(wait: Duration, limit: float) -> float:
@@ -358,16 +357,3 @@ def _report_message(report: NodeReport) -> pb.NodeReport:
         used_host_bytes=report.used_host_bytes,
         max_running=report.max_running,
     )
-
-
-def _not_negative(field: str, value: float) -> float:
-    if not (isfinite(value) and value >= 0):
-        raise invalid_argument(field, value, "give a finite number, 0 or more")
-    return value
-
-
-def _require(field: str, value: str) -> None:
-    if not value:
-        raise invalid_argument(field, value, "it must not be empty")
-    if len(value) > _MAX_NAME:
-        raise invalid_argument(field, value, f"at most {_MAX_NAME} characters")

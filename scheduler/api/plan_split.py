@@ -5,8 +5,8 @@ from __future__ import annotations
 from seamflow.durations import seconds_of, to_duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
-from scheduler.model.node_split import Split, split_datacentres, split_nodes
 from scheduler.model.stage_profile import StageProfile
+from scheduler.policy.node_split import Split, split_datacentres, split_nodes
 from services.chassis.errors import invalid_argument
 
 __all__ = ["MAX_NODES", "split_message"]

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from scheduler.model.lending import LendingState
-from scheduler.model.split_advice import StageBalance
+from scheduler.model.lending_state import LendingState
+from scheduler.model.stage_balance import StageBalance
 
 __all__ = [
     "ROLLOUT",
@@ -122,7 +122,7 @@ class Assignment:
     """What a node must do."""
 
     tag: str = ""
-    """Activity tag; empty: nothing."""
+    """Activity tag; empty while the node does nothing."""
     epoch: int = 0
     """Fencing number; 0 only before the first assignment."""
     gang_id: str = ""

@@ -11,10 +11,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, get_args
 
-from scheduler.model import lending as gate
-from scheduler.model.lending import LendingDecision, LendingInputs, LendingReason, LendingState
+from scheduler.model.lending_state import LendingDecision, LendingReason, LendingState
 from scheduler.model.records import ROLLOUT, Assignment, Gang, GangKey, Node, RunPolicy
+from scheduler.policy import lending as gate
 from scheduler.policy.fair_share import divide
+from scheduler.policy.lending import LendingInputs
 from scheduler.policy.placement import Placement, place
 from services.chassis import plugins
 

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from scheduler.model.records import ROLLOUT, Node
 
-__all__ = ["record_switch", "toggle_seconds"]
+__all__ = ["record_switch", "round_trip_seconds"]
 
 _NEWEST = 0.5
 """Weight of the newest switch in the mean of a node's switches."""
@@ -22,7 +22,7 @@ def record_switch(node: Node, seconds: float) -> Node:
     return replace(node, switch_seconds={**node.switch_seconds, tag: mean})
 
 
-def toggle_seconds(nodes: Collection[Node], tag: str) -> float:
+def round_trip_seconds(nodes: Collection[Node], tag: str) -> float:
     """Mean seconds of a switch to rollout plus one to `tag`; one not measured equals the other."""
     means = [
         fmean(known)

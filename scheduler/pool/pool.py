@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from scheduler.model.lending import BatchForecast
+from scheduler.model.lending_state import BatchForecast
 from scheduler.model.records import (
     AllocationEvent,
     EventKind,
@@ -19,10 +19,10 @@ from scheduler.model.records import (
     NodeState,
     State,
 )
-from scheduler.model.split_advice import SplitAdvice
-from scheduler.model.tail_migration import MeasuredBatch, Tail
+from scheduler.model.stage_balance import SplitAdvice
 from scheduler.policy.allocation_policy import AllocationPolicy
-from scheduler.pool.heartbeats import NodeLeases
+from scheduler.policy.tail_migration import MeasuredBatch, Tail
+from scheduler.pool.node_leases import NodeLeases
 from scheduler.pool.state_transaction import StateTransaction
 from scheduler.pool.tail_starts import TailStarts
 from scheduler.store.interface import Store, SupersededError
@@ -180,7 +180,7 @@ class Pool:
         batch: int,
         measured: MeasuredBatch | None,
     ) -> Tail | None:
-        """Release a gang's nodes until `batch`; when it begins with it, None: nothing is known.
+        """Release a gang's nodes until `batch`; when it begins with it, None if not known.
 
         See `StateTransaction.release`. `measured` is what the gang measured of its newest batch.
         """

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from scheduler.model.lending import (
+from scheduler.model.lending_state import (
     BatchForecast,
     LendingDecision,
-    LendingInputs,
     LendingReason,
     LendingState,
 )
@@ -25,11 +24,13 @@ from scheduler.model.records import (
     RunPolicy,
     State,
 )
-from scheduler.model.split_advice import NodeCounts, StageBalance
-from scheduler.model.tail_migration import Tail
+from scheduler.model.stage_balance import NodeCounts, StageBalance
+from scheduler.policy import split_advice
 from scheduler.policy.allocation_policy import AllocationPolicy, Plan
-from scheduler.policy.switch_stats import record_switch, toggle_seconds
-from scheduler.pool.heartbeats import check_epochs
+from scheduler.policy.lending import LendingInputs
+from scheduler.policy.switch_stats import round_trip_seconds
+from scheduler.policy.tail_migration import Tail
+from scheduler.pool.heartbeat import check_epochs, is_late, reported_node
 from services.chassis.errors import already_exists, invalid_argument, not_found
 
 __all__ = ["StateTransaction"]
@@ -125,22 +126,11 @@ class StateTransaction:
             node = self._keep(replace(node, report=report))
         if (state, reported) == (node.state, node.reported_epoch):
             return
-        current = reported == node.assignment.epoch
-        if switch_seconds is not None and current and node.warm:
-            node = record_switch(node, switch_seconds)
-        was_overdue = node.overdue
-        node = replace(
-            node,
-            state=state,
-            reported_epoch=reported,
-            leaving=state is NodeState.DRAINING and current,
-            overdue=was_overdue and not current,
-            warm=node.warm or state in (NodeState.ACTIVE, NodeState.IDLE),
-        )
-        self._put(node, EventKind.REPORTED, "leaving" if node.leaving else "heartbeat")
-        if node.leaving:
+        after = reported_node(node, state, reported, switch_seconds)
+        self._put(after, EventKind.REPORTED, "leaving" if after.leaving else "heartbeat")
+        if after.leaving:
             self.replan(f"{node_id} is leaving")
-        elif was_overdue and current:
+        elif node.overdue and not after.overdue:
             self.replan(f"{node_id} left its old work")
 
     def see_epoch(self, epoch: int) -> None:
@@ -182,7 +172,7 @@ class StateTransaction:
         gang = self._gangs.get(key)
         if gang is None or (gang.parked and forecast is not None):
             return
-        decision = _RELEASED if forecast is None else self._decide_release(gang, forecast, batch)
+        decision = _RELEASED if forecast is None else self._lend_or_keep(gang, forecast, batch)
         if decision.lend:
             del self._gangs[key]
         else:
@@ -235,7 +225,7 @@ class StateTransaction:
 
     def mark_overdue(self, leave_seconds: float) -> None:
         """Plan without nodes that stay at their old work longer than `leave_seconds`."""
-        late = [node for node in self._nodes.values() if self._is_late(node, leave_seconds)]
+        late = [node for node in self._nodes.values() if is_late(node, self._now, leave_seconds)]
         for node in late:
             cause = f"did not leave its old work within {leave_seconds:g} s"
             self._put(replace(node, overdue=True), EventKind.OVERDUE, cause)
@@ -292,7 +282,7 @@ class StateTransaction:
             if reason:
                 self._log(EventKind.WAITING, f"gang {gang.gang_id}: {reason}", run_id=gang.run_id)
 
-    def _decide_release(self, gang: Gang, forecast: BatchForecast, batch: int) -> LendingDecision:
+    def _lend_or_keep(self, gang: Gang, forecast: BatchForecast, batch: int) -> LendingDecision:
         """Measure the cycle that ends, and decide the next one, until `batch`."""
         key = gang.key
         lending = self._lendings.get(key, LendingState())
@@ -322,8 +312,8 @@ class StateTransaction:
             forecast=forecast,
             num_dedicated=self._num_generating(gang.run_id),
             num_lent=len(lendable),
-            toggle_seconds=toggle_seconds(lendable, gang.tag),
-            advised=self._balances.get(gang.key, StageBalance()).lends,
+            round_trip_seconds=round_trip_seconds(lendable, gang.tag),
+            advised=split_advice.lends(self._balances.get(gang.key, StageBalance())),
         )
         return self._policy.decide_lending(lending, inputs)
 
@@ -347,7 +337,7 @@ class StateTransaction:
             lent=len(self._lendable(gang)) if is_lent else 0,
         )
         before = self._balances.get(gang.key, StageBalance())
-        self._balances[gang.key] = after = before.done(node_counts, self._now)
+        self._balances[gang.key] = after = split_advice.finished(before, node_counts, self._now)
         if after.advice != before.advice:
             self._log(EventKind.ADVICE, f"gang {gang.gang_id}: {after.cause}", run_id=gang.run_id)
 
@@ -371,13 +361,6 @@ class StateTransaction:
 
     def _members(self, gang: Gang) -> list[Node]:
         return [node for node in self._nodes.values() if node.gang_key == gang.key]
-
-    def _is_late(self, node: Node, leave_seconds: float) -> bool:
-        """Whether a node has not left its old work for a gang within `leave_seconds`."""
-        if node.assigned_time is None or not node.assignment.gang_id or not node.available:
-            return False
-        there = node.reported_epoch == node.assignment.epoch or node.state is NodeState.IDLE
-        return not there and self._now - node.assigned_time >= leave_seconds
 
     def _put(self, node: Node, kind: EventKind, cause: str) -> None:
         self._log(kind, cause, node=self._keep(node))

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from scheduler.model.records import ROLLOUT, Gang, GangKey, Node, State
-from scheduler.model.tail_migration import Engines, GangCosts, MeasuredBatch, Tail, best_tail
-from scheduler.policy.switch_stats import toggle_seconds
+from scheduler.policy.switch_stats import round_trip_seconds
+from scheduler.policy.tail_migration import Engines, GangCosts, MeasuredBatch, Tail, best_tail
 from services.chassis import metrics
 from services.lib.decode_latency import MeasuredLatency
 
@@ -80,14 +80,14 @@ class TailStarts:
         """m, if the tail lasts longer than nodes take to leave the run and return; else 0."""
         tail = self.newest(key)
         nodes = [node for node in state.nodes.values() if key[0] in node.runs_for(ROLLOUT)]
-        if tail is None or tail.gang_seconds <= toggle_seconds(nodes, ROLLOUT):
+        if tail is None or tail.gang_seconds <= round_trip_seconds(nodes, ROLLOUT):
             return 0
         return tail.num_kept
 
     async def after_release(
         self, before: State, after: State, key: GangKey, number: int, batch: MeasuredBatch
     ) -> Tail | None:
-        """When the gang begins with its batch `number`; None: nothing is known yet.
+        """When the gang begins with its batch `number`; None if not known yet.
 
         Args:
             before: the state before the release; the gang holds its nodes.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
-from scheduler.model.lending import BatchForecast, DecayedMean, LendingState
+from scheduler.model.lending_state import BatchForecast, DecayedMean, LendingState
 from scheduler.model.records import (
     AllocationEvent,
     Assignment,
@@ -24,7 +24,7 @@ from scheduler.model.records import (
     RunPolicy,
     Worker,
 )
-from scheduler.model.split_advice import BatchTimes, NodeCounts, SplitAdvice, StageBalance
+from scheduler.model.stage_balance import BatchTimes, NodeCounts, SplitAdvice, StageBalance
 
 __all__ = [
     "decode_event",

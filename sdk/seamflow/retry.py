@@ -22,7 +22,15 @@ from seamflow.errors import (
     decode,
 )
 
-__all__ = ["OF_ONE_CALL", "Attempt", "Backoff", "current_attempt", "may_retry", "retrying"]
+__all__ = [
+    "OF_ONE_CALL",
+    "Attempt",
+    "Backoff",
+    "current_attempt",
+    "may_resume",
+    "may_retry",
+    "retrying",
+]
 
 T = TypeVar("T")
 
@@ -69,6 +77,15 @@ def may_retry(error: SeamflowError) -> bool:
     gRPC's own RESOURCE_EXHAUSTED names none: a message is too large, and stays so.
     """
     return isinstance(error, UnavailableError) or error.retry_after is not None
+
+
+def may_resume(error: SeamflowError) -> bool:
+    """Whether a broken stream of `Generate` is resumed by a new call, as `TurnStream` does.
+
+    Also after a stale epoch: the store restarted during the call, so a new attempt takes the turn
+    over.
+    """
+    return may_retry(error) or isinstance(error, StaleEpochError)
 
 
 async def retrying(

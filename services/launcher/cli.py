@@ -25,14 +25,12 @@ from typing import Any, NoReturn
 from services.chassis.config.load import load, load_or_exit
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError, ExitCode, StartupError
-from services.launcher import redis_server
 from services.launcher.agent_access import base_url
 from services.launcher.checks.groups import check_groups
 from services.launcher.checks.installed_extras import check_installed
 from services.launcher.checks.loopback_hosts import check_hosts
 from services.launcher.checks.process_settings import process_setting
 from services.launcher.checks.run_settings import check_settings
-from services.launcher.checks.same_run import check_same_run, note_beginning
 from services.launcher.checks.task_amount import amount_of_tasks
 from services.launcher.checks.thread_numbers import divided_threads, num_cores
 from services.launcher.checks.user_command import run_command
@@ -48,15 +46,17 @@ from services.launcher.evaluation.evaluation_config import EvaluationConfig
 from services.launcher.evaluation.heldout_tasks import heldout_fields, read_tasks
 from services.launcher.layout import AGENT_PORTS, Layout, free_ports
 from services.launcher.process_plan import CHECK_TASKS, plan
+from services.launcher.redis import redis_server
 from services.launcher.report.run_end import recorded_end
 from services.launcher.report.shown_summary import show_summary
 from services.launcher.run import Run
+from services.launcher.same_run import run_lock
+from services.launcher.same_run.same_run import check_same_run, note_beginning
 from services.launcher.supervisor import child_environment
 from services.launcher.view import LiveView, PlainView
-from services.lib import run_lock
 from services.lib.model_files.end_ids import warn_of_end
-from services.lib.model_folder import check_chat_template, check_model_folder
-from services.lib.text_config import check_attention
+from services.lib.model_files.model_folder import check_chat_template, check_model_folder
+from services.lib.model_files.text_config import check_attention
 
 __all__ = ["check_evaluation", "check_program", "main", "make_layout"]
 

@@ -19,7 +19,6 @@ from typing import Any, NoReturn
 
 from services.chassis.config.load import load
 from services.chassis.errors import ConfigError, ExitCode, StartupError
-from services.launcher import redis_server
 from services.launcher.checks.installed_extras import check_installed
 from services.launcher.checks.process_settings import process_setting
 from services.launcher.child_process import ProcessPlan
@@ -30,6 +29,7 @@ from services.launcher.evaluation.evaluation_log import EvaluationLine
 from services.launcher.evaluation.evaluator import shown
 from services.launcher.layout import Layout
 from services.launcher.process_plan import plan
+from services.launcher.redis import redis_server
 from services.launcher.run import Run
 from services.launcher.supervisor import child_environment
 from services.launcher.view import LiveView, PlainView

@@ -20,7 +20,6 @@ from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
-from services.launcher import redis_server
 from services.launcher.agent_access import LeaseHint, instructions
 from services.launcher.checks.health_notes import HealthNotes
 from services.launcher.checks.run_folder import watch_folder
@@ -31,7 +30,10 @@ from services.launcher.evaluation.evaluation_log import EvaluationLine
 from services.launcher.evaluation.evaluator import Evaluator
 from services.launcher.evaluation.heldout import trajectories
 from services.launcher.layout import Layout
+from services.launcher.redis import redis_server
 from services.launcher.report import plots
+from services.launcher.report.alarm_notes import AlarmNotes
+from services.launcher.report.failure_notes import FailureNotes
 from services.launcher.report.learned import failure_lines, learned
 from services.launcher.report.occupancy import CoresBusy, Occupancy
 from services.launcher.report.ready_notes import ReadyNotes
@@ -44,14 +46,12 @@ from services.launcher.report.summary import (
 )
 from services.launcher.report.token_audit import audit_figures
 from services.launcher.run_until_failure import run_until_failure
+from services.launcher.same_run.run_rules import rules
 from services.launcher.service_clients import Services, connected
 from services.launcher.supervisor import Supervisor, child_environment
 from services.launcher.training import Training
 from services.launcher.view import View
-from services.lib.alarm_notes import AlarmNotes
 from services.lib.child_process import Child
-from services.lib.failure_notes import FailureNotes
-from services.lib.run_rules import rules
 
 __all__ = ["Run"]
 

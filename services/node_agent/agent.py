@@ -16,10 +16,10 @@ from seamflow.stubs import async_stub
 from services.chassis import metrics
 from services.chassis.errors import DependencyUnavailable
 from services.chassis.log import get_logger
-from services.node_agent.activities import Role
 from services.node_agent.lease import Lease
 from services.node_agent.measurements import Reporter
 from services.node_agent.switcher import NodeStatus, Order, Switcher
+from services.node_agent.worker_clients import Role
 
 __all__ = ["NodeAgent"]
 

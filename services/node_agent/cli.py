@@ -10,13 +10,13 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from services.chassis.rpc.clients import channel
 from services.chassis.rpc.server import Service, run
-from services.node_agent.activities import Activity, Role, SupervisedActivity, activity
 from services.node_agent.agent import NodeAgent
 from services.node_agent.config import NodeAgentConfig
 from services.node_agent.lease import Lease
 from services.node_agent.measurements import Reporter
 from services.node_agent.process_journal import ProcessJournal
 from services.node_agent.switcher import Switcher
+from services.node_agent.worker_clients import Activity, Role, SupervisedActivity, activity
 from services.node_agent.worker_process import WorkerProcess, WorkerProcesses
 
 __all__ = ["build", "main"]

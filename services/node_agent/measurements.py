@@ -9,7 +9,7 @@ import grpc.aio
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from services.chassis import metrics
-from services.node_agent.activities import Activity, Role, WorkerStatus
+from services.node_agent.worker_clients import Activity, Role, WorkerStatus
 
 __all__ = ["Reporter"]
 

@@ -16,7 +16,7 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from services.chassis import metrics
 from services.chassis.log import get_logger
-from services.node_agent.activities import Activity, Role
+from services.node_agent.worker_clients import Activity, Role
 
 __all__ = ["NodeStatus", "Order", "Switcher"]
 

@@ -11,6 +11,7 @@ from seamflow.ranker.v1 import ranker_service_pb2 as pb
 from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceServicer
 
 from services.chassis.errors import invalid_argument, not_found
+from services.chassis.rpc.fields import not_negative
 from services.ranker.features import TurnStart
 from services.ranker.ranker import Ranker
 
@@ -43,7 +44,7 @@ class RankerServicer(RankerServiceServicer):
             TurnStart(
                 task_id=prompt.task_id,
                 token_ids=_ids(f"prompts[{i}].token_ids", prompt.token_ids),
-                turn_index=_not_negative(f"prompts[{i}].turn_index", prompt.turn_index),
+                turn_index=not_negative(f"prompts[{i}].turn_index", prompt.turn_index),
             )
             for i, prompt in enumerate(request.prompts)
         ]
@@ -73,9 +74,3 @@ def _ids(field: str, packed: bytes) -> NDArray[np.int32]:
     if len(packed) % 4:
         raise invalid_argument(field, f"{len(packed)} bytes", "whole little-endian int32 ids")
     return np.frombuffer(packed, "<i4")
-
-
-def _not_negative(field: str, value: int) -> int:
-    if value < 0:
-        raise invalid_argument(field, value, "must be at least 0")
-    return value

@@ -21,8 +21,8 @@ from seamflow.trajectory.v1 import column_service_pb2 as pb
 from seamflow.trajectory.v1.column_service_pb2_grpc import ColumnServiceStub
 
 from services.chassis.log import get_logger
+from services.chassis.rpc.retries import retry_forever
 from services.scoring.config import ScoringConfig
-from services.scoring.retry import retry_forever
 
 __all__ = ["NodeRequest"]
 
@@ -77,7 +77,9 @@ class NodeRequest:
             wait=to_duration(wait_seconds),
         )
         try:
-            return await retry_forever(lambda: self._columns.GetColumnBacklog(request))
+            return await retry_forever(
+                "GetColumnBacklog", lambda: self._columns.GetColumnBacklog(request)
+            )
         except NotFoundError:
             await asyncio.sleep(_LOOK_SECONDS)  # the run is created later
             return pb.GetColumnBacklogResponse()
@@ -91,11 +93,11 @@ class NodeRequest:
             num_nodes=1,
             node_ids=[self._config.node_id],
         )
-        await retry_forever(lambda: self._scheduler.RequestNodes(request))
+        await retry_forever("RequestNodes", lambda: self._scheduler.RequestNodes(request))
 
     async def _release(self) -> None:
         request = scheduler_pb.ReleaseNodesRequest(
             run_id=self._config.run_id, gang_id=self._gang_id
         )
-        await retry_forever(lambda: self._scheduler.ReleaseNodes(request))
+        await retry_forever("ReleaseNodes", lambda: self._scheduler.ReleaseNodes(request))
         get_logger().info("node_released", node_id=self._config.node_id)

@@ -35,8 +35,8 @@ from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.chassis import metrics
 from services.chassis.log import get_logger
+from services.chassis.rpc.retries import retry_forever
 from services.scoring.config import ScoringConfig
-from services.scoring.retry import retry_forever
 from services.scoring.row_batches import prefix_batches
 from services.scoring.scorer import Row, Scorer
 
@@ -112,7 +112,7 @@ class Scoring:
 
     async def _lease(self, request: pb.LeaseColumnRequest) -> pb.LeaseColumnResponse:
         try:
-            return await retry_forever(lambda: self._stub.LeaseColumn(request))
+            return await retry_forever("LeaseColumn", lambda: self._stub.LeaseColumn(request))
         except NotFoundError:
             _log.warning("run_not_found", run_id=self._config.run_id)
             await asyncio.sleep(_ABSENT_SECONDS)
@@ -203,7 +203,7 @@ class Scoring:
             failures=scored.failures,
         )
         try:
-            written = await retry_forever(lambda: self._stub.WriteColumn(request))
+            written = await retry_forever("WriteColumn", lambda: self._stub.WriteColumn(request))
         except (PreconditionError, NotFoundError, ConflictError, ExhaustedError) as error:
             # The lease expired, the rollout was deleted, another service wrote the column, or the
             # message is too large.

@@ -16,7 +16,7 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceServicer
 from services.chassis import metrics
 from services.chassis.errors import ServiceError, already_exists, not_found
 from services.chassis.log import get_logger
-from services.chassis.rpc import tracing
+from services.chassis.rpc import fields, tracing
 from services.lib.weight_files.shard_sender import ShardSender
 from services.weights import validation
 from services.weights.relay_tree import parent
@@ -104,10 +104,10 @@ class WeightServicer(WeightServiceServicer):
         """Allocate a version."""
         scope = validation.scope_of(request.run_id, request.model)
         publish = Publish(
-            key=validation.required("request_id", request.request_id),
-            step=validation.not_negative("step", request.step),
-            parent=validation.not_negative("parent_weight_version", request.parent_weight_version),
-            epoch=validation.positive("epoch", request.epoch),
+            key=fields.required("request_id", request.request_id),
+            step=fields.not_negative("step", request.step),
+            parent=fields.not_negative("parent_weight_version", request.parent_weight_version),
+            epoch=fields.positive("epoch", request.epoch),
         )
         # Folders on disk count too: a store that lost data must not reuse their versions.
         floor = await self._folders.highest(scope)
@@ -126,7 +126,7 @@ class WeightServicer(WeightServiceServicer):
     ) -> pb.GetUploadResponse:
         """Read how much of each file is here; all of it, once it is committed."""
         scope = validation.scope_of(request.run_id, request.model)
-        version = validation.positive("weight_version", request.weight_version)
+        version = fields.positive("weight_version", request.weight_version)
         validation.check_files(request.files)
         manifest = await self._store.manifest(scope, version)
         committed = [] if manifest is None else list(manifest.files)
@@ -144,7 +144,7 @@ class WeightServicer(WeightServiceServicer):
     ) -> pb.ProbeFolderResponse:
         """Name the folder of a version, with a probe in it."""
         scope = validation.scope_of(request.run_id, request.model)
-        version = validation.positive("weight_version", request.weight_version)
+        version = fields.positive("weight_version", request.weight_version)
         if await self._store.allocation(scope, version) is None:
             raise not_found("weight_version", str(version))
         if not self._offer_folder:
@@ -163,8 +163,8 @@ class WeightServicer(WeightServiceServicer):
     ) -> pb.CommitPublishResponse:
         """Check the files, then make the version visible in one write."""
         scope = validation.scope_of(request.run_id, request.model)
-        version = validation.positive("weight_version", request.weight_version)
-        epoch = validation.positive("epoch", request.epoch)
+        version = fields.positive("weight_version", request.weight_version)
+        epoch = fields.positive("epoch", request.epoch)
         validation.check_files(request.files)
         manifest = await self._store.manifest(scope, version)
         repeated = manifest is not None
@@ -202,7 +202,7 @@ class WeightServicer(WeightServiceServicer):
         scope = validation.scope_of(request.run_id, request.model)
         relay, address = self._relay, request.address
         if address:
-            validation.required("address", address)
+            fields.required("address", address)
             await self._store.join(scope, _RELAYS, address, ttl=relay.seconds, limit=0)
         response = pb.RequestSourcesResponse(ttl=to_duration(relay.seconds))
         if not request.weight_version:
@@ -219,7 +219,7 @@ class WeightServicer(WeightServiceServicer):
     ) -> pb.AcquireSwapResponse:
         """Grant a place if one is free; a crashed server loses its place after a timeout."""
         scope = validation.scope_of(request.run_id, request.model)
-        server, rolling = validation.required("server_id", request.server_id), self._rolling
+        server, rolling = fields.required("server_id", request.server_id), self._rolling
         granted = await self._store.join(
             scope, _SWAPS, server, ttl=rolling.seconds, limit=rolling.servers
         )
@@ -230,7 +230,7 @@ class WeightServicer(WeightServiceServicer):
     ) -> pb.ReleaseSwapResponse:
         """Free the place for another server."""
         scope = validation.scope_of(request.run_id, request.model)
-        server = validation.required("server_id", request.server_id)
+        server = fields.required("server_id", request.server_id)
         await self._store.leave(scope, _SWAPS, server)
         return pb.ReleaseSwapResponse()
 
@@ -239,7 +239,7 @@ class WeightServicer(WeightServiceServicer):
     ) -> AsyncIterator[pb.WatchVersionsResponse]:
         """Send the newest version whenever it is above the last one sent."""
         scope = validation.scope_of(request.run_id, request.model)
-        after = validation.not_negative("after_weight_version", request.after_weight_version)
+        after = fields.not_negative("after_weight_version", request.after_weight_version)
         while True:
             after = await self._feed.newer(scope, after)
             manifest = await self._store.manifest(scope, after)

@@ -9,6 +9,7 @@ import xxhash
 from seamflow.weights.v1 import weight_service_pb2 as pb
 
 from services.chassis.errors import Reason, ServiceError, failed_precondition
+from services.chassis.rpc import fields
 from services.lib.weight_files.shard_chunks import keep_freed_memory
 from services.weights import validation
 from services.weights.store_interface import Store
@@ -53,8 +54,8 @@ class UploadReceiver:
 
     async def _store_part(self, request: pb.UploadShardsRequest, held: dict[str, int]) -> int:
         scope = validation.scope_of(request.run_id, request.model)
-        version = validation.positive("weight_version", request.weight_version)
-        epoch = validation.positive("epoch", request.epoch)
+        version = fields.positive("weight_version", request.weight_version)
+        epoch = fields.positive("epoch", request.epoch)
         validation.check_part(request)
         await self._store.fence(scope, epoch, version)
         size = await self._folders.receive(

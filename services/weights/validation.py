@@ -13,6 +13,7 @@ from seamflow.weights.v1.weight_service_pb2 import (
 )
 
 from services.chassis.errors import invalid_argument
+from services.chassis.rpc.fields import not_negative
 from services.lib.weight_files.folder_probe import CONTENT_BYTES, PROBE_NAME
 from services.lib.weight_files.shard_chunks import CHUNK_BYTES
 from services.weights.store_interface import Scope
@@ -22,9 +23,6 @@ __all__ = [
     "check_files",
     "check_part",
     "check_probe",
-    "not_negative",
-    "positive",
-    "required",
     "scope_of",
 ]
 
@@ -113,39 +111,6 @@ def check_probe(probe: FolderProbe) -> None:
     if not 1 <= len(probe.content) <= CONTENT_BYTES:
         cure = f"it must have 1 to {CONTENT_BYTES} bytes"
         raise invalid_argument("written.content", f"{len(probe.content)} bytes", cure)
-
-
-def positive(field: str, value: int) -> int:
-    """`value`, checked to be at least 1.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT.
-    """
-    if value < 1:
-        raise invalid_argument(field, value, "it must be at least 1")
-    return value
-
-
-def not_negative(field: str, value: int) -> int:
-    """`value`, checked to be at least 0.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT.
-    """
-    if value < 0:
-        raise invalid_argument(field, value, "it must be at least 0")
-    return value
-
-
-def required(field: str, value: str) -> str:
-    """`value`, checked to have 1 to 256 characters.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT.
-    """
-    if not 1 <= len(value) <= 256:
-        raise invalid_argument(field, value[:32], "it must have 1 to 256 characters")
-    return value
 
 
 def _named(field: str, value: str) -> str:

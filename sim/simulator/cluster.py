@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scheduler.model.lending import BatchForecast
+from scheduler.model.lending_state import BatchForecast
 from scheduler.model.records import ROLLOUT, TRAIN, EventKind, Gang, Node, NodeState, State
 from scheduler.policy.allocation_policy import AllocationPolicy
 from scheduler.pool.state_transaction import StateTransaction

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollout.gateway.dispatch.policies import TurnRequest
-from scheduler.model.lending import BatchForecast
+from scheduler.model.lending_state import BatchForecast
 from scheduler.policy.allocation_policy import LendingMode, PreemptivePolicy
 from sim.clock import Clock
 from sim.costs import Costs

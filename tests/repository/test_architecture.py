@@ -6,7 +6,7 @@ import ast
 import importlib.metadata
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -114,6 +114,44 @@ def test_what_is_shared_does_not_know_who_shares_it() -> None:
     assert breaches("tools", *OURS, "bench", "deploy") == []
 
 
+def library_users(
+    libraries: Mapping[str, Iterable[str]], imported: Mapping[str, Iterable[str]]
+) -> dict[str, set[str]]:
+    """The processes that use each library, themselves or through another library.
+
+    Args:
+        libraries: each with the libraries that it imports.
+        imported: the names that each process imports.
+    """
+    users: dict[str, set[str]] = {library: set() for library in libraries}
+    for process, names in imported.items():
+        found = [library for name in names if (library := _module_in(users, name))]
+        while found:
+            library = found.pop()
+            if process not in users[library]:
+                users[library].add(process)
+                found += libraries[library]
+    return users
+
+
+def test_a_library_has_two_processes_that_use_it() -> None:
+    """What one process alone uses lies with that process."""
+    packages = {module_of(f) for f in files_of("services.lib") if f.stem == "__init__"}
+    imported = {each: [n for f in files_of(each) for n in imports(f)] for each in PROCESSES}
+    users = library_users(import_graph("services.lib"), imported)
+    assert {name: each for name, each in users.items() if len(each) < 2} == {
+        name: set() for name in packages if not users[name]
+    }
+
+
+def test_a_library_of_one_process_is_noticed() -> None:
+    """Negative control; one that another library imports has that one's users."""
+    libraries = {"lib.own": ["lib.below"], "lib.shared": ["lib.below"], "lib.below": []}
+    imported = {"a": ["lib.own.Name", "lib.shared"], "b": ["lib.shared.Name", "os.path"]}
+    users = library_users(libraries, imported)
+    assert users == {"lib.own": {"a"}, "lib.shared": {"a", "b"}, "lib.below": {"a", "b"}}
+
+
 def test_measurements_do_not_import_tests() -> None:
     """`bench` and `sim` run from the product and what is theirs; tests import them."""
     assert breaches("bench", *OURS) == []
@@ -143,7 +181,7 @@ def import_graph(package: str) -> dict[str, set[str]]:
     }
 
 
-def _module_in(modules: Mapping[str, Path], name: str) -> str | None:
+def _module_in(modules: Collection[str], name: str) -> str | None:
     # `from package.module import Name` names a module plus something in it.
     return next((n for n in (name, name.rpartition(".")[0]) if n in modules), None)
 

@@ -10,7 +10,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from services.chassis.redis.connect import connect
-from services.lib import run_lock
+from services.launcher.same_run import run_lock
 from tools.backup.contents import RDB, BackupError, Contents, copied, read_contents
 from tools.backup.snapshot import require_one_server, serving
 

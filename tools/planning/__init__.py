@@ -5,5 +5,5 @@
     chart_values.py     a plan as node pools of the Helm chart
 
 The split of nodes between generation and training (StreamRL, Alg. 1) is in
-`scheduler.model.node_split`.
+`scheduler.policy.node_split`.
 """

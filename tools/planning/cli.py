@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from scheduler.model.node_split import Split, split_datacentres, split_nodes
 from scheduler.model.stage_profile import StageProfile
+from scheduler.policy.node_split import Split, split_datacentres, split_nodes
 from services.chassis.errors import ExitCode, StartupError, UsageError
-from services.lib.fused_schedule.plan import fused_plan
-from services.lib.fused_schedule.problem import Pipeline, Problem, fused_problem
 from tools.planning.chart_values import write_values
 from tools.planning.fusion import fusion_table, picture, reroute_table
 from tools.planning.input_files import (
@@ -23,6 +21,8 @@ from tools.planning.input_files import (
 )
 from tools.planning.role_placement import place
 from tools.planning.tables import BEST, placement_table, span_table, split_table
+from trainer.pipeline.fused_schedule.plan import fused_plan
+from trainer.pipeline.fused_schedule.problem import Pipeline, Problem, fused_problem
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.lib.fused_schedule.greedy import greedy
-from services.lib.fused_schedule.plan import FusedPlan, fused_plan, serial_orders
-from services.lib.fused_schedule.problem import (
+from trainer.pipeline.fused_schedule.greedy import greedy
+from trainer.pipeline.fused_schedule.plan import FusedPlan, fused_plan, serial_orders
+from trainer.pipeline.fused_schedule.problem import (
     FORWARD,
     Orders,
     Pipeline,
     Problem,
     serial_seconds,
 )
-from services.lib.fused_schedule.reroute import dropped_seconds, replicated, rerouted
-from services.lib.fused_schedule.timeline import timeline
+from trainer.pipeline.fused_schedule.reroute import dropped_seconds, replicated, rerouted
+from trainer.pipeline.fused_schedule.timeline import timeline
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -14,8 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 from scheduler.model.stage_profile import StageProfile
 from services.chassis.config.sources import nearest
 from services.chassis.errors import ConfigError
-from services.lib.fused_schedule.problem import Pipeline
 from tools.planning.dataflow import Dataflow, Role
+from trainer.pipeline.fused_schedule.problem import Pipeline
 
 __all__ = ["read_dataflow", "read_pipelines", "read_profiles"]
 

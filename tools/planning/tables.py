@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from scheduler.model.node_split import Split
+from scheduler.policy.node_split import Split
 from tools.planning.role_placement import Placement
 
 if TYPE_CHECKING:

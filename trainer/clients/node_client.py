@@ -13,13 +13,15 @@ from seamflow.scheduler.v1 import scheduler_service_pb2_grpc as scheduler_grpc
 from seamflow.stubs import async_stub
 
 from services.chassis.log import get_logger
-from trainer.clients.retry_forever import MARGIN_SECONDS, retry_forever
+from services.chassis.rpc.retries import retry_forever
 
 __all__ = ["NodeClient"]
 
 _TAG, _ROLLOUT = "train", "rollout"
 _POLL_SECONDS = 20.0
 """Longest duration of one long poll."""
+_MARGIN_SECONDS = 15.0
+"""Time after the end of a long poll at which an unanswered call is retried."""
 _PASSED = Timestamp(seconds=1)
 """Passed on every clock: this machine's may be ahead of the scheduler's, and nodes that are needed
 now would be needed later."""
@@ -107,7 +109,7 @@ class NodeClient:
             batch=self._batch,
             needed_time=_PASSED if is_ahead else None,
         )
-        timeout = wait_seconds + MARGIN_SECONDS
+        timeout = wait_seconds + _MARGIN_SECONDS
         response = await retry_forever(
             "RequestNodes", lambda: stub.RequestNodes(request, timeout=timeout)
         )
@@ -151,7 +153,7 @@ class NodeClient:
 
         async def nodes(page: scheduler_pb2.ListNodesRequest) -> scheduler_pb2.ListNodesResponse:
             return await retry_forever(
-                "ListNodes", lambda: stub.ListNodes(page, timeout=MARGIN_SECONDS)
+                "ListNodes", lambda: stub.ListNodes(page, timeout=_MARGIN_SECONDS)
             )
 
         return [node async for page in pages(nodes, request) for node in page.nodes]

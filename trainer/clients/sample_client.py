@@ -17,7 +17,7 @@ from seamflow.trajectory.v1 import sample_service_pb2_grpc as sample_grpc
 
 from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
-from trainer.clients.retry_forever import MARGIN_SECONDS, retry_forever
+from services.chassis.rpc.retries import retry_forever
 from trainer.config import AlgorithmConfig, BatchConfig
 from trainer.data.batch_progress import BatchProgress
 
@@ -27,6 +27,8 @@ _PAGE_BYTES = 1 << 20
 _MAX_MESSAGE = 2048
 _LEASE_POLL_SECONDS = 5.0
 """Shorter: during a lease poll the gang holds nodes that could be lent."""
+_MARGIN_SECONDS = 15.0
+"""Time after the end of a long poll at which an unanswered call is retried."""
 
 
 class SampleClient:
@@ -113,7 +115,7 @@ class SampleClient:
             min_ready_groups=max(more_than + 1 - self._num_open_groups, 0),
             wait=to_duration(wait_seconds),
         )
-        timeout = wait_seconds + MARGIN_SECONDS
+        timeout = wait_seconds + _MARGIN_SECONDS
         response = await retry_forever(
             "AwaitStep", lambda: self._stub.AwaitStep(request, timeout=timeout)
         )
@@ -182,7 +184,7 @@ class SampleClient:
     async def _call_lease(
         self, request: sample_pb2.LeaseSamplesRequest
     ) -> sample_pb2.LeaseSamplesResponse:
-        timeout = _LEASE_POLL_SECONDS + MARGIN_SECONDS
+        timeout = _LEASE_POLL_SECONDS + _MARGIN_SECONDS
         return await retry_forever(
             "LeaseSamples", lambda: self._stub.LeaseSamples(request, timeout=timeout)
         )

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from services.lib.fused_schedule.problem import FORWARD
+from trainer.pipeline.fused_schedule.problem import FORWARD
 from trainer.pipeline.layout import Channel, Layout
 from trainer.pipeline.messages import Inbox, Outbox, Peers, Shape
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from services.lib.fused_schedule.problem import BACKWARD, FORWARD
+from trainer.pipeline.fused_schedule.problem import BACKWARD, FORWARD
 
 __all__ = ["POLICY", "VALUES", "Channel", "Layout", "layout_of"]
 

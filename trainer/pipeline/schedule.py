@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from services.chassis.log import get_logger
-from services.lib.fused_schedule.plan import FusedPlan, fused_plan, serial_orders
-from services.lib.fused_schedule.problem import FORWARD, Orders, Pipeline, Problem
-from services.lib.fused_schedule.timeline import timeline
 from trainer.config import PipelineConfig
+from trainer.pipeline.fused_schedule.plan import FusedPlan, fused_plan, serial_orders
+from trainer.pipeline.fused_schedule.problem import FORWARD, Orders, Pipeline, Problem
+from trainer.pipeline.fused_schedule.timeline import timeline
 from trainer.pipeline.interpreter import Action
 from trainer.pipeline.layout import POLICY, VALUES, Layout
 

@@ -12,10 +12,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from services.lib.fused_schedule.problem import FORWARD
 from trainer.algorithms.base import Algorithm
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.critic import take_values
+from trainer.pipeline.fused_schedule.problem import FORWARD
 from trainer.pipeline.messages import Shape
 from trainer.pipeline.stage import Stage
 from trainer.policy.forward import Predicted

@@ -27,8 +27,8 @@ from seamflow.weights.v1 import weight_service_pb2_grpc as weight_grpc
 
 from services.chassis.errors import Reason
 from services.chassis.log import get_logger
+from services.chassis.rpc.retries import retry_forever
 from services.lib.weight_files.folder_names import folder_name, versions_in
-from trainer.clients.retry_forever import retry_forever
 from trainer.config import Setting
 from trainer.model.weight_folder import write_folder
 from trainer.publish.shared_folder import shared_folder

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from seamflow.weights.v1 import weight_service_pb2 as pb
 
+from services.chassis.rpc.retries import retry_forever
 from services.lib.weight_files.folder_probe import sees, write_probe
-from trainer.clients.retry_forever import retry_forever
 
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub

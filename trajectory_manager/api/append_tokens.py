@@ -14,9 +14,9 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import ServiceError, invalid_argument
-from services.chassis.rpc import status
+from services.chassis.rpc import fields, status
+from services.chassis.rpc.request_budget import RequestBudget
 from trajectory_manager.api import conversion, validation
-from trajectory_manager.api.inflight_bytes import InflightBytes
 from trajectory_manager.model.tokens import Append, Appended, RolloutFinish, TurnEnd
 from trajectory_manager.service.rollouts import Rollouts
 
@@ -35,7 +35,7 @@ _Result = Appended | ServiceError
 class AppendTokensHandler:
     """Appends tokens and finishes rollouts, within the bound on bytes in flight."""
 
-    def __init__(self, rollouts: Rollouts, inflight: InflightBytes, max_turn_tokens: int) -> None:
+    def __init__(self, rollouts: Rollouts, inflight: RequestBudget, max_turn_tokens: int) -> None:
         """`inflight` bounds the tokens of all messages in flight, `max_turn_tokens` a turn."""
         self._rollouts = rollouts
         self._inflight = inflight
@@ -93,7 +93,7 @@ class AppendTokensHandler:
         return parsed
 
     def _append_from(self, message: pb.TokenAppend) -> Append:
-        offset = validation.not_negative("offset", message.offset)
+        offset = fields.not_negative("offset", message.offset)
         append = Append(
             *validation.turn_name(message.run_id, message.rollout_id, message.turn_id),
             message.epoch,

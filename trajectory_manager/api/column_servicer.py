@@ -15,6 +15,7 @@ from seamflow.trajectory.v1 import column_service_pb2_grpc as pb_grpc
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.chassis.errors import invalid_argument
+from services.chassis.rpc import fields
 from services.lib.token_bytes import unpack_logprobs
 from trajectory_manager.api import conversion, lease_token, validation
 from trajectory_manager.model.records import Topic
@@ -58,7 +59,7 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
             if _column("needs", need, config) == column:
                 raise invalid_argument("needs", need, "a column other than the one to write")
         number = validation.bounded("max_samples", request.max_samples, _MAX_SAMPLES)
-        number = validation.positive("max_samples", number)
+        number = fields.positive("max_samples", number)
 
         async def attempt() -> ColumnLease | None:
             return await self._store.columns.lease(run_id, column, needs, number, nonce)

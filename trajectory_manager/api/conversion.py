@@ -11,6 +11,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import task_service_pb2, trajectory_pb2, trajectory_service_pb2
 
 from services.chassis.errors import invalid_argument
+from services.chassis.rpc import fields
 from trajectory_manager.api import sampling_params, validation
 from trajectory_manager.model import prefix_tree
 from trajectory_manager.model.records import (
@@ -118,7 +119,7 @@ def pinned_from(
     version = message.pinned_weight_version
     if message.purpose != int(Purpose.EVAL):
         raise invalid_argument(field, version, "only for purpose EVAL")
-    return validation.not_negative(field, version)
+    return fields.not_negative(field, version)
 
 
 def task_to(task: Task) -> trajectory_pb2.Task:
@@ -266,7 +267,7 @@ def _turn_to(turn: Turn, tokens: Tokens, message_keys: Sequence[str]) -> traject
 def drift_from(drift: tokens_pb2.Drift) -> str:
     """The drift of a turn as JSON."""
     facts = (
-        validation.not_negative("drift.position", drift.position),
+        fields.not_negative("drift.position", drift.position),
         validation.text("drift.recorded_text", drift.recorded_text),
         validation.text("drift.retokenized_text", drift.retokenized_text),
     )

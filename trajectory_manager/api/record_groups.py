@@ -14,9 +14,9 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import invalid_argument
+from services.chassis.rpc.request_budget import RequestBudget
 from services.lib.trainable_bounds import MIN_TEMPERATURE
 from trajectory_manager.api import conversion, sampling_params, validation
-from trajectory_manager.api.inflight_bytes import InflightBytes
 from trajectory_manager.model import sampling
 from trajectory_manager.model.records import Outcome, Purpose, Rollout, SlotName, Submitted, Task
 from trajectory_manager.model.runs import RunConfig
@@ -34,7 +34,7 @@ class RecordGroupsHandler:
     """Records whole groups."""
 
     def __init__(
-        self, store: Store, rollouts: Rollouts, inflight: InflightBytes, max_turn_tokens: int
+        self, store: Store, rollouts: Rollouts, inflight: RequestBudget, max_turn_tokens: int
     ) -> None:
         """`inflight` bounds the bytes in flight, `max_turn_tokens` the tokens one turn adds."""
         self._store = store

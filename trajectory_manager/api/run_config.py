@@ -9,6 +9,7 @@ from seamflow.durations import to_duration
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.chassis.errors import Reason, failed_precondition, invalid_argument
+from services.chassis.rpc import fields
 from trajectory_manager.api import validation
 from trajectory_manager.model.records import Durability, ReplayStrategy, StalenessPolicy
 from trajectory_manager.model.runs import Replay, RunConfig
@@ -119,9 +120,9 @@ def _replay(message: trajectory_pb2.ReplayConfig) -> Replay | None:
 
 def _check(config: RunConfig) -> None:
     size = validation.bounded("config.group_size", config.group_size, _MAX_GROUP_SIZE)
-    validation.positive("config.group_size", size)
-    validation.positive("config.groups_per_step", config.groups_per_step)
-    validation.not_negative("config.max_staleness", config.max_staleness)
+    fields.positive("config.group_size", size)
+    fields.positive("config.groups_per_step", config.groups_per_step)
+    fields.not_negative("config.max_staleness", config.max_staleness)
     validation.text("config.zero_variance_reward", config.zero_variance_reward)
     if not 0 < config.lease_seconds <= _MAX_LEASE_SECONDS:
         cure = f"more than 0 s, at most {_MAX_LEASE_SECONDS} s"
@@ -135,7 +136,7 @@ def _check(config: RunConfig) -> None:
 def _check_bounds(config: RunConfig) -> None:
     validation.bounded("config.num_extra_samples", config.num_extra_samples, _MAX_GROUP_SIZE)
     for field in ("max_deliveries", "max_stored_tokens", "retention_steps"):
-        validation.not_negative(f"config.{field}", getattr(config, field))
+        fields.not_negative(f"config.{field}", getattr(config, field))
     if config.fifo_window != 0 and config.fifo_window < config.groups_per_step:
         cure = f"0 (off), or at least groups_per_step, which is {config.groups_per_step}"
         raise invalid_argument("config.fifo_window", config.fifo_window, cure)
@@ -153,7 +154,7 @@ def _check_columns(columns: tuple[str, ...]) -> None:
 
 
 def _check_replay(replay: Replay) -> None:
-    validation.positive("config.replay.groups_per_step", replay.groups_per_step)
+    fields.positive("config.replay.groups_per_step", replay.groups_per_step)
     if replay.capacity_groups < replay.groups_per_step:
         cure = f"at least groups_per_step, which is {replay.groups_per_step}"
         raise invalid_argument("config.replay.capacity_groups", replay.capacity_groups, cure)

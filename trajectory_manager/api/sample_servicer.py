@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from seamflow.trajectory.v1 import sample_service_pb2 as pb
 from seamflow.trajectory.v1 import sample_service_pb2_grpc as pb_grpc
 
+from services.chassis.rpc import fields
 from trajectory_manager.api import conversion, lease_token, step_samples, validation
 from trajectory_manager.api.column_servicer import add_columns
 from trajectory_manager.model.records import RolloutState, Topic
@@ -42,7 +43,7 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         """Make this caller the trainer of the run, at the step of its checkpoint."""
         reconciled = await self._store.ledger.reconcile(
             validation.run_name(request.run_id),
-            validation.not_negative("step", request.step),
+            fields.not_negative("step", request.step),
             validation.name("trainer_id", request.trainer_id),
         )
         return pb.ReconcileResponse(
@@ -58,8 +59,8 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         run_id = validation.run_name(request.run_id)
         wait = validation.seconds("wait", request.wait)
         page = step_samples.Page(
-            first=validation.not_negative("first_sample", request.first_sample),
-            max_bytes=validation.not_negative("max_bytes", request.max_bytes),
+            first=fields.not_negative("first_sample", request.first_sample),
+            max_bytes=fields.not_negative("max_bytes", request.max_bytes),
         )
 
         async def attempt() -> StepLease | None:
@@ -82,10 +83,10 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         attempted = await self._store.ledger.lease_samples(
             run_id,
             request.epoch,
-            validation.positive("step", request.step),
-            validation.not_negative("base_weight_version", request.base_weight_version),
-            validation.not_negative("num_groups", request.num_groups),
-            validation.not_negative("min_groups", request.min_groups),
+            fields.positive("step", request.step),
+            fields.not_negative("base_weight_version", request.base_weight_version),
+            fields.not_negative("num_groups", request.num_groups),
+            fields.not_negative("min_groups", request.min_groups),
             request.streaming,
         )
         if attempted.num_too_old:
@@ -110,7 +111,7 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         num_samples = await self._store.ledger.commit(
             validation.run_name(request.run_id),
             request.epoch,
-            validation.positive("step", request.step),
+            fields.positive("step", request.step),
         )
         return pb.CommitStepResponse(num_samples=num_samples)
 
@@ -122,7 +123,7 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         rejected = await self._store.ledger.reject(
             validation.run_name(request.run_id),
             request.epoch,
-            validation.positive("step", request.step),
+            fields.positive("step", request.step),
             {
                 validation.name(f"groups[{i}].group_id", group.group_id): validation.text(
                     f"groups[{i}].message", group.message
@@ -138,7 +139,7 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
     ) -> pb.AwaitPublishResponse:
         """Whether the trainer may publish a weight version; long poll."""
         run_id = validation.run_name(request.run_id)
-        version = validation.positive("weight_version", request.weight_version)
+        version = fields.positive("weight_version", request.weight_version)
         wait = validation.seconds("wait", request.wait)
         decision = PublishDecision(publish=False, num_blocking=0)
 
@@ -202,12 +203,12 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         """Record that the trainer waits; counts of the run once enough groups are ready."""
         run_id = validation.run_name(request.run_id)
         wait = validation.seconds("wait", request.wait)
-        min_groups = validation.not_negative("min_ready_groups", request.min_ready_groups)
+        min_groups = fields.not_negative("min_ready_groups", request.min_ready_groups)
         await self._store.ledger.await_step(
             run_id,
             request.epoch,
-            validation.positive("step", request.step),
-            validation.not_negative("base_weight_version", request.base_weight_version),
+            fields.positive("step", request.step),
+            fields.not_negative("base_weight_version", request.base_weight_version),
         )
 
         async def attempt() -> RunCounts | None:

@@ -12,10 +12,10 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_service_pb2_grpc as pb_grpc
 
+from services.chassis.rpc.request_budget import RequestBudget
 from trajectory_manager.api import conversion, validation
 from trajectory_manager.api.append_tokens import AppendTokensHandler
 from trajectory_manager.api.begin_turns import BeginTurnsHandler
-from trajectory_manager.api.inflight_bytes import InflightBytes
 from trajectory_manager.api.record_groups import RecordGroupsHandler
 from trajectory_manager.model.records import RolloutState
 from trajectory_manager.service.retention import Retention
@@ -32,7 +32,7 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
     """Serves the record of rollouts over gRPC."""
 
     def __init__(
-        self, store: Store, rollouts: Rollouts, inflight: InflightBytes, max_turn_tokens: int
+        self, store: Store, rollouts: Rollouts, inflight: RequestBudget, max_turn_tokens: int
     ) -> None:
         """`inflight` bounds the bytes in flight, `max_turn_tokens` the tokens one turn adds."""
         self._store = store

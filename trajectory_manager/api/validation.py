@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from seamflow.common.v1 import tokens_pb2
 
 from services.chassis.errors import ServiceError, invalid_argument
+from services.chassis.rpc.fields import not_negative
 from services.lib.token_bytes import unpack_logprobs
 from services.lib.trainable_bounds import MAX_LOGPROB, MAX_REWARD, MIN_LOGPROB
 from trajectory_manager.model.tokens import BYTES_PER_TOKEN, Origin, Span, VersionSource
@@ -97,20 +98,6 @@ def text(field: str, value: str) -> str:
     """A text of at most 4,096 characters."""
     if len(value) > _MAX_TEXT:
         raise invalid_argument(field, f"{value[:20]}...", f"at most {_MAX_TEXT} characters")
-    return value
-
-
-def positive(field: str, value: int) -> int:
-    """An integer of at least 1."""
-    if value < 1:
-        raise invalid_argument(field, value, "at least 1")
-    return value
-
-
-def not_negative(field: str, value: int) -> int:
-    """An integer of at least 0."""
-    if value < 0:
-        raise invalid_argument(field, value, "at least 0")
     return value
 
 

@@ -85,8 +85,8 @@ class ServerPool:
         return any(0 < info.max_context <= num_tokens for info in reports)
 
     @property
-    def max_context(self) -> int:
-        """Longest prompt plus answer that every known server takes; 0: no server is known."""
+    def shortest_context(self) -> int:
+        """Longest prompt plus answer that every known server takes; 0 while none is known."""
         return min((i.max_context for i in self._reports() if i.max_context), default=0)
 
     @property

@@ -30,7 +30,7 @@ from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
 from services.lib.model_files.end_ids import end_ids, warn_of_end
 from services.lib.model_files.json_file import check_json_files
-from services.lib.model_folder import check_vocabulary, vocabulary_size
+from services.lib.model_files.model_folder import check_vocabulary, vocabulary_size
 from services.lib.rendering.renderer import (
     RenderError,
     RenderLimitError,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rollout.gateway.prompt.answer.answer_parser import Delta
 from rollout.gateway.prompt.prompt import Prompt
-from rollout.gateway.prompt.stop_strings import TextStream
+from rollout.gateway.prompt.text_stream import TextStream
 
 __all__ = ["TurnTexts"]
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
 from seamflow.common.v1 import tokens_pb2
 from seamflow.durations import seconds_of
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
 from rollout.gateway.config import GatewayConfig
 from services.chassis.errors import context_length_exceeded, invalid_argument
+from services.chassis.rpc.fields import not_empty, not_negative, positive
 
 __all__ = [
     "check_bytes",
@@ -35,7 +34,7 @@ _MAX_STOP_LENGTH = 256
 def check_start(request: pb.StartRolloutRequest) -> None:
     """Raises `ServiceError`: INVALID_ARGUMENT."""
     for name in ("run_id", "rollout_id"):
-        _require(bool(getattr(request, name)), request, name, "must not be empty")
+        not_empty(name, getattr(request, name))
     if request.purpose not in (tokens_pb2.PURPOSE_TRAIN, tokens_pb2.PURPOSE_EVAL):
         raise invalid_argument("purpose", request.purpose, "must be PURPOSE_TRAIN or PURPOSE_EVAL")
     is_train = request.purpose == tokens_pb2.PURPOSE_TRAIN
@@ -43,10 +42,8 @@ def check_start(request: pb.StartRolloutRequest) -> None:
         cure = "give one with PURPOSE_TRAIN, and none with PURPOSE_EVAL"
         raise invalid_argument("group", request.group.group_id, cure)
     if is_train:
-        _require(
-            bool(request.group.group_id), request.group, "group_id", "must not be empty", "group."
-        )
-        _require(request.group.size >= 1, request.group, "size", "must be at least 1", "group.")
+        not_empty("group.group_id", request.group.group_id)
+        positive("group.size", request.group.size)
     if is_train and request.HasField("pinned_weight_version"):
         raise invalid_argument(
             "pinned_weight_version", request.pinned_weight_version, "only EVAL may pin a version"
@@ -61,10 +58,10 @@ def check_generate(
     The ids of a prompt are left to `check_ids`: there may be many.
     """
     for name in ("run_id", "rollout_id", "turn_id"):
-        _require(bool(getattr(request, name)), request, name, "must not be empty")
+        not_empty(name, getattr(request, name))
     if request.WhichOneof("prompt") is None:
         raise invalid_argument("prompt", None, "give messages or token_ids")
-    _require(request.resume_from_offset >= 0, request, "resume_from_offset", "must be at least 0")
+    not_negative("resume_from_offset", request.resume_from_offset)
     if request.HasField("token_ids"):
         number = len(request.token_ids.token_ids)
         if not 1 <= number <= config.max_prompt_tokens:
@@ -139,14 +136,14 @@ def interval_seconds(name: str, interval: Duration) -> float:
 
 
 def _check_sampling(sampling: tokens_pb2.SamplingParams, vocabulary_size: int) -> None:
-    is_temperature = math.isfinite(sampling.temperature) and sampling.temperature >= 0
-    _require(is_temperature, sampling, "temperature", "must be at least 0", "sampling.")
-    _require(0 < sampling.top_p <= 1, sampling, "top_p", "must be in (0, 1]", "sampling.")
-    _require(sampling.top_k >= 0, sampling, "top_k", "must be at least 0; 0 is off", "sampling.")
-    _require(0 <= sampling.min_p <= 1, sampling, "min_p", "must be in [0, 1]", "sampling.")
-    _require(
-        sampling.max_new_tokens >= 1, sampling, "max_new_tokens", "must be at least 1", "sampling."
-    )
+    not_negative("sampling.temperature", sampling.temperature)
+    if not 0 < sampling.top_p <= 1:
+        raise invalid_argument("sampling.top_p", sampling.top_p, "must be in (0, 1]")
+    if sampling.top_k < 0:
+        raise invalid_argument("sampling.top_k", sampling.top_k, "must be at least 0; 0 is off")
+    if not 0 <= sampling.min_p <= 1:
+        raise invalid_argument("sampling.min_p", sampling.min_p, "must be in [0, 1]")
+    positive("sampling.max_new_tokens", sampling.max_new_tokens)
     number = len(sampling.stop_token_ids)
     if number > _MAX_STOP_TOKENS:
         cure = f"give at most {_MAX_STOP_TOKENS}"
@@ -163,8 +160,3 @@ def _check_stop_strings(strings: Sequence[str]) -> None:
         if not 1 <= len(string) <= _MAX_STOP_LENGTH:
             cure = f"must have 1 to {_MAX_STOP_LENGTH} characters"
             raise invalid_argument(f"sampling.stop[{i}]", string[:40], cure)
-
-
-def _require(holds: bool, message: Message, name: str, cure: str, path: str = "") -> None:
-    if not holds:
-        raise invalid_argument(path + name, getattr(message, name), cure)

@@ -9,9 +9,9 @@ from seamflow.errors import SeamflowError, from_status
 from seamflow.retry import Backoff, may_retry
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
-from rollout.gateway.calls import call_until_answered
 from rollout.gateway.record.request_batcher import RequestBatcher
 from services.chassis import metrics
+from services.chassis.rpc.retries import call_until_answered
 from services.chassis.rpc.status import from_dependency
 
 if TYPE_CHECKING:

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 from seamflow.errors import decode, from_status
+from seamflow.rollout.v1 import rollout_service_pb2 as rollout_pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
+from rollout.gateway.credentials import digest
 from rollout.gateway.record.request_batcher import RequestBatcher
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
-__all__ = ["TurnOpener"]
+    from rollout.gateway.prompt.prompt import Prompt
+
+__all__ = ["TurnOpener", "begin_request"]
 
 _MAX_PARTS = 64
 _MAX_IN_FLIGHT = 4
@@ -23,6 +27,27 @@ _MAX_IN_FLIGHT = 4
 small messages and several in flight keep the others fast."""
 
 _Part = pb.NewRollout | pb.NewTurn
+
+
+def begin_request(
+    request: rollout_pb.GenerateRequest, credential: str, prompt: Prompt, attempt_id: str
+) -> pb.NewTurn:
+    """Opens the turn, or takes it over from another attempt under the next epoch."""
+    begin = pb.NewTurn(
+        run_id=request.run_id,
+        rollout_id=request.rollout_id,
+        turn_id=request.turn_id,
+        attempt_id=attempt_id,
+        parent_turn_id=request.parent_turn_id,
+        template_fingerprint=prompt.fingerprint,
+        sampling=request.sampling,
+        credential_digest=digest(credential),
+    )
+    if prompt.message_keys:
+        begin.message_keys.keys.extend(prompt.message_keys)
+    else:
+        begin.token_ids = prompt.packed_ids
+    return begin
 
 
 class TurnOpener:

@@ -7,12 +7,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from seamflow.common.v1 import tokens_pb2
-from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
-from rollout.gateway.credentials import digest
 from rollout.gateway.prompt.stop_strings import StopStrings
-from rollout.gateway.record import token_messages
+from rollout.gateway.record import packed_tokens
 from rollout.gateway.record.recorder import finish_rollout
 from services.chassis.errors import already_exists
 from services.lib.token_bytes import BYTES_PER_TOKEN, pack_ids, unpack_ids
@@ -24,30 +22,9 @@ if TYPE_CHECKING:
     from rollout.gateway.prompt.prompt import Prompt
     from rollout.gateway.record.recorder import Recorder
 
-__all__ = ["TurnRecord", "begin_request"]
+__all__ = ["TurnRecord"]
 
 _ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
-
-
-def begin_request(
-    request: pb.GenerateRequest, credential: str, prompt: Prompt, attempt_id: str
-) -> store_pb.NewTurn:
-    """Opens the turn, or takes it over from another attempt under the next epoch."""
-    begin = store_pb.NewTurn(
-        run_id=request.run_id,
-        rollout_id=request.rollout_id,
-        turn_id=request.turn_id,
-        attempt_id=attempt_id,
-        parent_turn_id=request.parent_turn_id,
-        template_fingerprint=prompt.fingerprint,
-        sampling=request.sampling,
-        credential_digest=digest(credential),
-    )
-    if prompt.message_keys:
-        begin.message_keys.keys.extend(prompt.message_keys)
-    else:
-        begin.token_ids = prompt.packed_ids
-    return begin
 
 
 class TurnRecord:
@@ -69,12 +46,12 @@ class TurnRecord:
         self._store = store
         self._recorder = recorder
         self._epoch = begun.epoch
-        self._num_stored = token_messages.num_tokens(begun.tokens)
+        self._num_stored = packed_tokens.num_tokens(begun.tokens)
         self._unrecorded = tokens_pb2.PackedTokens()
         stored = begun.tokens
         if not self._num_stored:
-            stored = self._unrecorded = token_messages.environment(prompt.remaining_ids(begun))
-        end = token_messages.num_environment(stored) * BYTES_PER_TOKEN
+            stored = self._unrecorded = packed_tokens.environment(prompt.remaining_ids(begun))
+        end = packed_tokens.num_environment(stored) * BYTES_PER_TOKEN
         if not stored.token_ids[:end].endswith(pack_ids(prompt.opening_ids)):
             raise already_exists("turn", begin.turn_id)  # with another opening of its answer
         self._packed_prompt = begun.prefix_token_ids + stored.token_ids[:end]
@@ -161,7 +138,7 @@ class TurnRecord:
     async def _append(self, new: tokens_pb2.PackedTokens) -> None:
         """Record tokens; the last ones end the turn."""
         if self._unrecorded.token_ids:
-            new = token_messages.joined(self._unrecorded, new)
+            new = packed_tokens.joined(self._unrecorded, new)
         append = store_pb.TokenAppend(
             run_id=self._begin.run_id,
             rollout_id=self._begin.rollout_id,
@@ -176,7 +153,7 @@ class TurnRecord:
             if self.drift is not None:
                 append.drift.CopyFrom(self.drift)
         await self._recorder.record(append)
-        self._num_stored += token_messages.num_tokens(new)
+        self._num_stored += packed_tokens.num_tokens(new)
         self._unrecorded.Clear()
         self.is_closed = self.has_ended
 

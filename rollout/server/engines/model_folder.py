@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from services.lib.text_config import check_layers, read_text_config
+from services.lib.model_files.text_config import check_layers, read_text_config
 
 __all__ = ["context", "read_config"]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import grpc.aio
 
 from seamflow.client.turn import Turn
-from seamflow.errors import SeamflowError, StaleEpochError, UnavailableError, decode
-from seamflow.retry import Backoff
+from seamflow.errors import SeamflowError, decode
+from seamflow.retry import Backoff, may_resume
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
 if TYPE_CHECKING:
@@ -72,8 +72,6 @@ class TurnStream:
 
 
 async def _wait_or_raise(error: SeamflowError, backoff: Backoff) -> None:
-    # Stale epoch: the store restarted during the call, so a new attempt takes the turn over.
-    if isinstance(error, UnavailableError | StaleEpochError) or error.retry_after is not None:
-        await backoff.wait(error.retry_after)
-        return
-    raise error
+    if not may_resume(error):
+        raise error
+    await backoff.wait(error.retry_after)

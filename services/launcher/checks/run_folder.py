@@ -43,7 +43,7 @@ def opened_folder(folder: Path) -> Iterator[int]:
 
 
 def folder_problem(folder: Path, descriptor: int) -> str:
-    """What is wrong with the folder that was opened as `descriptor`; empty: nothing."""
+    """What is wrong with the folder that was opened as `descriptor`; empty if it is usable."""
     if not _is_same(folder, descriptor):
         return f"{folder} {_whereabouts(descriptor)}, so that the run cannot go on"
     if os.statvfs(folder).f_flag & os.ST_RDONLY:

@@ -74,7 +74,7 @@ def warn_of_end(folder: Path) -> str | None:
 
 
 def _tail(folder: Path) -> str:
-    """What the template writes after the last answer; empty: nothing, or it cannot be told."""
+    """What the template writes after the last answer; empty if that cannot be told."""
     source, settings = _template(folder), read_object(folder, "tokenizer_config.json")
     if not source:
         return ""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from services.lib.model_folder import check_model_folder
+from services.lib.model_files.model_folder import check_model_folder
 
 __all__ = ["load_causal"]
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
-from scheduler.model.lending import BatchForecast
+from scheduler.model.lending_state import BatchForecast
 from scheduler.model.records import AllocationEvent, Assignment, Hardware, RunPolicy, State, Worker
 from scheduler.policy.allocation_policy import PreemptivePolicy
 from scheduler.pool.state_transaction import StateTransaction

@@ -14,7 +14,7 @@ from seamflow.durations import to_duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from scheduler.model.records import Assignment, NodeReport, NodeState, State
-from scheduler.model.tail_migration import Engines, GangCosts, MeasuredBatch, best_tail
+from scheduler.policy.tail_migration import Engines, GangCosts, MeasuredBatch, best_tail
 from scheduler.pool.tail_starts import TailStarts, drawn
 from services.lib.decode_latency import DecodeLatency
 from tests.lib.scheduler.support import (

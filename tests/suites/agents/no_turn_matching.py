@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from rollout.http_gateway import cli, model_calls
+from rollout.http_gateway import cli, turn_routes
 from rollout.http_gateway.turn_ids import TurnIds
 
 if TYPE_CHECKING:
@@ -23,5 +23,5 @@ class NewTurnIds(TurnIds):
 
 
 if __name__ == "__main__":
-    model_calls.TurnIds = NewTurnIds  # type: ignore[attr-defined]  # what `ModelCalls` makes
+    turn_routes.TurnIds = NewTurnIds  # type: ignore[attr-defined]  # what `TurnRoutes` makes
     cli.main()

@@ -14,13 +14,14 @@ from rollout.gateway.credentials import digest
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.prompt.prompt import History, Prompt
 from rollout.gateway.record.recorder import Recorder
-from rollout.gateway.record.turn_record import TurnRecord, begin_request
+from rollout.gateway.record.turn_opener import begin_request
+from rollout.gateway.record.turn_record import TurnRecord
 from tests.lib.rollout.gateway.support import sampled
 from tests.lib.trajectory_manager.memory.store import memory_store
 from tests.lib.trajectory_manager.support import RULES
 from trajectory_manager.api.append_tokens import AppendTokensHandler
 from trajectory_manager.api.begin_turns import BeginTurnsHandler
-from trajectory_manager.api.inflight_bytes import InflightBytes
+from trajectory_manager.api.store_budget import store_budget
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
 
@@ -50,7 +51,7 @@ class RecordedGateway:
         self.appended: list[store_pb.TokenAppend] = []
         """All that was recorded, in order."""
         self._begins = BeginTurnsHandler(rollouts)
-        self._appends = AppendTokensHandler(rollouts, InflightBytes(1 << 30), 1 << 20)
+        self._appends = AppendTokensHandler(rollouts, store_budget(1 << 30), 1 << 20)
 
     async def start(self) -> None:
         """Open the rollout."""

@@ -19,7 +19,7 @@ from seamflow.stubs import async_stub
 
 from scheduler.api.paging import MAX_PAGE
 from scheduler.policy.roofline import train_priority
-from scheduler.pool.heartbeats import NodeLeases
+from scheduler.pool.node_leases import NodeLeases
 from tests.lib.redis_server import RedisServer
 from tests.lib.scheduler.support import (
     BOTH,

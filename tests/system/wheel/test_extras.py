@@ -17,7 +17,7 @@ TORCH = ("-rollout.server.engines.torch", "-rollout.server.engines.model_folder"
 SGLANG = "-rollout.server.engines.sglang"
 WITHOUT_TOKENIZER = (
     "-services.lib.rendering",
-    "-services.lib.text_config",
+    "-services.lib.model_files.text_config",
     "-services.lib.model_files.tokenizer_files",
 )
 """What a server in front of SGLang imports and never calls, and what asks transformers if it is

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.model.lending import BatchForecast
+from scheduler.model.lending_state import BatchForecast
 from scheduler.model.records import Gang, State
 from scheduler.policy.allocation_policy import LendingMode, PreemptivePolicy
 from scheduler.pool.state_transaction import StateTransaction

@@ -11,15 +11,15 @@ from typing import get_args
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from scheduler.model.lending import (
+from scheduler.model.lending_state import (
     BatchForecast,
     LendingDecision,
-    LendingInputs,
     LendingReason,
     LendingState,
 )
 from scheduler.model.records import Assignment, Gang, Node, RunPolicy, State, Worker
 from scheduler.policy.allocation_policy import AllocationPolicy, LendingMode, Plan, PreemptivePolicy
+from scheduler.policy.lending import LendingInputs
 from scheduler.pool.state_transaction import StateTransaction
 from tests.lib.scheduler.support import BOTH, RUN, after, gang, node
 

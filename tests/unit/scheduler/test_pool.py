@@ -9,7 +9,7 @@ import pytest
 
 from scheduler.model.records import AllocationEvent, NodeState, State
 from scheduler.policy.allocation_policy import PreemptivePolicy
-from scheduler.pool.heartbeats import NodeLeases
+from scheduler.pool.node_leases import NodeLeases
 from scheduler.pool.pool import Pool
 from services.chassis.errors import DependencyUnavailable, Reason, ServiceError, unavailable
 from tests.lib.scheduler.memory_store import MemoryStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from rollout.gateway.prompt.stop_strings import TextStream
+from rollout.gateway.prompt.text_stream import TextStream
 
 if TYPE_CHECKING:
     from rollout.gateway.prompt.chat_template import ChatTemplate

@@ -126,7 +126,7 @@ def _root_kind(schema: Any, root: dict[str, Any], depth: int) -> str | None:
 
 
 def _resolved(reference: str, root: dict[str, Any]) -> Any:
-    """What "#/$defs/Name" names; None: nothing."""
+    """What "#/$defs/Name" names; None if it names nothing."""
     found: Any = root
     for part in reference.removeprefix("#").split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")

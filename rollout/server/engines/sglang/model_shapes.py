@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from rollout.server.engines.engine import EngineInfo, WeightsError
 from services.lib.model_files.end_ids import end_ids
-from services.lib.model_folder import check_model_folder
+from services.lib.model_files.model_folder import check_model_folder
 
 __all__ = ["ModelFolder", "describe", "memory_bytes", "num_ranks"]
 

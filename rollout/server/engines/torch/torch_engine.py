@@ -30,7 +30,7 @@ from rollout.server.engines.torch.batch import Sequence
 from rollout.server.engines.torch.decode_loop import Decoder, SampledChunks
 from rollout.server.engines.torch.thread_calls import Mailbox
 from rollout.server.engines.torch.transformers_model import LoadedModel, load_model
-from services.lib.model_folder import check_model_folder
+from services.lib.model_files.model_folder import check_model_folder
 
 __all__ = ["TorchEngine", "build"]
 

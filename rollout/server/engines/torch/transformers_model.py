@@ -29,7 +29,7 @@ from rollout.server.engines.torch.safetensors_reader import Storages, load_check
 from rollout.server.engines.torch.slot_cache import SlotCache
 from services.chassis.log import get_logger
 from services.lib.model_files.end_ids import end_ids
-from services.lib.model_folder import check_model_folder
+from services.lib.model_files.model_folder import check_model_folder
 from services.lib.transformer.load_causal import load_causal
 from services.lib.transformer.row_rope import row_rope
 

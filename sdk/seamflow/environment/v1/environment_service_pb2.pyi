@@ -85,7 +85,7 @@ class DescribeResponse(google.protobuf.message.Message):
     kind: global___EnvironmentKind.ValueType
     """Who drives its episodes."""
     num_tasks: builtins.int
-    """Tasks that ListTasks gives; 0: none, it takes any task."""
+    """Tasks that ListTasks gives; 0 if it takes any task."""
     max_episodes: builtins.int
     """Most episodes at once; at least 1."""
     is_seeded: builtins.bool

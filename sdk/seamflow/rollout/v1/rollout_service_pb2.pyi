@@ -155,7 +155,7 @@ class Tool(google.protobuf.message.Message):
     description: builtins.str
     """What it does."""
     parameters_json: builtins.str
-    """JSON Schema of the arguments object; empty: none."""
+    """JSON Schema of the arguments object; empty if there is none."""
     def __init__(
         self,
         *,
@@ -815,8 +815,8 @@ class TurnEnd(google.protobuf.message.Message):
     num_sampled_tokens: builtins.int
     """Tokens sampled in this turn."""
     prefix_turn_id: builtins.str
-    """Turn whose recorded tokens the prompt continues. Empty: none, the turn is a root and its whole prompt counts as
-    environment tokens.
+    """Turn whose recorded tokens the prompt continues. Empty if there is none: the turn is a root and its whole prompt
+    counts as environment tokens.
     """
     prefix_length: builtins.int
     """Tokens shared with that turn's whole sequence."""

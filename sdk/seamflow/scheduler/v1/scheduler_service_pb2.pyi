@@ -97,7 +97,7 @@ class Assignment(google.protobuf.message.Message):
     NUM_GANG_NODES_FIELD_NUMBER: builtins.int
     RUN_ID_FIELD_NUMBER: builtins.int
     tag: builtins.str
-    """Activity tag: "rollout", "train" …; empty: none."""
+    """Activity tag: "rollout", "train" …; empty if there is none."""
     epoch: builtins.int
     """Fencing number; grows with every assignment."""
     gang_id: builtins.str
@@ -992,7 +992,7 @@ class RunPolicy(google.protobuf.message.Message):
     priority: builtins.int
     """Gangs of a higher priority are placed first, and preempt those of a lower one. Default 0."""
     max_nodes: builtins.int
-    """Most nodes it may have at the same time, gangs and rollout together; 0: no limit. Not negative."""
+    """Most nodes it may have at the same time, gangs and rollout together; 0 for no limit. Not negative."""
     rollout_share: builtins.float
     """Share of the nodes that no gang holds, relative to the shares of other jobs; 0 means 1. Not negative."""
     def __init__(

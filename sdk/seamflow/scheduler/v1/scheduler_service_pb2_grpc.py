@@ -151,7 +151,9 @@ class SchedulerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PlanSplit(self, request, context):
-        """Computes how many nodes should generate and train, from a profile (StreamRL, Alg. 1). Changes nothing.
+        """Computes how many nodes should generate and train, from a profile (StreamRL, Alg. 1). Changes nothing, and
+        depends on nothing that the scheduler knows.
+        Deprecated: `seamflow planning --profile` computes the same without a scheduler. v2 will not have this rpc.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

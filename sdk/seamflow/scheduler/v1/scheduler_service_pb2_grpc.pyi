@@ -92,7 +92,10 @@ class SchedulerServiceStub:
         seamflow.scheduler.v1.scheduler_service_pb2.PlanSplitRequest,
         seamflow.scheduler.v1.scheduler_service_pb2.PlanSplitResponse,
     ]
-    """Computes how many nodes should generate and train, from a profile (StreamRL, Alg. 1). Changes nothing."""
+    """Computes how many nodes should generate and train, from a profile (StreamRL, Alg. 1). Changes nothing, and
+    depends on nothing that the scheduler knows.
+    Deprecated: `seamflow planning --profile` computes the same without a scheduler. v2 will not have this rpc.
+    """
 
 class SchedulerServiceAsyncStub:
     """The tag scheduler: assigns activities to nodes according to their capability tags."""
@@ -168,7 +171,10 @@ class SchedulerServiceAsyncStub:
         seamflow.scheduler.v1.scheduler_service_pb2.PlanSplitRequest,
         seamflow.scheduler.v1.scheduler_service_pb2.PlanSplitResponse,
     ]
-    """Computes how many nodes should generate and train, from a profile (StreamRL, Alg. 1). Changes nothing."""
+    """Computes how many nodes should generate and train, from a profile (StreamRL, Alg. 1). Changes nothing, and
+    depends on nothing that the scheduler knows.
+    Deprecated: `seamflow planning --profile` computes the same without a scheduler. v2 will not have this rpc.
+    """
 
 class SchedulerServiceServicer(metaclass=abc.ABCMeta):
     """The tag scheduler: assigns activities to nodes according to their capability tags."""
@@ -266,6 +272,9 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.scheduler.v1.scheduler_service_pb2.PlanSplitRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.scheduler.v1.scheduler_service_pb2.PlanSplitResponse, collections.abc.Awaitable[seamflow.scheduler.v1.scheduler_service_pb2.PlanSplitResponse]]:
-        """Computes how many nodes should generate and train, from a profile (StreamRL, Alg. 1). Changes nothing."""
+        """Computes how many nodes should generate and train, from a profile (StreamRL, Alg. 1). Changes nothing, and
+        depends on nothing that the scheduler knows.
+        Deprecated: `seamflow planning --profile` computes the same without a scheduler. v2 will not have this rpc.
+        """
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -330,7 +330,7 @@ class SampleStatus(google.protobuf.message.Message):
     group_id: builtins.str
     """Its group."""
     leased_step: builtins.int
-    """Step it is leased to; 0: none."""
+    """Step it is leased to; 0 if there is none."""
     @property
     def ready_columns(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Columns that are written."""

@@ -27,7 +27,7 @@ class ReconcileRequest(google.protobuf.message.Message):
     run_id: builtins.str
     """Training job."""
     step: builtins.int
-    """Newest step with a durable checkpoint; 0: none."""
+    """Newest step with a durable checkpoint; 0 if there is none."""
     trainer_id: builtins.str
     """Names this start of the trainer; the same one gets the same epoch."""
     def __init__(
@@ -53,7 +53,7 @@ class ReconcileResponse(google.protobuf.message.Message):
     epoch: builtins.int
     """Fencing number for every later call of this trainer."""
     open_step: builtins.int
-    """The last of these, if it was streamed and may still take more groups; 0: none does."""
+    """The last of these, if it was streamed and may still take more groups; 0 if none does."""
     @property
     def pending_steps(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Steps whose samples will be leased again unchanged."""
@@ -98,7 +98,7 @@ class LeaseSamplesRequest(google.protobuf.message.Message):
     first_sample: builtins.int
     """Sample to continue from: next_sample of the previous response. 0: from the start."""
     max_bytes: builtins.int
-    """Size in bytes after which no sample is added to the response. 0: no limit."""
+    """Size in bytes after which no sample is added to the response. 0 for no limit."""
     min_groups: builtins.int
     """The step may be smaller than num_groups if at least this many groups are ready; it takes all ready
     groups, up to num_groups. 0: num_groups.
@@ -377,7 +377,7 @@ class ListedSample(google.protobuf.message.Message):
     state: seamflow.trajectory.v1.trajectory_pb2.RolloutState.ValueType
     """How its rollout ended."""
     committed_step: builtins.int
-    """Step that committed it; 0: none."""
+    """Step that committed it; 0 if there is none."""
     @property
     def sample(self) -> seamflow.trajectory.v1.trajectory_pb2.Sample:
         """The sample."""

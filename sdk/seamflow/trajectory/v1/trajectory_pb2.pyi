@@ -471,7 +471,7 @@ class Turn(google.protobuf.message.Message):
     turn_id: builtins.str
     """Client-made name."""
     parent_turn_id: builtins.str
-    """Turn that the agent named as its parent; empty: none."""
+    """Turn that the agent named as its parent; empty if there is none."""
     prefix_turn_id: builtins.str
     """Turn whose tokens it continues; empty at a root."""
     prefix_length: builtins.int
@@ -689,7 +689,7 @@ class Sample(google.protobuf.message.Message):
     replayed: builtins.bool
     """True when it was trained before and is replayed."""
     traceparent: builtins.str
-    """W3C trace context that its rollout began under; empty: none was recorded."""
+    """W3C trace context that its rollout began under; empty if none was recorded."""
     truncated: builtins.bool
     """Ends with the last turn of a rollout that a limit cut off."""
     @property

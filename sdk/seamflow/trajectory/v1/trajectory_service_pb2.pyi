@@ -229,7 +229,7 @@ class BegunTurn(google.protobuf.message.Message):
     epoch: builtins.int
     """Fencing number for TokenAppend."""
     prefix_turn_id: builtins.str
-    """Turn that matched; empty: none."""
+    """Turn that matched; empty if there is none."""
     prefix_token_ids: builtins.bytes
     """Tokens before this turn's own, as little-endian int32: the shared prefix."""
     num_matched_messages: builtins.int

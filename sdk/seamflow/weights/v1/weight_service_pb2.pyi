@@ -104,7 +104,7 @@ class Manifest(google.protobuf.message.Message):
     parent_weight_version: builtins.int
     """Version it was trained from."""
     traceparent: builtins.str
-    """W3C trace context of its commit, which rollout servers continue; empty: none was recorded."""
+    """W3C trace context of its commit, which rollout servers continue; empty if none was recorded."""
     @property
     def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WeightFile]:
         """Files of a Hugging Face folder: config, safetensors, and the tokenizer's."""
@@ -552,7 +552,7 @@ class FetchShardsRequest(google.protobuf.message.Message):
     offset: builtins.int
     """Begin at this byte of the file, 0 to its length; needs exactly one name if it is not 0."""
     base_weight_version: builtins.int
-    """Version whose file of the same name the caller has; 0: none. Needs exactly one name."""
+    """Version whose file of the same name the caller has; 0 if there is none. Needs exactly one name."""
     base_sha256: builtins.str
     """Lower-case hex SHA-256 of that file; a sender with different content sends no delta."""
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scheduler import cli
-from scheduler.pool.heartbeats import NodeLeases
+from scheduler.pool.node_leases import NodeLeases
 
 __all__ = ["HastyLeases"]
 

@@ -14,7 +14,7 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
 from rollout.gateway.prompt.prompt_lanes import PromptLanes
 from services.chassis.errors import ServiceError
-from services.lib.request_budget import RequestBudget
+from services.chassis.rpc.request_budget import RequestBudget
 from tests.integration.rollout.gateway.test_gateway import agent
 from tests.lib.rollout.gateway.support import ScriptedServer, message, scripted
 
@@ -100,16 +100,16 @@ async def test_a_rollout_has_only_so_many_turns_at_once(tmp_path: Path) -> None:
 def test_bytes_in_progress_are_bounded_for_each_owner_and_for_all() -> None:
     """What has ended counts no more; the only request of an owner always passes."""
     budget = RequestBudget(80, 10)
-    with budget.reserve("a", 60):
-        with pytest.raises(ServiceError, match="this rollout's share"), budget.reserve("a", 1):
+    with budget.reserve(60, "a"):
+        with pytest.raises(ServiceError, match="this rollout's share"), budget.reserve(1, "a"):
             pass
         with (
-            budget.reserve("b", 20),
+            budget.reserve(20, "b"),
             pytest.raises(ServiceError, match="max_inflight_bytes"),
-            budget.reserve("c", 1),
+            budget.reserve(1, "c"),
         ):
             pass
-    with budget.reserve("c", 1), budget.reserve("c", 1):
+    with budget.reserve(1, "c"), budget.reserve(1, "c"):
         pass
 
 

@@ -21,7 +21,7 @@ from bench.harness.store_calls import send_async
 from rollout.gateway import turn as turn_module
 from rollout.gateway.credentials import digest
 from rollout.gateway.prompt.chat_template import ChatTemplate
-from rollout.gateway.record import token_messages
+from rollout.gateway.record import packed_tokens
 from services.lib.token_bytes import pack_ids
 from tests.lib.rollout.gateway.support import (
     FORGETFUL,
@@ -237,7 +237,7 @@ async def test_a_turn_whose_writer_died_is_closed(world: World, drifts: bool) ->
     begun = await send_async(world.store, begin)
     answer = [*world.ids("hello"), *world.template.stop_token_ids]
     new = prompt[len(begun.prefix_token_ids) // 4 :]
-    own = token_messages.joined(token_messages.environment(new), sampled(answer))
+    own = packed_tokens.joined(packed_tokens.environment(new), sampled(answer))
     append = store_pb.TokenAppend(
         run_id=RUN,
         rollout_id="r",
@@ -246,7 +246,7 @@ async def test_a_turn_whose_writer_died_is_closed(world: World, drifts: bool) ->
         tokens=own,
     )
     result = await world.store.AppendTokens(store_pb.AppendTokensRequest(appends=[append]))
-    assert result.results[0].appended.num_tokens == token_messages.num_tokens(own)
+    assert result.results[0].appended.num_tokens == packed_tokens.num_tokens(own)
     events = await world.generate("t2", prompt)
     assert list(events[0].chunk.tokens.token_ids) == answer
     assert events[-1].end.HasField("drift") == drifts

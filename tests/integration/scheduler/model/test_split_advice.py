@@ -6,7 +6,7 @@ from seamflow.durations import seconds_of
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from tests.lib.scheduler.support import RUN, register, running_scheduler
-from tests.unit.scheduler.model.test_split_advice import BATCHES
+from tests.unit.scheduler.policy.test_split_advice import BATCHES
 
 
 async def test_a_run_over_the_wire_is_measured() -> None:

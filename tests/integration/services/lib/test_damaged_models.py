@@ -13,8 +13,8 @@ from bench.harness.byte_model import make_byte_model
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from services.chassis.errors import ConfigError
 from services.lib.model_files.json_file import check_json_files
+from services.lib.model_files.model_folder import check_chat_template
 from services.lib.model_files.tokenizer_files import number_of_ids
-from services.lib.model_folder import check_chat_template
 
 FILES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),

@@ -21,7 +21,7 @@ from seamflow.worker.v1.worker_service_pb2_grpc import WorkerServiceStub
 
 from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc.server import Service, started
-from services.node_agent.activities import WorkerActivity
+from services.node_agent.worker_clients import WorkerActivity
 from services.scoring.cli import build
 from services.scoring.config import ScoringConfig
 from services.scoring.scorer import Row

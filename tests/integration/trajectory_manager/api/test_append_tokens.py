@@ -14,7 +14,7 @@ from services.lib.token_bytes import pack_ids, pack_logprobs, unpack_ids
 from tests.lib.trajectory_manager.client import rewards
 from tests.lib.trajectory_manager.support import CREDENTIAL, Run
 from trajectory_manager.api.append_tokens import AppendTokensHandler
-from trajectory_manager.api.inflight_bytes import InflightBytes
+from trajectory_manager.api.store_budget import store_budget
 from trajectory_manager.model.records import RolloutState
 from trajectory_manager.model.tokens import Append, Appended
 from trajectory_manager.service.rollouts import Rollouts
@@ -24,7 +24,7 @@ STOP = tokens_pb2.FINISH_REASON_STOP
 
 def appends(run: Run, max_inflight_bytes: int = 1 << 20) -> AppendTokensHandler:
     """The servicer's part that does them."""
-    return AppendTokensHandler(run.rollouts, InflightBytes(max_inflight_bytes), 1000)
+    return AppendTokensHandler(run.rollouts, store_budget(max_inflight_bytes), 1000)
 
 
 def message(
@@ -161,7 +161,7 @@ async def test_bytes_in_flight_to_a_slow_store_are_bounded(run: Run) -> None:
     """More gets RESOURCE_EXHAUSTED with a retry time, and nothing accepted is lost."""
     epochs = await opened(run, "a", "b")
     slow = Slow(run.rollouts)
-    bounded = AppendTokensHandler(slow, InflightBytes(200), 1000)
+    bounded = AppendTokensHandler(slow, store_budget(200), 1000)
     requests = [
         pb.AppendTokensRequest(appends=[message(run, name, epoch, 0, [1] * 20)])
         for name, epoch in zip(("a", "b"), epochs, strict=True)
@@ -180,7 +180,7 @@ async def test_bytes_in_flight_to_a_slow_store_are_bounded(run: Run) -> None:
 async def test_a_message_without_room_ends_no_rollout(run: Run) -> None:
     """It was not done at all; with room it is."""
     (epoch, _) = await opened(run, "a", "b")
-    inflight = InflightBytes(8)
+    inflight = store_budget(8)
     servicer = AppendTokensHandler(run.rollouts, inflight, 1000)
     finish = pb.RolloutFinish(
         run_id=run.run_id,

@@ -13,8 +13,8 @@ from services.chassis.errors import Reason, ServiceError
 from services.lib.token_bytes import unpack_ids
 from tests.lib.trajectory_manager.client import rewards
 from tests.lib.trajectory_manager.support import RULES, Run
-from trajectory_manager.api.inflight_bytes import InflightBytes
 from trajectory_manager.api.record_groups import RecordGroupsHandler
+from trajectory_manager.api.store_budget import store_budget
 from trajectory_manager.service import sample_builder
 
 
@@ -67,7 +67,7 @@ def request(run: Run, *groups: pb.RecordedGroup) -> pb.RecordGroupsRequest:
 
 def recorder(run: Run) -> RecordGroupsHandler:
     """On the store of the run."""
-    return RecordGroupsHandler(run.store, run.rollouts, InflightBytes(1 << 20), 1000)
+    return RecordGroupsHandler(run.store, run.rollouts, store_budget(1 << 20), 1000)
 
 
 async def test_recorded_groups_are_leased_as_they_were_sent(run: Run) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
-from services.launcher import redis_server
 from services.launcher.config import LauncherConfig
 from services.launcher.evaluation.evaluation_config import EvaluationConfig
 from services.launcher.evaluation.heldout import trajectories
 from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import plan
+from services.launcher.redis import redis_server
 from services.launcher.run import Run
 from services.launcher.service_clients import Services, Snapshot
 from services.launcher.supervisor import Supervisor

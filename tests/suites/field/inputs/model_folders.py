@@ -26,7 +26,7 @@ from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.server.engines.torch.torch_engine import TorchEngine
 from rollout.server.engines.torch.transformers_model import load_model
 from services.chassis.errors import ConfigError
-from services.lib.model_folder import check_model_folder
+from services.lib.model_files.model_folder import check_model_folder
 from services.lib.transformer.load_causal import load_causal
 from tests.suites.field.kind import Kind
 from tests.suites.field.tiny_models import make_config, make_model

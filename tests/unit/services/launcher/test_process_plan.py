@@ -18,7 +18,7 @@ from services.launcher.checks.installed_extras import check_installed
 from services.launcher.cli import check_program
 from services.launcher.config import LauncherConfig
 from services.launcher.process_plan import plan
-from services.lib.run_rules import rules
+from services.launcher.same_run.run_rules import rules
 from services.ranker.config import RankerConfig
 from tests.lib.launcher.support import make_config, make_layout
 

@@ -11,7 +11,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from services.lib.model_folder import check_chat_template, check_model_folder, weight_files
+from services.lib.model_files.model_folder import (
+    check_chat_template,
+    check_model_folder,
+    weight_files,
+)
 
 
 def make_folder(folder: Path, **config: Any) -> Path:

@@ -19,7 +19,7 @@ from seamflow.enum_names import enum_name
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
 from rollout.server.weights.transport import MANIFEST, LocalVersion
-from scheduler.model import lending, records, split_advice
+from scheduler.model import lending_state, records, stage_balance
 from scheduler.store import codec
 from services.dataloader.position import Position, PositionFile
 from trainer.checkpoint import checkpoint_files
@@ -42,12 +42,12 @@ REQUIRED: Mapping[type, set[str]] = {
     records.Assignment: set(),
     records.Worker: {"tag", "address"},
     records.Hardware: set(),
-    lending.LendingState: set(),
-    lending.DecayedMean: set(),
-    lending.BatchForecast: {"remaining_rollouts", "batch_rollouts"},
-    split_advice.StageBalance: set(),
-    split_advice.BatchTimes: {"node_counts", "waited", "trained"},
-    split_advice.NodeCounts: {"generating", "training"},
+    lending_state.LendingState: set(),
+    lending_state.DecayedMean: set(),
+    lending_state.BatchForecast: {"remaining_rollouts", "batch_rollouts"},
+    stage_balance.StageBalance: set(),
+    stage_balance.BatchTimes: {"node_counts", "waited", "trained"},
+    stage_balance.NodeCounts: {"generating", "training"},
     runs.RunConfig: {
         "group_size",
         "groups_per_step",
@@ -138,10 +138,10 @@ def test_nodes_and_events_of_the_scheduler() -> None:
 
 def test_measurements_and_policies_of_the_scheduler() -> None:
     """In Redis."""
-    policy, state = records.RunPolicy(), lending.LendingState()
+    policy, state = records.RunPolicy(), lending_state.LendingState()
     assert codec.decode_run_policy(newer(codec.encode(policy)).encode()) == policy
     assert codec.decode_lending_state(newer(codec.encode(state)).encode()) == state
-    balance = split_advice.StageBalance()
+    balance = stage_balance.StageBalance()
     assert codec.decode_stage_balance(newer(codec.encode(balance)).encode()) == balance
 
 

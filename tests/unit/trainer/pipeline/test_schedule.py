@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.lib.fused_schedule.problem import BACKWARD, FORWARD
 from trainer.config import PipelineConfig
+from trainer.pipeline.fused_schedule.problem import BACKWARD, FORWARD
 from trainer.pipeline.layout import POLICY, Layout, layout_of
 from trainer.pipeline.schedule import Schedules
 

@@ -1,0 +1,174 @@
+"""Routes that sample: each POST is one turn, in any dialect."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from seamflow.errors import SeamflowError
+
+from rollout.http_gateway.api_error import ApiError, from_seamflow
+from rollout.http_gateway.config import HttpGatewayConfig
+from rollout.http_gateway.credentials import credential
+from rollout.http_gateway.dialects.dialect import (
+    Dialect,
+    EventStream,
+    Json,
+    TurnRequest,
+    checks,
+)
+from rollout.http_gateway.held_reply import HeldReply
+from rollout.http_gateway.lease_holds import LeaseHolds
+from rollout.http_gateway.request_body import read_body
+from rollout.http_gateway.turn_ids import TurnIds
+from services.chassis.rpc.request_budget import RequestBudget
+
+if TYPE_CHECKING:
+    from seamflow.client import Client, Turn
+    from seamflow.client.turn_stream import TurnStream
+
+__all__ = ["TurnRoutes"]
+
+_CHUNK_SECONDS = 1.0
+"""Interval of chunks of a reply that is sent whole; a killed server loses at most this much."""
+_JSON = "application/json"
+_SSE = "text/event-stream"
+
+
+class TurnRoutes:
+    """Runs turns and replies with them."""
+
+    def __init__(self, config: HttpGatewayConfig, client: Client, holds: LeaseHolds) -> None:
+        self._config = config
+        self._client = client
+        self._holds = holds
+        self._turn_ids = TurnIds()
+        self._budget = RequestBudget(config.max_inflight_bytes, config.max_calls_per_rollout)
+
+    def handler(self, dialect: Dialect) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """The handler of a route that speaks `dialect`."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return await self._call(request, dialect)
+
+        return handle
+
+    async def _call(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
+        rollout_id, shown = request.match_info["rollout_id"], credential(request)
+        with ExitStack() as stack:
+            num_bytes = request.content_length or self._config.max_body_bytes
+            stack.enter_context(self._budget.reserve(num_bytes, shown))
+            body = await read_body(request, self._config)
+            turn_request = dialect.parse(body)
+            rollout = self._client.rollout(rollout_id, shown)
+            stack.enter_context(self._holds.call(rollout_id, shown))
+            turn_id = await self._turn_ids.of(request, body, rollout)
+            stack.enter_context(self._turn_ids.live(rollout_id, turn_id, request))
+            if not turn_request.sampling.HasField("max_new_tokens"):
+                turn_request.sampling.max_new_tokens = self._config.default_max_tokens
+            stream = rollout.stream(
+                turn_request.messages,
+                turn_request.sampling,
+                tools=turn_request.tools,
+                tool_choice=turn_request.tool_choice,
+                parallel_tool_calls=turn_request.parallel_tool_calls,
+                response_schema=turn_request.response_schema,
+                after_turn_id=turn_request.after_turn_id,
+                template_arguments=turn_request.template_arguments,
+                token_ids=turn_request.token_ids,
+                turn_id=turn_id,
+                chunk_seconds=0.0 if turn_request.stream else _CHUNK_SECONDS,
+                stream_text=turn_request.stream,
+                return_prompt=turn_request.return_prompt,
+                return_token_bytes=turn_request.return_token_bytes,
+            )
+            reply = _stream if turn_request.stream else _whole
+            return await reply(request, self._config, dialect, turn_request, stream)
+
+
+async def _whole(
+    request: web.Request,
+    config: HttpGatewayConfig,
+    dialect: Dialect,
+    turn_request: TurnRequest,
+    stream: TurnStream,
+) -> web.StreamResponse:
+    """One JSON object, after white space if the turn takes long."""
+    async with HeldReply(
+        request, config, _headers(stream, _JSON), start=b"", keep_alive=lambda: b" "
+    ) as reply:
+        try:
+            async with _limit(config, dialect):
+                async for _ in stream:
+                    pass
+            body = _json(dialect.reply(turn_request, stream.turn))
+            return await reply.end(body, _check_headers(stream.turn))
+        except ApiError:
+            if reply.has_begun:  # with status 200: the client's next attempt gets the error
+                reply.cut()
+            raise
+
+
+async def _stream(
+    request: web.Request,
+    config: HttpGatewayConfig,
+    dialect: Dialect,
+    turn_request: TurnRequest,
+    stream: TurnStream,
+) -> web.StreamResponse:
+    """Server-sent events."""
+    events: EventStream = dialect.events(turn_request, stream.turn.turn_id)
+    async with HeldReply(
+        request, config, _headers(stream, _SSE), start=events.start(), keep_alive=events.keep_alive
+    ) as reply:
+        try:
+            async with _limit(config, dialect):
+                async for chunk in stream:
+                    await reply.write(events.chunk(chunk))
+            return await reply.end(events.end(stream.turn), _check_headers(stream.turn))
+        except ApiError as error:
+            if not reply.has_begun:
+                raise
+            return await reply.end(events.error(error))
+
+
+@asynccontextmanager
+async def _limit(config: HttpGatewayConfig, dialect: Dialect) -> AsyncIterator[None]:
+    """The turn's timeout, and errors of the rollout gateway as `ApiError`."""
+    seconds = config.turn_timeout_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        message = f"the turn did not end within {seconds:g} s (turn_timeout_seconds)"
+        raise ApiError(504, f"{message}; the same call continues it", code="timeout") from None
+    except SeamflowError as error:
+        raise from_seamflow(error).renamed(dialect.NAMES) from error
+
+
+def _check_headers(turn: Turn) -> dict[str, str]:
+    """Whether the answer is what was demanded, for a reply that is sent at once."""
+    headers = {}
+    for name, check in checks(turn).items():
+        reason = check.reason.encode("ascii", "replace").decode()
+        reason = "".join(c if c.isprintable() else " " for c in reason)
+        headers[f"seamflow-{name.replace('_', '-')}"] = "; ".join(
+            filter(None, (check.result, reason))
+        )
+    return headers
+
+
+def _headers(stream: TurnStream, content_type: str) -> dict[str, str]:
+    return {
+        "content-type": content_type,
+        "cache-control": "no-cache",
+        "seamflow-turn-id": stream.turn.turn_id,
+    }
+
+
+def _json(reply: Json) -> bytes:
+    return json.dumps(reply, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,0 +1,1 @@
+"""The Redis of a one-machine run: its program, and the private server."""

@@ -1,0 +1,152 @@
+"""What a turn gets of a stream, and what is held against its server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+import pytest
+from seamflow.common.v1 import tokens_pb2
+from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
+
+from rollout.gateway.config import GatewayConfig
+from rollout.gateway.dispatch.checked_stream import CheckedStream, StreamTerms
+from rollout.gateway.dispatch.outlier_ejection import OutlierEjection
+from rollout.gateway.dispatch.policies import TurnRequest
+from rollout.gateway.dispatch.server_state import Server
+from rollout.gateway.dispatch.token_stream import TokenStream
+from rollout.gateway.dispatch.turn_failures import TurnFailures
+from services.chassis.errors import Reason, ServiceError
+from tests.lib.rollout.gateway.support import sampled
+
+VOCABULARY = 50
+Part = pb.GenerateTokensResponse | grpc.aio.AioRpcError
+
+
+class Pool:
+    """A server for each stream, in order, with what it sends."""
+
+    def __init__(self, *streams: Sequence[Part]) -> None:
+        nothing: Any = None
+        self.all = [Server(f"s{i}", nothing, nothing) for i in range(len(streams))]
+        config = GatewayConfig(run_id="r", model=Path("m"))
+        self.outliers = OutlierEjection(config, lambda: self.all)
+        self.failures = TurnFailures(self.outliers)
+        self.suspected: list[str] = []
+        self._streams = iter(zip(self.all, streams, strict=True))
+
+    @asynccontextmanager
+    async def stream(self, *_: object) -> AsyncIterator[TokenStream]:
+        """The next one."""
+        server, parts = next(self._streams)
+        yield TokenStream(server, _sent(parts))
+
+    def suspect(self, server: Server) -> bool:
+        """Note it."""
+        self.suspected.append(server.address)
+        return True
+
+    async def received(self, pinned_version: int | None = None) -> list[tuple[str, int]]:
+        """Server and number of tokens of each response of the next stream."""
+        terms = StreamTerms(
+            turn=TurnRequest(
+                group="g", rollout="r", num_tokens=9, max_new_tokens=4, expected_tokens=4.0
+            ),
+            request=cast("Any", None),
+            num_sampled=0,
+            pinned_version=pinned_version,
+            vocabulary_size=VOCABULARY,
+            has_deadline=False,
+        )
+        stream = CheckedStream(terms, cast("Any", self), self.failures)
+        return [
+            (server.address, len(response.tokens.token_ids) // 4)
+            async for server, response in stream.responses()
+        ]
+
+
+async def _sent(parts: Sequence[Part]) -> AsyncIterator[pb.GenerateTokensResponse]:
+    for part in parts:
+        if isinstance(part, grpc.aio.AioRpcError):
+            raise part
+        yield part
+
+
+def response(*ids: int, version: int = 1) -> pb.GenerateTokensResponse:
+    """Sampled tokens."""
+    tokens = sampled(ids)
+    for span in tokens.spans:
+        span.weight_version = version
+    return pb.GenerateTokensResponse(tokens=tokens)
+
+
+def failure(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
+    """Of a call."""
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(code, nothing, nothing, "broken")
+
+
+async def test_each_response_comes_with_its_server() -> None:
+    """In order; a server that sampled is not suspected when it ends early."""
+    pool = Pool([response(1, 2), response(3)])
+    assert await pool.received() == [("s0", 2), ("s0", 1)]
+    assert pool.suspected == []
+
+
+async def test_a_stream_without_a_token_makes_its_server_suspect() -> None:
+    """No other turn goes there until it reports again."""
+    pool = Pool([])
+    assert await pool.received() == []
+    assert pool.suspected == ["s0"]
+
+
+@pytest.mark.parametrize(("pinned", "expected"), [(None, 2), (1, 1)])
+async def test_tokens_of_another_version_end_the_stream(pinned: int | None, expected: int) -> None:
+    """Of a pinned rollout; any other takes them."""
+    pool = Pool([response(1, version=1), response(2, version=2)])
+    assert len(await pool.received(pinned)) == expected
+    assert pool.suspected == ["s0"] * (pinned is not None)
+
+
+@pytest.mark.parametrize(
+    "impossible", [response(VOCABULARY), response(1, 2, 3, 4, 5)], ids=["id", "number"]
+)
+async def test_impossible_output_is_not_passed_on(impossible: pb.GenerateTokensResponse) -> None:
+    """The next server is asked; if that one answers so too, the turn fails."""
+    pool = Pool([impossible], [impossible])
+    assert await pool.received() == []
+    with pytest.raises(ServiceError, match="impossible answers") as caught:
+        await pool.received()
+    assert caught.value.reason is Reason.ENGINE_FAILED
+
+
+async def test_all_responses_of_a_stream_count_to_what_was_asked_for() -> None:
+    """4 tokens were: the second response brings one too many."""
+    pool = Pool([response(1), response(2, 3, 4, 5)])
+    assert await pool.received() == [("s0", 1)]
+    assert pool.failures.avoided == {"s0"}
+
+
+async def test_an_empty_answer_is_believed_once_another_server_gives_it() -> None:
+    """Of servers that have given no other answer."""
+    end = response(7)
+    end.finish_reason = tokens_pb2.FINISH_REASON_STOP
+    pool = Pool([end], [end])
+    for server in pool.all:
+        server.info = pb.GetServerInfoResponse()
+    assert await pool.received() == []
+    assert pool.failures.avoided == {"s0"}
+    pool.outliers.answered(pool.all[1], is_empty=True)
+    assert await pool.received() == [("s1", 1)]
+
+
+async def test_a_broken_server_is_avoided_and_what_it_sent_stays() -> None:
+    """Another one goes on from there."""
+    pool = Pool([response(1), failure(grpc.StatusCode.INTERNAL)])
+    assert await pool.received() == [("s0", 1)]
+    assert pool.suspected == ["s0"]
+    assert pool.failures.avoided == {"s0"}

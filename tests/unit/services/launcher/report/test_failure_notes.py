@@ -1,0 +1,103 @@
+"""What the terminal tells of failed rollouts: one line for each cause."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from seamflow.common.v1 import tokens_pb2
+from seamflow.trajectory.v1 import trajectory_pb2
+from seamflow.trajectory.v1.sample_service_pb2 import Readiness
+
+from services.launcher.report.failure_notes import FailureNotes
+from trajectory_manager.service.rollouts import EXPIRED
+
+ENVIRONMENT = tokens_pb2.FAILURE_CLASS_ENVIRONMENT
+INFRASTRUCTURE = tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE
+TIMEOUT = tokens_pb2.FAILURE_CLASS_TIMEOUT
+
+
+def failed(
+    rollout_id: str,
+    message: str,
+    failure_class: tokens_pb2.FailureClass.ValueType = ENVIRONMENT,
+) -> trajectory_pb2.Trajectory:
+    """A failed rollout of the task that its name begins with."""
+    failure = tokens_pb2.Failure(failure_class=failure_class, message=message)
+    group = rollout_id.partition("/")[0]
+    return trajectory_pb2.Trajectory(rollout_id=rollout_id, group_id=group, failure=failure)
+
+
+class Store:
+    """Rollouts, and how often they were listed."""
+
+    def __init__(self) -> None:
+        self.rollouts: list[trajectory_pb2.Trajectory] = []
+        self.num_listed = 0
+
+    async def listed(self) -> AsyncIterator[trajectory_pb2.Trajectory]:
+        """All of them."""
+        self.num_listed += 1
+        for each in self.rollouts:
+            yield each
+
+
+async def test_each_cause_is_told_once_with_task_and_rollout() -> None:
+    """Failures that differ in names and numbers only are one cause."""
+    store = Store()
+    store.rollouts = [
+        failed("t1/0/1", "step 0 of task 't1' raised KeyError('x') at env.py:7"),
+        failed("t2/0/1", "step 3 of task 't2' raised KeyError('x') at env.py:7"),
+        failed("t1/0/2", "step 0 of task 't1' raised OSError('disk') at env.py:7"),
+        failed("t1/0/3", "", tokens_pb2.FAILURE_CLASS_CANCELLED),
+        trajectory_pb2.Trajectory(rollout_id="t1/0/4"),
+    ]
+    notes = FailureNotes(store.listed)
+    first, second = await notes.look(Readiness(num_replaced_samples=3))
+    assert first.startswith(
+        "failure ENVIRONMENT of rollout t2/0/1: step 3 of task 't2' raised KeyError('x') at "
+        "env.py:7. Correct the agent"
+    )
+    assert "OSError('disk')" in second
+    store.rollouts.append(failed("t9/0/1", "step 1 of task 't9' raised KeyError('x') at env.py:7"))
+    assert await FailureNotes(store.listed).look(Readiness()) == []
+    notes._next = 0.0
+    assert await notes.look(Readiness(num_replaced_samples=4)) == []
+    store.rollouts.append(failed("t9/0/2", "the episode took over 5 s", TIMEOUT))
+    notes._next = 0.0
+    (third,) = await notes.look(Readiness(num_replaced_samples=5))
+    assert "failure TIMEOUT of rollout t9/0/2: the episode took over 5 s. Find what" in third
+
+
+async def test_nothing_is_listed_while_nothing_fails() -> None:
+    """Nor while the trajectory manager does not answer."""
+    store = Store()
+    notes = FailureNotes(store.listed)
+    for readiness in (None, Readiness(num_ready_groups=4), Readiness(num_ready_groups=5)):
+        assert await notes.look(readiness) == []
+    assert store.num_listed == 0
+    await notes.look(Readiness(num_dead_letters=1))
+    assert store.num_listed == 1
+
+
+async def test_growing_numbers_of_dead_letters_are_shown() -> None:
+    """The first one, then four times as many: a run that only fails is not silent."""
+    notes = FailureNotes(Store().listed)
+    lines_by_look = []
+    for number in (1, 2, 3, 4, 15, 16):
+        notes._next = 0.0
+        lines_by_look.append(await notes.look(Readiness(num_dead_letters=number)))
+    assert [len(lines) for lines in lines_by_look] == [1, 0, 0, 1, 0, 1]
+    assert lines_by_look[-1][0].startswith(
+        "dead letters: 16, tasks that left the run without being trained"
+    )
+
+
+async def test_a_stopped_agent_is_not_blamed_on_a_server() -> None:
+    """In the manager's own words for a lease that nobody renewed."""
+    store = Store()
+    stopped = failed("t1/0/1", str(EXPIRED.failure_message), INFRASTRUCTURE)
+    store.rollouts = [stopped, failed("t2/0/1", "connection refused", INFRASTRUCTURE)]
+    lines = await FailureNotes(store.listed).look(Readiness(num_replaced_samples=2))
+    agent, server = sorted(lines, key=lambda line: "lease expired" not in line)
+    assert "Nothing is wrong if its agent, or the whole run, was stopped" in agent
+    assert "named server" in server

@@ -1,0 +1,74 @@
+"""A run that is resumed by other rules, or from another model, is refused before it starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from services.chassis.errors import ConfigError
+from services.launcher.config import LauncherConfig
+from services.launcher.same_run import same_run
+from services.launcher.same_run.same_run import check_same_run, note_beginning
+from tests.lib.launcher.support import make_config, make_layout
+
+
+def _model(folder: Path, *, width: int = 3, value: float = 1.0) -> str:
+    folder.mkdir()
+    save_file({"w": torch.full((width,), value)}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"hidden_size": width}))
+    return str(folder)
+
+
+def _begun(folder: Path, **fields: Any) -> Callable[[LauncherConfig], None]:
+    """A run has begun in `folder`; checks a configuration that would go on with it."""
+    config = make_config(**fields)
+    note_beginning(config, make_layout(config, folder))
+    return lambda given: check_same_run(given, make_layout(given, folder))
+
+
+def test_other_rules_are_named_with_both_values(tmp_path: Path) -> None:
+    """One line, with the cure."""
+    model = _model(tmp_path / "model")
+    check = _begun(tmp_path, model=model, group_size=8)
+    check(make_config(model=model, group_size=8))
+    with pytest.raises(ConfigError, match=r"other rules: group_size \(was 8, is 4\); set them"):
+        check(make_config(model=model, group_size=4))
+    note_beginning(make_config(model=model, group_size=4), make_layout(make_config(), tmp_path))
+    with pytest.raises(ConfigError, match="group_size"):
+        check(make_config(model=model, group_size=4))
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"width": 4}, "architecture and weights differ"),
+        ({"value": 2.0}, "weights differ"),
+    ],
+)
+def test_another_model_is_named(tmp_path: Path, other: dict[str, Any], named: str) -> None:
+    """Of another shape, or of the same with other weights; a copy elsewhere is the same model."""
+    check = _begun(tmp_path, model=_model(tmp_path / "model"))
+    check(make_config(model=_model(tmp_path / "copy")))
+    with pytest.raises(ConfigError, match=rf"other' and run|other', and run .*{named}"):
+        check(make_config(model=_model(tmp_path / "other", **other)))
+
+
+def test_without_the_note_nothing_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: the same change goes unseen."""
+    check = _begun(tmp_path, model=_model(tmp_path / "model"), group_size=8)
+    monkeypatch.setattr(same_run, "_read", lambda file: {})
+    check(make_config(model=str(tmp_path / "model"), group_size=4))
+
+
+def test_a_model_that_the_run_prepares_is_not_compared(tmp_path: Path) -> None:
+    """It is in the run's folder, and not there yet at the first start."""
+    check = _begun(tmp_path, prepare="my_model")
+    check(make_config(prepare="my_model"))
