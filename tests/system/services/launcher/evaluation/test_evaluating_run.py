@@ -1,4 +1,4 @@
-"""A whole run that is evaluated beside training: `killed_evaluation` beside it adds a kill."""
+"""A whole run that is evaluated beside training; tests/suites/killed_evaluation adds a kill."""
 
 from __future__ import annotations
 
