@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from services.chassis.errors import ServiceError
-from services.lib.request_budget import RequestBudget
+from services.chassis.rpc.request_budget import RequestBudget
 
 BYTES, CALLS = 800, 3
 SHARE = BYTES // 8
@@ -16,7 +16,7 @@ SHARE = BYTES // 8
 def reserve(budget: RequestBudget, stack: ExitStack, owner: str, *sizes: int) -> None:
     """Requests of these sizes that stay in progress."""
     for size in sizes:
-        stack.enter_context(budget.reserve(owner, size))
+        stack.enter_context(budget.reserve(size, owner))
 
 
 @pytest.mark.parametrize(
@@ -35,18 +35,18 @@ def test_what_would_exceed_a_limit_is_refused_by_its_name(
     with ExitStack() as stack:
         for name, num_bytes in before:
             reserve(budget, stack, name, num_bytes)
-        with pytest.raises(ServiceError) as refused, budget.reserve(owner, size):
+        with pytest.raises(ServiceError) as refused, budget.reserve(size, owner):
             pass
         assert limit in str(refused.value)
         assert refused.value.retry_after
-    with budget.reserve(owner, size):
+    with budget.reserve(size, owner):
         pass
 
 
 @pytest.mark.parametrize("size", [SHARE + 1, BYTES * 10])
 def test_an_only_request_always_passes(size: int) -> None:
     """However large: or it could never be sent."""
-    with RequestBudget(BYTES, CALLS).reserve("a", size):
+    with RequestBudget(BYTES, CALLS).reserve(size, "a"):
         pass
 
 
@@ -64,9 +64,9 @@ def test_a_request_that_fails_gives_its_bytes_back() -> None:
     """And so does one that was refused, which had none."""
     budget = RequestBudget(BYTES, 1)
     for _ in range(20):
-        with pytest.raises(ZeroDivisionError), budget.reserve("a", BYTES):
-            with pytest.raises(ServiceError), budget.reserve("a", 1):
+        with pytest.raises(ZeroDivisionError), budget.reserve(BYTES, "a"):
+            with pytest.raises(ServiceError), budget.reserve(1, "a"):
                 pass
             _ = 1 / 0
-    with budget.reserve("a", BYTES):
+    with budget.reserve(BYTES, "a"):
         pass
