@@ -23,10 +23,10 @@ from bench.clients.foreign_agents import COMMANDS, Said, read_summary
 from services.launcher import redis_server
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
-from services.launcher.evaluation.heldout import trajectories
 from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import plan
 from services.launcher.report.token_audit import Audit, audit, read_token_log
+from services.launcher.report.trajectories import trajectories
 from services.launcher.service_clients import Services, connected
 from services.launcher.supervisor import Supervisor
 from services.lib.run_rules import rules

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc.aio
+from seamflow.evaluator.v1.evaluator_service_pb2_grpc import EvaluatorServiceStub
 from seamflow.pages import pages
 from seamflow.ranker.v1 import ranker_service_pb2 as ranker_pb
 from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceStub
@@ -32,6 +33,7 @@ from services.launcher.layout import Layout
 from services.launcher.report.summary import Lendings
 
 if TYPE_CHECKING:
+    from seamflow.evaluator.v1.evaluator_service_pb2_grpc import EvaluatorServiceAsyncStub
     from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceAsyncStub
     from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceAsyncStub
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
@@ -74,6 +76,7 @@ class Services:
     scheduler: SchedulerServiceAsyncStub
     trainer: TrainerServiceAsyncStub
     weights: WeightServiceAsyncStub
+    evaluator: EvaluatorServiceAsyncStub
     servers: dict[str, RolloutServerServiceAsyncStub] = field(default_factory=dict)
     ranker: RankerServiceAsyncStub | None = None
 
@@ -159,6 +162,7 @@ async def connected(config: LauncherConfig, layout: Layout) -> AsyncIterator[Ser
             scheduler=async_stub(SchedulerServiceStub, await channel("scheduler")),
             trainer=async_stub(TrainerServiceStub, await channel("trainer")),
             weights=async_stub(WeightServiceStub, await channel("weights")),
+            evaluator=async_stub(EvaluatorServiceStub, await channel("evaluator")),
             servers=servers,
             ranker=(
                 async_stub(RankerServiceStub, await channel("ranker"))

@@ -137,7 +137,7 @@ class MixedRun(Run):
         ends = []
         for name in names:
             with suppress(FileNotFoundError):
-                file = self._logs() / f"{name}.log"
+                file = self.layout.logs() / f"{name}.log"
                 lines = file.read_text(errors="replace").splitlines()[-_TAIL:]
                 ends.append(f"\nthe end of {file}:\n  " + "\n  ".join(lines))
         return "".join(ends)

@@ -13,7 +13,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 
-from services.launcher.evaluation.heldout_tasks import label_of
+from services.lib.evaluation.pinned_task import label_of
 
 __all__ = [
     "Lendings",
