@@ -26,14 +26,18 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
     """The gRPC service of rank 0."""
 
     def __init__(
-        self, config: TrainerConfig, trainer: Trainer, device: DeviceLease, ranks: RankGroup
+        self,
+        config: TrainerConfig,
+        trainer: Trainer,
+        device: DeviceLease,
+        ranks: RankGroup,
+        best: BestCheckpoint,
     ) -> None:
         self._config = config
         self._trainer = trainer
         self._device = device
         self._ranks = ranks
-        self._best, self._best_lock = BestCheckpoint(config.checkpoint.folder), asyncio.Lock()
-        self._best.recover()
+        self._best, self._best_lock = best, asyncio.Lock()
 
     async def GetStatus(  # noqa: N802 -- named by the contract
         self, request: trainer_pb2.GetStatusRequest, context: Context
