@@ -6,6 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
+from seamflow.cli.snapshot import Snapshot
 from seamflow.common.v1 import tokens_pb2
 from seamflow.retry import retrying
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
@@ -17,7 +18,7 @@ from services.launcher.checks.used_up_tasks import UsedUpTasks
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
 from services.launcher.report.trajectories import trajectories
-from services.launcher.service_clients import Services, Snapshot
+from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
 from services.launcher.view import View
 from services.lib.evaluation.trained_reward import check_trained_reward
@@ -88,7 +89,7 @@ class Training:
         """Wait until all rollout servers that may get them have the weights of a version."""
         self.view.phase(f"rollout servers load weight version {version}")
         while True:
-            servers = (await self.services.snapshot()).servers
+            servers = (await self.services.snapshot()).answering_servers
             others = [
                 n for n in self.services.servers if n not in servers or not self._rests(servers[n])
             ]
@@ -98,7 +99,7 @@ class Training:
 
     async def some_server_serves(self) -> bool:
         """Whether an evaluation has a rollout server after training that is without tasks."""
-        servers = (await self.services.snapshot()).servers
+        servers = (await self.services.snapshot()).answering_servers
         if all(_is_released(server) for server in servers.values()):
             self.view.note("the trainer has the only node that rolls out: no evaluation afterwards")
             return False

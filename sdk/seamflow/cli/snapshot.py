@@ -66,8 +66,8 @@ class Snapshot:
     Example: Snapshot(now=1e9, trainer=GetStatusResponse(state=TRAINER_STATE_WAITING, step=6))
     """
 
-    now: float
-    """Unix time of the requests."""
+    now: float = 0.0
+    """Unix time of the requests; 0: nobody asks how long ago anything was."""
     run_id: str | None = None
     """Training job."""
     agents: str = ""
@@ -108,6 +108,11 @@ class Snapshot:
     """Every rollout server that a node offers."""
     server_uses: tuple[rollout_pb.ServerUse, ...] = ()
     """Every rollout server that the gateway knows; none of a gateway of release 0.2."""
+
+    @property
+    def answering_servers(self) -> Mapping[str, server_pb.GetServerInfoResponse]:
+        """State of the rollout servers that answer, by node."""
+        return {each.node_id: each.info for each in self.servers if each.info is not None}
 
 
 async def gather(endpoints: Endpoints, *, history: bool = False) -> Snapshot:

@@ -51,12 +51,12 @@ async def _wait_for_rollouts(services: Services) -> None:
 async def drain_nodes(services: Services) -> None:
     """Return every lent node before the processes end."""
     snapshot = await services.snapshot()
-    for node in snapshot.nodes:
+    for node in snapshot.nodes or ():
         request = scheduler_pb.DrainNodeRequest(node_id=node.node_id, drain=True)
         await retrying(lambda request=request: services.scheduler.DrainNode(request))  # type: ignore[misc]
     while any(
         node.assignment.epoch != node.reported_epoch or node.assignment.tag
-        for node in (await services.snapshot()).nodes
+        for node in (await services.snapshot()).nodes or ()
     ):
         await asyncio.sleep(_REFRESH_SECONDS / 5)
     await asyncio.sleep(_REFRESH_SECONDS)  # the change feed's last entries

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from seamflow.cli.snapshot import Snapshot
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
@@ -18,7 +19,7 @@ from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import plan
 from services.launcher.report.trajectories import trajectories
 from services.launcher.run import Run
-from services.launcher.service_clients import Services, Snapshot
+from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
 from services.launcher.view import PlainView
 from services.lib.evaluation.evaluation_config import EvaluationConfig
