@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +15,11 @@ from seamflow.evaluator.v1 import evaluator_service_pb2 as evaluator_pb
 from services.launcher.checks.run_folder import watch_folder
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
-from services.launcher.evaluation.followed_evaluator import FollowedEvaluator
+from services.launcher.evaluation.followed_evaluator import (
+    AROUND_TRAINING,
+    WITHOUT_TRAINING,
+    FollowedEvaluator,
+)
 from services.launcher.layout import Layout
 from services.launcher.phases.end import drain_nodes, end_run
 from services.launcher.phases.learn import Learned, learn, submit_tasks
@@ -79,7 +83,7 @@ class Run:
 
     async def _train(self, processes: Supervisor, services: Services) -> dict[str, Any]:
         async with self._started(processes, services):
-            evaluator = await self._evaluator(processes, services)
+            evaluator = await self._evaluator(processes, services, AROUND_TRAINING)
             if evaluator is not None:
                 await evaluator.until(evaluator_pb.EVALUATOR_STATE_BESIDE_TRAINING)
             self.view.phase("training")
@@ -93,7 +97,7 @@ class Run:
 
     async def _evaluate(self, processes: Supervisor, services: Services) -> EvaluationLine:
         async with self._started(processes, services):
-            evaluator = await self._evaluator(processes, services)
+            evaluator = await self._evaluator(processes, services, WITHOUT_TRAINING)
             assert evaluator is not None, "checked before the first process starts"
             await evaluator.finished(is_asked=False)
             await self._end(processes, services)
@@ -126,13 +130,16 @@ class Run:
         await start.core_services(processes)
 
     async def _evaluator(
-        self, processes: Supervisor, services: Services
+        self,
+        processes: Supervisor,
+        services: Services,
+        phases: Mapping[evaluator_pb.EvaluatorState.ValueType, str],
     ) -> FollowedEvaluator | None:
         """The evaluator, started; None: there is nothing to evaluate on."""
         if "evaluator" not in self.plans:
             return None
         await processes.start(self.plans["evaluator"])
-        return FollowedEvaluator(services.evaluator, self.layout.run_id, self.view)
+        return FollowedEvaluator(services.evaluator, self.layout.run_id, self.view, phases)
 
     async def _learn(self, processes: Supervisor, services: Services) -> None:
         """Submit tasks until the trainer has finished and every server has its last weights."""

@@ -14,21 +14,33 @@ from services.launcher.view import View
 if TYPE_CHECKING:
     from seamflow.evaluator.v1.evaluator_service_pb2_grpc import EvaluatorServiceAsyncStub
 
-__all__ = ["FollowedEvaluator"]
+__all__ = ["AROUND_TRAINING", "WITHOUT_TRAINING", "FollowedEvaluator"]
 
 _LOOK_SECONDS = 0.5
 _ANSWER_SECONDS = 2.0
-_PHASES: Mapping[pb.EvaluatorState.ValueType, str] = {
+AROUND_TRAINING: Mapping[pb.EvaluatorState.ValueType, str] = {
     pb.EVALUATOR_STATE_BEFORE_TRAINING: "held-out tasks before training",
     pb.EVALUATOR_STATE_AFTER_TRAINING: "held-out tasks after training",
 }
+"""States that are phases of a run: beside training the phase is another one."""
+WITHOUT_TRAINING: Mapping[pb.EvaluatorState.ValueType, str] = {
+    pb.EVALUATOR_STATE_BEFORE_TRAINING: "held-out tasks",
+}
+"""Of a model that is evaluated once."""
 
 
 class FollowedEvaluator:
     """What the evaluator of a run says; the supervisor tells whether it lives."""
 
-    def __init__(self, evaluator: EvaluatorServiceAsyncStub, run_id: str, view: View) -> None:
-        self._evaluator, self._run_id, self._view = evaluator, run_id, view
+    def __init__(
+        self,
+        evaluator: EvaluatorServiceAsyncStub,
+        run_id: str,
+        view: View,
+        phases: Mapping[pb.EvaluatorState.ValueType, str] = AROUND_TRAINING,
+    ) -> None:
+        self._evaluator, self._run_id = evaluator, run_id
+        self._view, self._phases = view, phases
         self._num_notes, self._shown = 0, pb.EVALUATOR_STATE_UNSPECIFIED
         self._state: pb.EvaluatorState.ValueType = pb.EVALUATOR_STATE_UNSPECIFIED
         self.stopped_early = ""
@@ -69,7 +81,7 @@ class FollowedEvaluator:
 
     def _show(self, answer: pb.GetEvaluationsResponse) -> None:
         """The phase and the bar; beside training the bar shows the steps."""
-        phase = _PHASES.get(answer.state)
+        phase = self._phases.get(answer.state)
         if phase is None or not answer.num_rollouts:
             return
         if answer.state != self._shown:
