@@ -129,6 +129,7 @@ async def test_a_run_is_evaluated_from_before_to_after(tmp_path: Path) -> None:
     reward = [0.0]
     async with rig(tmp_path, training, every_steps=2, stop_target=1.0) as run:
         config = DataloaderConfig(run_id="run", tasks="t.jsonl", evaluator=run.process.address)
+        await await_first_evaluation(config.replace(evaluator=None))  # control: nothing to wait for
         waiting = asyncio.create_task(await_first_evaluation(config))
         await run.start()
         await run.until(lambda said: said.num_rollouts == 4)
