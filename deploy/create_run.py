@@ -21,7 +21,7 @@ from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 from services.chassis.config.load import load_or_exit
 from services.chassis.errors import ExitCode
 from services.chassis.rpc.clients import channel
-from services.launcher.same_run.run_rules import RunRules, rules
+from services.launcher.run_rules import RunRules, rules
 
 __all__ = ["CreateRunConfig", "main"]
 

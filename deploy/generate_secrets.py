@@ -68,6 +68,7 @@ SERVICES: dict[str, Service] = {
     "trainer": Service(),
     "node-agent": Service(hosts=("node-agent-a", "node-agent-b", "node-agent-sglang")),
     "dataloader": Service(),
+    "evaluator": Service(),
     "ranker": Service(),
     "scoring": Service(),
     "agent-runner": Service(identity="agent", presents_agent_token=True),

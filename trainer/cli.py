@@ -17,6 +17,7 @@ from services.chassis.config.load import load_or_exit
 from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.chassis.rpc.clients import channel
 from services.chassis.rpc.server import Service, run
+from trainer.checkpoint.best_checkpoint import BestCheckpoint
 from trainer.checkpoint.resume import find_checkpoint
 from trainer.clients.node_client import NodeClient
 from trainer.clients.sample_client import SampleClient
@@ -66,7 +67,9 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
         device = DeviceLease(ranks, config.gang.nodes, ranks.nodes)
         samples, nodes, publisher = await connect_services(config, stack, ranks.nodes)
         trainer = Trainer(config, ranks, device, samples, nodes, publisher, trackers, alarms)
-        servicer = TrainerServicer(config, trainer, device, ranks)
+        best = BestCheckpoint(config.checkpoint.folder)
+        best.recover()
+        servicer = TrainerServicer(config, trainer, device, ranks, best)
         yield Service(
             servicers=[(trainer_grpc.add_TrainerServiceServicer_to_server, servicer)],
             background=[lambda: _train(trainer, config), samples.keep_leases],

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import grpc.aio
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb2
 from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
 
-from services.chassis.errors import Reason, failed_precondition, invalid_argument
+from services.chassis.errors import Reason, failed_precondition, invalid_argument, not_found
+from trainer.checkpoint.best_checkpoint import BestCheckpoint
 from trainer.config import TrainerConfig
 from trainer.loop import Trainer
 from trainer.ranks.device_lease import DeviceLease
@@ -24,12 +26,18 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
     """The gRPC service of rank 0."""
 
     def __init__(
-        self, config: TrainerConfig, trainer: Trainer, device: DeviceLease, ranks: RankGroup
+        self,
+        config: TrainerConfig,
+        trainer: Trainer,
+        device: DeviceLease,
+        ranks: RankGroup,
+        best: BestCheckpoint,
     ) -> None:
         self._config = config
         self._trainer = trainer
         self._device = device
         self._ranks = ranks
+        self._best, self._best_lock = best, asyncio.Lock()
 
     async def GetStatus(  # noqa: N802 -- named by the contract
         self, request: trainer_pb2.GetStatusRequest, context: Context
@@ -89,6 +97,27 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
         self._trainer.track_evaluation(request.step, request.numbers)
         return trainer_pb2.TrackEvaluationResponse()
 
+    async def HoldCheckpoint(  # noqa: N802 -- named by the contract
+        self, request: trainer_pb2.HoldCheckpointRequest, context: Context
+    ) -> trainer_pb2.HoldCheckpointResponse:
+        """Link the checkpoint of a step that is evaluated."""
+        step = _step(request.step, least=0)
+        async with self._best_lock:
+            held = await asyncio.to_thread(self._best.hold, step)
+        return trainer_pb2.HoldCheckpointResponse(held=held)
+
+    async def KeepCheckpoint(  # noqa: N802 -- named by the contract
+        self, request: trainer_pb2.KeepCheckpointRequest, context: Context
+    ) -> trainer_pb2.KeepCheckpointResponse:
+        """Make the checkpoint of a step the best one."""
+        step = _step(request.step, least=1)
+        async with self._best_lock:
+            try:
+                folder = await asyncio.to_thread(self._best.keep, step, _facts(request))
+            except FileNotFoundError as error:
+                raise not_found("checkpoint of step", str(step)) from error
+        return trainer_pb2.KeepCheckpointResponse(folder=str(folder))
+
     def _state(self) -> trainer_pb2.TrainerState.ValueType:
         if self._trainer.progress.finished:
             return trainer_pb2.TRAINER_STATE_FINISHED
@@ -103,3 +132,21 @@ def _epoch(epoch: int) -> int:
     if epoch < 0:
         raise invalid_argument("epoch", epoch, "give the assignment's epoch, 0 or more")
     return epoch
+
+
+def _step(step: int, least: int) -> int:
+    if step < least:
+        raise invalid_argument("step", step, f"give an optimizer step, {least} or more")
+    return step
+
+
+def _facts(request: trainer_pb2.KeepCheckpointRequest) -> Mapping[str, object]:
+    """What best.json says."""
+    has_interval = request.HasField("low") and request.HasField("high")
+    return {
+        "step": request.step,
+        "weight_version": request.weight_version,
+        "metric": request.metric,
+        "value": request.mean,
+        "interval": (request.low, request.high) if has_interval else None,
+    }

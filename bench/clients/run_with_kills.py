@@ -22,12 +22,12 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from bench.clients.foreign_agents import COMMANDS, Said, read_summary
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
-from services.launcher.evaluation.heldout import trajectories
 from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import plan
 from services.launcher.redis import redis_server
 from services.launcher.report.token_audit import Audit, audit, read_token_log
-from services.launcher.same_run.run_rules import rules
+from services.launcher.report.trajectories import trajectories
+from services.launcher.run_rules import rules
 from services.launcher.service_clients import Services, connected
 from services.launcher.supervisor import Supervisor
 

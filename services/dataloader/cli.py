@@ -13,6 +13,7 @@ from services.chassis.rpc.server import Service, run
 from services.dataloader.check_tasks import check_tasks
 from services.dataloader.config import DataloaderConfig
 from services.dataloader.curriculum import Curriculum
+from services.dataloader.first_evaluation import await_first_evaluation
 from services.dataloader.group_sizes import GroupSizes
 from services.dataloader.loader import Loader
 from services.dataloader.success_rates import SuccessRates
@@ -54,6 +55,7 @@ async def build(config: DataloaderConfig) -> AsyncIterator[Service]:
         async def load() -> None:
             if loader.is_at_start:  # without a launcher nobody else has looked at all rows
                 await asyncio.to_thread(check_tasks, config)
+            await await_first_evaluation(config)
             await loader.run()
             # A finished job ends like after a signal: drained, exit code 0.
             signal.raise_signal(signal.SIGTERM)

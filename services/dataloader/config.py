@@ -41,6 +41,9 @@ class DataloaderConfig(ServerConfig):
 
     trajectory_manager: str = "127.0.0.1:50051"
     """Address of the trajectory manager, which queues the tasks."""
+    evaluator: str | None = None
+    """Address of the evaluator, whose first evaluation is over before the first task is submitted;
+    unset: there is none."""
     run_id: str
     """Training job the tasks are for."""
     tasks: str

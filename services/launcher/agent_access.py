@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from seamflow.cli.snapshot import Snapshot
+
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
-from services.launcher.service_clients import Snapshot
 
 __all__ = ["LeaseHint", "agent_variables", "base_url", "instructions"]
 
@@ -70,7 +71,7 @@ class LeaseHint:
     def look(self, snapshot: Snapshot, now: float) -> str | None:
         """What to tell people, once in each idle time; `now` in seconds of a monotonic clock."""
         ready = snapshot.readiness
-        if ready is None or not snapshot.servers:
+        if ready is None or not snapshot.answering_servers:
             return None
         self._has_leased |= ready.num_running_rollouts > 0
         has_work = ready.num_admissible_groups and (ready.num_queued_tasks or self._are_tasks_own)

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from services.chassis.errors import ExitCode
 from services.launcher.layout import Layout
 
-__all__ = ["ProcessPlan", "process", "service", "settings_of"]
+__all__ = ["ProcessPlan", "checking", "process", "service", "settings_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class ProcessPlan:
     """Added to the launcher's own environment."""
     restarts: bool = True
     """Restarted when it crashes; a clean exit means it has finished."""
+    fatal: tuple[int, ...] = (ExitCode.USAGE, ExitCode.CONFIG)
+    """Exit codes after which it is not restarted, as the same start would fail the same way."""
     optional: bool = False
     """The run continues without it when it crashes too often."""
     umask: int = -1
@@ -47,6 +50,11 @@ def process(name: str, module: str, layout: Layout, environment: Mapping[str, st
     settings = ("--config", str(layout.config_file))
     command = (sys.executable, "-m", module, *settings)
     return ProcessPlan(name=name, command=command, environment=environment, settings=settings)
+
+
+def checking(module: str, layout: Layout) -> tuple[str, ...]:
+    """Command of a module that checks the settings and the user's files of a process."""
+    return (sys.executable, "-m", module, "--config", str(layout.config_file))
 
 
 def settings_of(table: str, **settings: object) -> dict[str, str]:

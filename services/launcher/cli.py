@@ -42,8 +42,6 @@ from services.launcher.config import (
     own_settings,
     with_file,
 )
-from services.launcher.evaluation.evaluation_config import EvaluationConfig
-from services.launcher.evaluation.heldout_tasks import heldout_fields, read_tasks
 from services.launcher.layout import AGENT_PORTS, Layout, free_ports
 from services.launcher.process_plan import CHECK_TASKS, plan
 from services.launcher.redis import redis_server
@@ -54,11 +52,12 @@ from services.launcher.same_run import run_lock
 from services.launcher.same_run.same_run import check_same_run, note_beginning
 from services.launcher.supervisor import child_environment
 from services.launcher.view import LiveView, PlainView
+from services.lib.evaluation.evaluation_config import EvaluationConfig
 from services.lib.model_files.end_ids import warn_of_end
 from services.lib.model_files.model_folder import check_chat_template, check_model_folder
 from services.lib.model_files.text_config import check_attention
 
-__all__ = ["check_evaluation", "check_program", "main", "make_layout"]
+__all__ = ["check_evaluation", "check_program", "check_user_code", "main", "make_layout"]
 
 _TABLE = "evaluation"
 _EMBEDDED = "torch"
@@ -123,7 +122,7 @@ def _evaluation(config: LauncherConfig) -> EvaluationConfig:
 
 def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
     layout = make_layout(config, _config_file(sys.argv))
-    plans = plan(config, layout)
+    plans = plan(config, layout, evaluation)
     if "redis" in layout.ports:
         redis = redis_server.server_plan(config, layout.folder, layout.ports["redis"])
         plans = {"redis": redis, **plans}
@@ -134,9 +133,9 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
         settings = _checked_settings(config, plans)
         check_hosts(settings)
         check_same_run(config, layout)
-        check_evaluation(config, evaluation, layout)
+        check_evaluation(config, evaluation)
         check_program(plans)
-        amount = _check_user_code(config, layout, plans)
+        amount = check_user_code(config, layout, plans)
     except StartupError:
         # The name is free again for a run that is not refused.
         if not (config.resume or config.dry_run):
@@ -147,7 +146,7 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
     model = str(Path(layout.path(config.model)).resolve())
     facts = {"run_id": layout.run_id, "model": model, "agents": config.kind_of_agents}
     facts |= {"config": str(layout.config_file), "folder": str(layout.folder)}
-    facts |= layout.addresses()
+    facts |= {name: each for name, each in layout.addresses().items() if _is_used(name, plans)}
     if config.has_http_gateway:
         facts["http_gateway"] = base_url(config, layout)
     note_beginning(config, layout)
@@ -296,18 +295,25 @@ def _check(config: LauncherConfig, layout: Layout) -> None:
         )
 
 
-def check_evaluation(config: LauncherConfig, evaluation: EvaluationConfig, layout: Layout) -> None:
-    """Check that there is something to evaluate on; read it, unless it is still to be prepared."""
+def _is_used(name: str, plans: Mapping[str, ProcessPlan]) -> bool:
+    """Whether a process of the run listens there: a run may have no evaluator."""
+    return name != "evaluator" or name in plans
+
+
+def check_evaluation(config: LauncherConfig, evaluation: EvaluationConfig) -> None:
+    """Check that there is something to evaluate on, as it should be."""
     has_tasks = evaluation.tasks or config.heldout_tasks or config.num_heldout
     if evaluation.every_steps and not has_tasks:
         raise ConfigError(
             f"evaluation.every_steps is {evaluation.every_steps}, but there are no held-out tasks: "
             "give tasks in [evaluation], or num_heldout in [launcher] for an environment's own"
         )
-    tasks = evaluation.tasks or config.heldout_tasks
-    if tasks is not None and not (config.prepare and "{run}" in tasks):
-        fields = heldout_fields(config, evaluation, layout.config_file)
-        read_tasks(layout.path(tasks), fields, config.seed)
+    tasks = evaluation.tasks or config.heldout_tasks or ""
+    if tasks.startswith("environment://"):
+        raise ConfigError(
+            f"held-out tasks are {tasks!r}: give num_heldout in [launcher] for those of the "
+            "environment"
+        )
 
 
 def _check_model(config: LauncherConfig, folder: Path) -> None:
@@ -348,7 +354,7 @@ def _checked_settings(
     return settings
 
 
-def _check_user_code(
+def check_user_code(
     config: LauncherConfig, layout: Layout, plans: Mapping[str, ProcessPlan]
 ) -> str | None:
     """Load the user's code and read all tasks, each in a process that can do no harm here.
@@ -370,7 +376,7 @@ def _check_user_code(
 
 
 def _mistake(done: subprocess.CompletedProcess[str]) -> str:
-    said = done.stderr.strip().removeprefix("dataloader: ")
+    said = done.stderr.strip().removeprefix("dataloader: ").removeprefix("evaluator: ")
     return said or f"loading the user's code ended with code {done.returncode}: {done.args[-1]}"
 
 

@@ -19,7 +19,7 @@ from pydantic import Field, SecretStr, model_validator
 
 from services.chassis.config.load import TABLES
 from services.chassis.config.sources import nearest
-from services.launcher.same_run.run_rules import RunRules
+from services.launcher.run_rules import RunRules
 
 __all__ = [
     "DEFAULT_FILE",

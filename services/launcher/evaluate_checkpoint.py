@@ -22,17 +22,21 @@ from services.chassis.errors import ConfigError, ExitCode, StartupError
 from services.launcher.checks.installed_extras import check_installed
 from services.launcher.checks.process_settings import process_setting
 from services.launcher.child_process import ProcessPlan
-from services.launcher.cli import check_evaluation, check_program, make_layout
+from services.launcher.cli import (
+    check_evaluation,
+    check_program,
+    check_user_code,
+    make_layout,
+)
 from services.launcher.config import DEFAULT_FILE, LauncherConfig, flags_by_table, own_settings
-from services.launcher.evaluation.evaluation_config import EvaluationConfig
-from services.launcher.evaluation.evaluation_log import EvaluationLine
-from services.launcher.evaluation.evaluator import shown
 from services.launcher.layout import Layout
 from services.launcher.process_plan import plan
 from services.launcher.redis import redis_server
 from services.launcher.run import Run
 from services.launcher.supervisor import child_environment
 from services.launcher.view import LiveView, PlainView
+from services.lib.evaluation.evaluation_config import EvaluationConfig
+from services.lib.evaluation.evaluation_line import EvaluationLine, shown
 
 __all__ = ["main"]
 
@@ -86,16 +90,17 @@ def _main(given: argparse.Namespace, others: list[str]) -> int:
     if not given.checkpoint.is_dir():
         raise ConfigError(f"--checkpoint {str(given.checkpoint)!r} is not a folder")
     layout = make_layout(config, file)
-    check_evaluation(config, settings, layout)
+    check_evaluation(config, settings)
     config = config.replace(model=str(_model_folder(given.checkpoint, config, layout)))
-    plans = _plans(config, layout)
+    plans = _plans(config, settings, layout, _step(given.checkpoint))
+    check_user_code(config, layout, {"evaluator": plans["evaluator"]})
     check_installed(plans.values(), process_setting(config, file, "rollout_server.engine"))
     check_program(plans)
     is_terminal = sys.stdout.isatty() and config.live
     view = LiveView(config.name, layout.folder / "metrics.jsonl") if is_terminal else PlainView()
     with view:
         run = Run(config, layout, plans, view, evaluation=settings)
-        line = asyncio.run(run.evaluate(_step(given.checkpoint)))
+        line = asyncio.run(run.evaluate())
     _report(line, given.checkpoint, layout.folder / "evaluation.json", given.out)
     return ExitCode.CLEAN
 
@@ -126,8 +131,10 @@ def _settings(
     ), settings
 
 
-def _plans(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
-    plans = plan(config, layout)
+def _plans(
+    config: LauncherConfig, settings: EvaluationConfig, layout: Layout, step: int
+) -> dict[str, ProcessPlan]:
+    plans = plan(config, layout, settings, step)
     for name in ("trainer", "dataloader", f"node_agent-{_TRAIN_NODE}"):
         plans.pop(name, None)
     if "redis" in layout.ports:

@@ -16,13 +16,22 @@ from services.launcher.config import LauncherConfig, NodePlan, ScorerPlan, envir
 __all__ = [
     "AGENT_PORTS",
     "Layout",
+    "environment_addresses",
     "environment_server_names",
     "free_ports",
     "scorer_names",
     "server_name",
 ]
 
-SERVICES = ("redis", "trajectory_manager", "weights", "scheduler", "rollout_gateway", "trainer")
+SERVICES = (
+    "redis",
+    "trajectory_manager",
+    "weights",
+    "scheduler",
+    "rollout_gateway",
+    "trainer",
+    "evaluator",
+)
 AGENT_PORTS = ("rollout_gateway", "http_gateway")
 """Processes that agents connect to: a resumed run keeps their ports."""
 _PORTS = range(20_000, 32_000)
@@ -53,6 +62,12 @@ class Layout:
         """Addresses of the services, for tools."""
         names = (name for name in self.ports if name != "redis" and "/" not in name)
         return {name: self.address(name) for name in names}
+
+    def logs(self) -> Path:
+        """Folder of the processes' logs, made if there is none."""
+        folder = self.folder / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def path(self, text: str) -> str:
         """A configured path with "{run}" filled in."""
@@ -124,6 +139,13 @@ def environment_server_names(config: LauncherConfig) -> list[str]:
     if not config.runs_environment or environment_kind(config.environment or "") == "address":
         return []
     return [f"environment_server/{index}" for index in range(config.environment_servers)]
+
+
+def environment_addresses(config: LauncherConfig, layout: Layout) -> list[str]:
+    """Of the environment's servers, started or given; none: there is no environment."""
+    started = [layout.address(name) for name in environment_server_names(config)]
+    given = (config.environment or "").split(",")
+    return started or [each.strip() for each in given if each.strip()]
 
 
 def server_name(node: NodePlan) -> str:

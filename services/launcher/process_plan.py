@@ -10,23 +10,37 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
 from services.launcher.agent_access import agent_variables, base_url
-from services.launcher.child_process import ProcessPlan, process, service, settings_of
+from services.launcher.child_process import (
+    ProcessPlan,
+    checking,
+    process,
+    service,
+    settings_of,
+)
 from services.launcher.config import (
     LauncherConfig,
     NodePlan,
     ScorerPlan,
     flags_by_table,
 )
-from services.launcher.layout import Layout, environment_server_names, scorer_names, server_name
+from services.launcher.evaluation.evaluator_plan import evaluators
+from services.launcher.layout import (
+    Layout,
+    environment_addresses,
+    environment_server_names,
+    scorer_names,
+    server_name,
+)
 from services.launcher.trainer_plan import trainers
+from services.lib.evaluation.evaluation_config import EvaluationConfig
 
-__all__ = ["CHECK_TASKS", "environment_addresses", "plan"]
+__all__ = ["CHECK_TASKS", "plan"]
 
 CHECK_TASKS = "services.dataloader.check_tasks"
 """Reads all tasks, and prints how many there are."""
@@ -34,9 +48,19 @@ CHECK_FUNCTIONS = "services.tool_loop.check_functions"
 """Loads tools and reward functions."""
 
 
-def plan(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
-    """All processes by name, in the order they are started."""
+def plan(
+    config: LauncherConfig,
+    layout: Layout,
+    evaluation: EvaluationConfig | None = None,
+    once_step: int | None = None,
+) -> dict[str, ProcessPlan]:
+    """All processes by name, in the order they are started.
+
+    `evaluation` is the table of that name; `once_step`: the model is evaluated once, as that of
+    this optimizer step.
+    """
     tasks = config.tasks or environment_tasks(config, layout)
+    evaluator = evaluators(config, evaluation or EvaluationConfig(), layout, once_step)
     processes = [
         service(
             "trajectory_manager",
@@ -66,7 +90,8 @@ def plan(config: LauncherConfig, layout: Layout) -> dict[str, ProcessPlan]:
         *[_node_agent(node, config, layout) for node in config.node_plans()],
         *_agent(config, layout),
         *environment_processes(config, layout),
-        *([_dataloader(tasks, config, layout)] if tasks is not None else []),
+        *evaluator,
+        *([_dataloader(tasks, config, layout, evaluator)] if tasks is not None else []),
     ]
     flags = flags_by_table(config.set)
     return {each.name: _with_flags(each, flags.get(each.table, ())) for each in processes}
@@ -246,20 +271,13 @@ def environment_tasks(config: LauncherConfig, layout: Layout) -> str | None:
     return f"environment://{environment_addresses(config, layout)[0]}"
 
 
-def environment_addresses(config: LauncherConfig, layout: Layout) -> list[str]:
-    """Of the environment's servers, started or given; none: there is no environment."""
-    started = [layout.address(name) for name in environment_server_names(config)]
-    given = (config.environment or "").split(",")
-    return started or [each.strip() for each in given if each.strip()]
-
-
 def _environment_server(name: str, config: LauncherConfig, layout: Layout) -> ProcessPlan:
     name, port = name.replace("/", "-"), layout.ports[name]
     if config.environment == "tool_loop":
         index = name.rpartition("-")[2]
         environment = settings_of("tool_loop", instance=name, port=port)
         loop = process(f"tool_loop-{index}", "services.tool_loop", layout, environment)
-        return replace(loop, check=_module(CHECK_FUNCTIONS, layout))
+        return replace(loop, check=checking(CHECK_FUNCTIONS, layout))
     python = config.environment_python or sys.executable
     given: tuple[str, ...] = ("--environment", str(config.environment), "--port", str(port))
     if config.environment_arguments:
@@ -293,7 +311,9 @@ def _token(config: LauncherConfig) -> dict[str, str]:
     return {} if token is None else {"environment_token": token.get_secret_value()}
 
 
-def _dataloader(tasks: str, config: LauncherConfig, layout: Layout) -> ProcessPlan:
+def _dataloader(
+    tasks: str, config: LauncherConfig, layout: Layout, evaluator: Sequence[ProcessPlan]
+) -> ProcessPlan:
     environment = settings_of(
         "dataloader",
         port=0,
@@ -304,16 +324,13 @@ def _dataloader(tasks: str, config: LauncherConfig, layout: Layout) -> ProcessPl
         seed=config.seed,
         resume="true",
         **({"num_heldout": config.num_heldout} if config.num_heldout else {}),
+        **({"evaluator": layout.address("evaluator")} if evaluator else {}),
         **_token(config),
     )
     dataloader = process("dataloader", "services.dataloader", layout, environment)
     is_prepared = config.prepare is not None and "{run}" in tasks  # not there yet
-    check = None if is_prepared else _module(CHECK_TASKS, layout)
+    check = None if is_prepared else checking(CHECK_TASKS, layout)
     return replace(dataloader, check=check)
-
-
-def _module(module: str, layout: Layout) -> tuple[str, ...]:
-    return (sys.executable, "-m", module, "--config", str(layout.config_file))
 
 
 def _loads(module: str, call: str) -> str:

@@ -1,4 +1,4 @@
-"""Clients of a run's services, and the state they report."""
+"""Clients of a run's services."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc.aio
+from seamflow.cli.snapshot import ServerSnapshot, Snapshot
+from seamflow.evaluator.v1.evaluator_service_pb2_grpc import EvaluatorServiceStub
 from seamflow.pages import pages
 from seamflow.ranker.v1 import ranker_service_pb2 as ranker_pb
 from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceStub
@@ -29,9 +31,9 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 from services.chassis.rpc import clients
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
-from services.launcher.report.summary import Lendings
 
 if TYPE_CHECKING:
+    from seamflow.evaluator.v1.evaluator_service_pb2_grpc import EvaluatorServiceAsyncStub
     from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceAsyncStub
     from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceAsyncStub
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
@@ -42,24 +44,10 @@ if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
-__all__ = ["Services", "Snapshot", "connected"]
+__all__ = ["Services", "connected"]
 
 T = TypeVar("T")
 _TIMEOUT = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """State that the services report; None: no answer."""
-
-    readiness: sample_pb.Readiness | None
-    """Counts of groups and tasks."""
-    nodes: tuple[scheduler_pb.Node, ...]
-    """Nodes by name."""
-    trainer: trainer_pb.GetStatusResponse | None
-    """State of the trainer."""
-    servers: dict[str, server_pb.GetServerInfoResponse]
-    """Rollout servers that answer, by node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +62,11 @@ class Services:
     scheduler: SchedulerServiceAsyncStub
     trainer: TrainerServiceAsyncStub
     weights: WeightServiceAsyncStub
+    evaluator: EvaluatorServiceAsyncStub
     servers: dict[str, RolloutServerServiceAsyncStub] = field(default_factory=dict)
+    """Rollout servers by node."""
+    addresses: dict[str, str] = field(default_factory=dict)
+    """host:port of each."""
     ranker: RankerServiceAsyncStub | None = None
 
     async def snapshot(self) -> Snapshot:
@@ -84,12 +76,15 @@ class Services:
             nodes = group.create_task(self._nodes())
             trainer = group.create_task(self.trainer_status())
             servers = {name: group.create_task(self.server_info(name)) for name in self.servers}
-        infos = {name: task.result() for name, task in servers.items()}
         return Snapshot(
+            run_id=self.run_id,
             readiness=readiness.result(),
             nodes=nodes.result(),
             trainer=trainer.result(),
-            servers={name: info for name, info in infos.items() if info is not None},
+            servers=tuple(
+                ServerSnapshot(node_id=name, address=self.addresses[name], info=info.result())
+                for name, info in servers.items()
+            ),
         )
 
     async def trainer_status(self) -> trainer_pb.GetStatusResponse | None:
@@ -122,19 +117,6 @@ class Services:
         request, stub = server_pb.GetServerInfoRequest(), self.servers[name]
         return await _answer(lambda: stub.GetServerInfo(request, timeout=_TIMEOUT))
 
-    async def follow_allocations(self, lendings: Lendings) -> None:
-        """Count what the scheduler's audit log says; runs until cancelled."""
-        while True:
-            request = scheduler_pb.WatchAllocationsRequest(
-                run_id=self.run_id, after_sequence=lendings.sequence
-            )
-            try:
-                async for response in self.scheduler.WatchAllocations(request):
-                    for event in response.events:
-                        lendings.add(event)
-            except grpc.aio.AioRpcError:
-                await asyncio.sleep(0.5)  # the scheduler restarts; its log survives
-
 
 @asynccontextmanager
 async def connected(config: LauncherConfig, layout: Layout) -> AsyncIterator[Services]:
@@ -145,10 +127,14 @@ async def connected(config: LauncherConfig, layout: Layout) -> AsyncIterator[Ser
             return await stack.enter_async_context(clients.channel(config, layout.address(name)))
 
         manager = await channel("trajectory_manager")
-        servers = {
-            name.partition("/")[2]: async_stub(RolloutServerServiceStub, await channel(name))
+        named = {
+            name.partition("/")[2]: name
             for name in layout.ports
             if name.startswith("rollout_server/")
+        }
+        servers = {
+            node: async_stub(RolloutServerServiceStub, await channel(name))
+            for node, name in named.items()
         }
         yield Services(
             run_id=layout.run_id,
@@ -159,7 +145,9 @@ async def connected(config: LauncherConfig, layout: Layout) -> AsyncIterator[Ser
             scheduler=async_stub(SchedulerServiceStub, await channel("scheduler")),
             trainer=async_stub(TrainerServiceStub, await channel("trainer")),
             weights=async_stub(WeightServiceStub, await channel("weights")),
+            evaluator=async_stub(EvaluatorServiceStub, await channel("evaluator")),
             servers=servers,
+            addresses={node: layout.address(name) for node, name in named.items()},
             ranker=(
                 async_stub(RankerServiceStub, await channel("ranker"))
                 if "ranker" in layout.ports

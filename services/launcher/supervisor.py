@@ -28,18 +28,17 @@ _FULL_DISK_SECONDS = 15.0
 """Least pause before a restart while the disk is full: people need time to free some."""
 _LEAST_FREE_BYTES = 1 << 20
 _NO_SPACE = ("No space left on device", "Disk quota exceeded")
-FATAL_EXIT_CODES = (ExitCode.USAGE, ExitCode.CONFIG)  # the same start would fail the same way
 _TERM_SECONDS = 20.0
 _HEAD_BYTES = 16_384
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class ChildFailed(DependencyUnavailable):
-    """A child process cannot run; carries the end of its log and, if fatal, its exit code."""
+    """A child process cannot run; carries the end of its log and, if it has one, its code."""
 
     def __init__(self, name: str, code: int, message: str) -> None:
         super().__init__(name, message)
-        if code in FATAL_EXIT_CODES:
+        if code in (ExitCode.USAGE, ExitCode.CONFIG):
             self.exit_code = ExitCode(code)
 
 
@@ -139,7 +138,7 @@ class Supervisor:
                 return
             if loop.time() - started >= self._stable_seconds:
                 attempt = 0
-            if not plan.restarts or code in FATAL_EXIT_CODES or attempt == _MAX_RESTARTS:
+            if not plan.restarts or code in plan.fatal or attempt == _MAX_RESTARTS:
                 break
             self.num_restarts += 1
             least = 0.0
@@ -149,7 +148,7 @@ class Supervisor:
             await asyncio.sleep(max(self._restart_seconds * 2**attempt, least))
             self._children[plan.name] = await self._spawn(plan)
             attempt += 1
-        if plan.optional and code not in FATAL_EXIT_CODES:
+        if plan.optional and code not in plan.fatal:
             self.given_up.append(plan.name)
         elif not self._failed.done():
             reason = self._crash_report(plan.name, code)

@@ -6,20 +6,22 @@ import asyncio
 import time
 from dataclasses import dataclass
 
+from seamflow.cli.snapshot import Snapshot
 from seamflow.common.v1 import tokens_pb2
 from seamflow.retry import retrying
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 
-from services.launcher.checks.trained_rewards import check_trained_reward, trained_rewards
+from services.launcher.checks.trained_rewards import trained_rewards
 from services.launcher.checks.used_up_tasks import UsedUpTasks
 from services.launcher.config import LauncherConfig
-from services.launcher.evaluation.heldout import trajectories
 from services.launcher.layout import Layout
-from services.launcher.service_clients import Services, Snapshot
+from services.launcher.report.trajectories import trajectories
+from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
 from services.launcher.view import View
+from services.lib.evaluation.trained_reward import check_trained_reward
 
 __all__ = ["Training"]
 
@@ -87,7 +89,7 @@ class Training:
         """Wait until all rollout servers that may get them have the weights of a version."""
         self.view.phase(f"rollout servers load weight version {version}")
         while True:
-            servers = (await self.services.snapshot()).servers
+            servers = (await self.services.snapshot()).answering_servers
             others = [
                 n for n in self.services.servers if n not in servers or not self._rests(servers[n])
             ]
@@ -96,9 +98,9 @@ class Training:
             await asyncio.sleep(_REFRESH_SECONDS)
 
     async def some_server_serves(self) -> bool:
-        """Whether an evaluation after training has a rollout server."""
-        servers = (await self.services.snapshot()).servers
-        if self.is_without_tasks and all(self._rests(server) for server in servers.values()):
+        """Whether an evaluation has a rollout server after training that is without tasks."""
+        servers = (await self.services.snapshot()).answering_servers
+        if all(_is_released(server) for server in servers.values()):
             self.view.note("the trainer has the only node that rolls out: no evaluation afterwards")
             return False
         return True
@@ -106,4 +108,8 @@ class Training:
     def _rests(self, server: server_pb.GetServerInfoResponse) -> bool:
         """Whether a server has given its memory to a trainer that will not give it back: without
         tasks the trainer waits for its next step."""
-        return self.is_without_tasks and server.state == server_pb.SERVER_STATE_RELEASED
+        return self.is_without_tasks and _is_released(server)
+
+
+def _is_released(server: server_pb.GetServerInfoResponse) -> bool:
+    return server.state == server_pb.SERVER_STATE_RELEASED

@@ -16,9 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 from seamflow.cli.run_files import GrowingSteps
+from seamflow.cli.snapshot import Snapshot
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
-
-from services.launcher.service_clients import Snapshot
 
 __all__ = ["LiveView", "PlainView", "View"]
 
@@ -180,7 +179,7 @@ def _sparkline(values: Sequence[float]) -> str:
 
 
 def _numbers(snapshot: Snapshot) -> Text:
-    rate = sum(info.tokens_per_second for info in snapshot.servers.values())
+    rate = sum(info.tokens_per_second for info in snapshot.answering_servers.values())
     parts = [f"sampling {rate:6,.0f} tokens/s"]
     if snapshot.trainer is not None:
         parts += [
@@ -197,8 +196,8 @@ def _nodes(snapshot: Snapshot) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("node", "can", "does", "version", "turns"):
         table.add_column(name)
-    for node in snapshot.nodes:
-        info = snapshot.servers.get(node.node_id)
+    for node in snapshot.nodes or ():
+        info = snapshot.answering_servers.get(node.node_id)
         doing = activity(node)
         table.add_row(
             node.node_id,

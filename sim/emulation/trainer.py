@@ -21,6 +21,7 @@ from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
 from services.chassis.rpc.server import Service, run
 from sim.costs import Costs, load_costs
 from sim.emulation.prompts import Emulation
+from trainer.checkpoint.best_checkpoint import BestCheckpoint
 from trainer.checkpoint.checkpoint_files import shard_name
 from trainer.cli import connect_services
 from trainer.config import TrainerConfig
@@ -169,7 +170,8 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
             Alarms(),
         )
         trainer.emulation, trainer.gang = emulation, gang
-        servicer = TrainerServicer(config, trainer, device, gang)  # type: ignore[arg-type]
+        best = BestCheckpoint(config.checkpoint.folder)
+        servicer = TrainerServicer(config, trainer, device, gang, best)  # type: ignore[arg-type]
         yield Service(
             servicers=[(trainer_grpc.add_TrainerServiceServicer_to_server, servicer)],
             background=[trainer.run, samples.keep_leases],

@@ -28,6 +28,7 @@ PROCESSES = (
     "services.node_agent",
     "services.dataloader",
     "services.ranker",
+    "services.evaluator",
     "services.scoring",
     "services.environments",
     "services.tool_loop",

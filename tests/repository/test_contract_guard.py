@@ -83,6 +83,8 @@ UNRELEASED = {
     "seamflow.environment.v1",
     "seamflow.environment.v1.EnvironmentService",
     "seamflow.environment.v1.RewardService",
+    "seamflow.evaluator.v1",
+    "seamflow.evaluator.v1.EvaluatorService",
 }
 """New since the release; empty after `make descriptors`."""
 

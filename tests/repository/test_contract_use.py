@@ -148,6 +148,7 @@ FOLDERS: Mapping[Identity, str] = {
     Identity.WEIGHTS: "services/weights/",
     Identity.DATALOADER: "services/dataloader/",
     Identity.RANKER: "services/ranker/",
+    Identity.EVALUATOR: "services/evaluator/",
     Identity.SCORING: "services/scoring/",
     Identity.ENVIRONMENTS: "services/environments/",
     Identity.TOOL_LOOP: "services/tool_loop/",
@@ -159,7 +160,7 @@ LIBRARIES: Mapping[Identity, tuple[str, ...]] = {
     Identity.DATALOADER: (_CLOSED_ROLLOUTS, _ENVIRONMENT_CLIENT),
     Identity.RANKER: (_CLOSED_ROLLOUTS,),
     Identity.ENVIRONMENTS: (_CLIENT, _ENVIRONMENT_CLIENT),
-    Identity.LAUNCHER: (_ENVIRONMENT_CLIENT,),
+    Identity.EVALUATOR: (_ENVIRONMENT_CLIENT,),
 }
 """What makes calls for a process, beside its own folder."""
 

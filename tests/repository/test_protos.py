@@ -28,6 +28,7 @@ SERVICES = {
     "seamflow.trainer.v1.TrainerService",
     "seamflow.worker.v1.WorkerService",
     "seamflow.ranker.v1.RankerService",
+    "seamflow.evaluator.v1.EvaluatorService",
     "seamflow.environment.v1.EnvironmentService",
     "seamflow.environment.v1.RewardService",
 }

@@ -17,7 +17,7 @@ __all__ = ["TABLES", "configuration_page", "json_schema", "settings_of"]
 
 TABLES: Mapping[str, str] = {
     "launcher": "services.launcher.config:LauncherConfig",
-    "evaluation": "services.launcher.evaluation.evaluation_config:EvaluationConfig",
+    "evaluation": "services.lib.evaluation.evaluation_config:EvaluationConfig",
     **CLASSES,
     "run": "deploy.create_run:CreateRunConfig",
 }

@@ -49,7 +49,8 @@ class Service:
     key: str
     """In addresses.json."""
     default: str
-    """Its usual address on this machine."""
+    """Its usual address on this machine; empty: a run may do without, and it is asked only where
+    its address is known."""
     module: str
     """Starts it: python -m MODULE."""
 
@@ -97,6 +98,14 @@ SERVICES = {
             default="127.0.0.1:50055",
             module="services.weights",
         ),
+        Service(
+            name="evaluator",
+            flag="--evaluator",
+            variable="SEAMFLOW_EVALUATOR",
+            key="evaluator",
+            default="",
+            module="services.evaluator",
+        ),
     )
 }
 
@@ -108,7 +117,7 @@ class Endpoints:
     run_id: str | None
     """Training job; None: the one the trainer reports."""
     services: Mapping[str, str]
-    """host:port of each of SERVICES."""
+    """host:port of each of SERVICES that the run has."""
     model: str | None = None
     """Model folder that the run started from; None: no run folder names it."""
     folder: Path | None = None
@@ -197,8 +206,9 @@ def resolve(given: argparse.Namespace, environment: Mapping[str, str] = os.envir
     return Endpoints(
         run_id=run_id,
         services={
-            name: first(getattr(given, name), s.key, s.variable, s.default) or s.default
+            name: address
             for name, s in SERVICES.items()
+            if (address := first(getattr(given, name), s.key, s.variable, s.default))
         },
         model=_model(given.run_folder or LATEST, named or latest),
         folder=folder,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc.aio
 
@@ -15,6 +15,8 @@ from seamflow.cli.endpoints import Endpoints
 from seamflow.cli.health.counts import equal_groups_discarded, with_counts
 from seamflow.cli.health.progress import Progress, read_progress
 from seamflow.errors import PreconditionError, SeamflowError, decode
+from seamflow.evaluator.v1 import evaluator_service_pb2 as evaluator_pb
+from seamflow.evaluator.v1.evaluator_service_pb2_grpc import EvaluatorServiceStub
 from seamflow.pages import pages
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_service_pb2 as rollout_pb
@@ -64,8 +66,8 @@ class Snapshot:
     Example: Snapshot(now=1e9, trainer=GetStatusResponse(state=TRAINER_STATE_WAITING, step=6))
     """
 
-    now: float
-    """Unix time of the requests."""
+    now: float = 0.0
+    """Unix time of the requests; 0: nobody asks how long ago anything was."""
     run_id: str | None = None
     """Training job."""
     agents: str = ""
@@ -98,12 +100,19 @@ class Snapshot:
     """Whether the weights service answered; it may have no version yet."""
     manifest: weight_pb.Manifest | None = None
     """The newest committed version."""
+    evaluations: evaluator_pb.GetEvaluationsResponse | None = None
+    """From the evaluator; None too where the run has none."""
     gateway_serves: bool | None = None
     """Result of the gateway's health check."""
     servers: tuple[ServerSnapshot, ...] = ()
     """Every rollout server that a node offers."""
     server_uses: tuple[rollout_pb.ServerUse, ...] = ()
     """Every rollout server that the gateway knows; none of a gateway of release 0.2."""
+
+    @property
+    def answering_servers(self) -> Mapping[str, server_pb.GetServerInfoResponse]:
+        """State of the rollout servers that answer, by node."""
+        return {each.node_id: each.info for each in self.servers if each.info is not None}
 
 
 async def gather(endpoints: Endpoints, *, history: bool = False) -> Snapshot:
@@ -146,15 +155,18 @@ class _Gatherer:
             manifest,
             gateway,
             uses,
+            evaluations,
         ) = await asyncio.gather(
             self._trajectory_manager(history),
             self._scheduler(history),
             self._manifest(),
             self._gateway(),
             self._server_uses(),
+            self._evaluations(),
         )
         return Snapshot(
-            progress=await self._progress(trainer, readiness),
+            progress=await self._progress(trainer, readiness, evaluations),
+            evaluations=evaluations,
             now=now,
             run_id=self._run_id,
             agents=self._endpoints.agents,
@@ -201,11 +213,13 @@ class _Gatherer:
         self,
         trainer: trainer_pb.GetStatusResponse | None,
         readiness: sample_pb.Readiness | None,
+        evaluations: evaluator_pb.GetEvaluationsResponse | None,
     ) -> Progress:
         if self._endpoints.folder is not None:
             progress = read_progress(self._endpoints.folder)
         else:
-            progress = Progress(steps=[trainer.metrics] if trainer and trainer.metrics else [])
+            steps = [trainer.metrics] if trainer and trainer.metrics else []
+            progress = Progress(steps=steps, evaluations=_lines(evaluations))
         stub = async_stub(TaskServiceStub, await self._to("trajectory_manager"))
         counted = equal_groups_discarded(stub, self._run_id or "", progress, readiness)
         return with_counts(progress, readiness, await self._ask("trajectory_manager", counted) or 0)
@@ -277,6 +291,14 @@ class _Gatherer:
         request = weight_pb.GetManifestRequest(run_id=self._run_id or "")
         return await self._ask("weights", stub.GetManifest(request, timeout=_ANSWER_SECONDS))
 
+    async def _evaluations(self) -> evaluator_pb.GetEvaluationsResponse | None:
+        name = "evaluator"
+        if name not in self._endpoints.services or not self._run_is_known(name):
+            return None
+        stub = async_stub(EvaluatorServiceStub, await self._to(name))
+        request = evaluator_pb.GetEvaluationsRequest(run_id=self._run_id or "")
+        return await self._ask(name, stub.GetEvaluations(request, timeout=_ANSWER_SECONDS))
+
     async def _gateway(self) -> bool | None:
         # A raw call: the stub of grpc.health is a dependency that the SDK does not have.
         channel = await self._to("gateway")
@@ -309,6 +331,21 @@ class _Gatherer:
         except grpc.aio.AioRpcError as error:
             self._problems[service] = decode(error)
             return None
+
+
+def _lines(said: evaluator_pb.GetEvaluationsResponse | None) -> Sequence[Mapping[str, Any]]:
+    """Evaluations with a result, as evaluation.jsonl has them."""
+    return [
+        {
+            "step": line.step,
+            "metric": line.metric,
+            "mean": line.mean,
+            "interval": (line.low, line.high) if line.HasField("low") else None,
+            "goal": "min" if line.smaller_is_better else "max",
+        }
+        for line in (said.evaluations if said is not None else ())
+        if line.HasField("mean")
+    ]
 
 
 async def _all_nodes(

@@ -13,6 +13,7 @@ from seamflow.cli.diagnosis import activity, node_state, server_state
 from seamflow.cli.ended.ended_run import ended_status
 from seamflow.cli.ended.metric_lines import metric_lines
 from seamflow.cli.endpoints import SERVICES, Endpoints
+from seamflow.cli.findings.evaluations import evaluation_lines
 from seamflow.cli.health.learning import not_learning
 from seamflow.cli.json_output import plain
 from seamflow.cli.snapshot import Snapshot, gather
@@ -56,6 +57,7 @@ def status_screen(snapshot: Snapshot) -> str:
     lines = [_line("run", snapshot.run_id or "unknown")]
     lines += _samples(snapshot)
     lines += _trainer(snapshot)
+    lines += _evaluator(snapshot)
     lines += _health(snapshot)
     lines += _weights(snapshot)
     lines += _gateway(snapshot)
@@ -109,6 +111,14 @@ def _trainer(snapshot: Snapshot) -> Iterator[str]:
         f"{_places(trainer)}",
     )
     yield from metric_lines(dict(sorted(trainer.metrics.items())))
+
+
+def _evaluator(snapshot: Snapshot) -> Iterator[str]:
+    """Nothing where the run has none."""
+    if "evaluator" in snapshot.problems:
+        yield _line("evals", _problem(snapshot, "evaluator"))
+    for i, text in enumerate(evaluation_lines(snapshot)):
+        yield _line("" if i else "evals", text)
 
 
 def _health(snapshot: Snapshot) -> Iterator[str]:

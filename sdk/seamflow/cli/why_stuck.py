@@ -27,6 +27,11 @@ from seamflow.cli.diagnosis import (
 )
 from seamflow.cli.endpoints import SERVICES, Endpoints
 from seamflow.cli.findings.awaited_agents import no_agents
+from seamflow.cli.findings.evaluations import (
+    first_evaluation,
+    last_evaluation,
+    waits_for_evaluation,
+)
 from seamflow.cli.findings.failed_rollouts import failed_rollouts
 from seamflow.cli.findings.rollout_servers import ejected_servers, no_server_serves
 from seamflow.cli.health.learning import not_learning
@@ -40,8 +45,9 @@ __all__ = ["register", "why_stuck"]
 
 _SLOW_ROLLOUT_SECONDS = 600.0
 _ALARMS = 3
-_WITH_MODEL = ("trainer", "gateway")
-"""Services that take calls only once they have loaded a model or its tokenizer."""
+_WITH_MODEL = ("trainer", "gateway", "evaluator")
+"""Services that take calls only once they have loaded a model or its tokenizer, or that are started
+after those."""
 
 
 def register(verbs: Verbs) -> None:
@@ -72,7 +78,7 @@ def _render(finding: Finding, snapshot: Snapshot) -> str:
 def why_stuck(snapshot: Snapshot) -> list[Finding]:
     """All findings, causes first; never empty."""
     if is_trainer(snapshot, trainer_pb.TRAINER_STATE_FINISHED):
-        return [_nothing_waits(snapshot)]
+        return [*last_evaluation(snapshot)] or [_nothing_waits(snapshot)]
     findings = [finding for rule in _RULES for finding in rule(snapshot)]
     findings.sort(key=lambda finding: finding.normal)
     return findings or [_nothing_waits(snapshot)]
@@ -296,6 +302,8 @@ def _no_tasks(snapshot: Snapshot) -> Iterator[Finding]:
     ready = snapshot.readiness
     if ready is None or ready.num_admissible_groups == 0 or ready.num_queued_tasks:
         return
+    if waits_for_evaluation(snapshot):
+        return  # `first_evaluation` says so
     yield Finding(
         rule="no_tasks",
         sentence="Agents wait for tasks: the task queue is empty though admission would let "
@@ -348,6 +356,7 @@ _RULES: tuple[Callable[[Snapshot], Iterator[Finding]], ...] = (
     no_server_serves,
     ejected_servers,
     no_agents,
+    first_evaluation,
     _no_tasks,
     _admission_is_closed,
     _columns_fail,

@@ -37,6 +37,7 @@ TABLES = (
     "weights",
     "dataloader",
     "ranker",
+    "evaluator",
     "scoring",
     "environments",
     "tool_loop",

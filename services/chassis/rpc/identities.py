@@ -46,6 +46,7 @@ class Identity(StrEnum):
     WEIGHTS = "weights"
     DATALOADER = "dataloader"
     RANKER = "ranker"
+    EVALUATOR = "evaluator"
     SCORING = "scoring"
     ENVIRONMENTS = "environments"
     TOOL_LOOP = "tool-loop"

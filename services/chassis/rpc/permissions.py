@@ -23,6 +23,7 @@ _AGENT = Identity.AGENT
 _CREATE_RUN = Identity.CREATE_RUN
 _DATALOADER = Identity.DATALOADER
 _ENVIRONMENTS = Identity.ENVIRONMENTS
+_EVALUATOR = Identity.EVALUATOR
 _HTTP_GATEWAY = Identity.HTTP_GATEWAY
 _LAUNCHER = Identity.LAUNCHER
 _NODE_AGENT = Identity.NODE_AGENT
@@ -53,16 +54,16 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
         "GenerateTokens": {_ROLLOUT_GATEWAY},
         "Pause": {_NODE_AGENT, _OPERATOR},
         "Resume": {_NODE_AGENT, _OPERATOR},
-        "UpdateWeights": {_LAUNCHER, _OPERATOR},
+        "UpdateWeights": {_EVALUATOR, _OPERATOR},
         "ReleaseMemory": {_NODE_AGENT},
         "RestoreMemory": {_NODE_AGENT},
-        "GetServerInfo": {_ROLLOUT_GATEWAY, _NODE_AGENT, _LAUNCHER, _OPERATOR},
+        "GetServerInfo": {_ROLLOUT_GATEWAY, _NODE_AGENT, _EVALUATOR, _LAUNCHER, _OPERATOR},
     },
     "seamflow.trajectory.v1.RunService": {
         "CreateRun": {_CREATE_RUN, _LAUNCHER, _OPERATOR},
-        "GetRun": {_ROLLOUT_GATEWAY, _TRAINER, _LAUNCHER, _OPERATOR},
+        "GetRun": {_ROLLOUT_GATEWAY, _TRAINER, _EVALUATOR, _LAUNCHER, _OPERATOR},
         "ListRuns": {_OPERATOR},
-        "EndRun": {_TRAINER, _LAUNCHER, _OPERATOR},
+        "EndRun": {_TRAINER, _EVALUATOR, _LAUNCHER, _OPERATOR},
         "DeleteRun": {_OPERATOR},
     },
     "seamflow.trajectory.v1.TrajectoryService": {
@@ -70,7 +71,7 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
         "AppendTokens": {_ROLLOUT_GATEWAY},
         "RecordGroups": {_OPERATOR},
         "DeleteTrajectories": {_OPERATOR},
-        "GetTrajectory": {_ROLLOUT_GATEWAY, _RANKER, _LAUNCHER, _OPERATOR},
+        "GetTrajectory": {_ROLLOUT_GATEWAY, _RANKER, _EVALUATOR, _OPERATOR},
         "ListTrajectories": {_DATALOADER, _RANKER, _LAUNCHER, _OPERATOR},
         "WatchTrajectory": {_OPERATOR},
     },
@@ -92,12 +93,12 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
         "ListSampleStatus": {_OPERATOR},
     },
     "seamflow.trajectory.v1.TaskService": {
-        "SubmitTasks": {_DATALOADER, _LAUNCHER, _OPERATOR},
+        "SubmitTasks": {_DATALOADER, _EVALUATOR, _OPERATOR},
         "LeaseTasks": {_ROLLOUT_GATEWAY},
         "ExtendTasks": {_ROLLOUT_GATEWAY},
         "ListDeadLetters": {_OPERATOR},
         "RequeueDeadLetters": {_OPERATOR},
-        "CancelTasks": {_LAUNCHER, _OPERATOR},
+        "CancelTasks": {_EVALUATOR, _OPERATOR},
     },
     "seamflow.weights.v1.WeightService": {
         "BeginPublish": {_TRAINER},
@@ -105,7 +106,7 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
         "GetUpload": {_TRAINER, _OPERATOR},
         "ProbeFolder": {_TRAINER, _ROLLOUT_SERVER},
         "CommitPublish": {_TRAINER},
-        "GetManifest": {_TRAINER, _ROLLOUT_SERVER, _LAUNCHER, _OPERATOR},
+        "GetManifest": {_TRAINER, _ROLLOUT_SERVER, _EVALUATOR, _OPERATOR},
         "FetchShards": {_ROLLOUT_SERVER},
         "RequestSources": {_ROLLOUT_SERVER},
         "AcquireSwap": {_ROLLOUT_SERVER},
@@ -117,7 +118,7 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
         "Heartbeat": {_NODE_AGENT},
         "RequestNodes": {_TRAINER, _SCORING},
         "ReleaseNodes": {_TRAINER, _SCORING},
-        "ListNodes": {_ROLLOUT_GATEWAY, _TRAINER, _LAUNCHER, _OPERATOR},
+        "ListNodes": {_ROLLOUT_GATEWAY, _TRAINER, _EVALUATOR, _LAUNCHER, _OPERATOR},
         "WatchAllocations": {_LAUNCHER, _OPERATOR},
         "PlanAssignments": {_OPERATOR},
         "DrainNode": {_LAUNCHER, _OPERATOR},
@@ -126,12 +127,14 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
         "PlanSplit": {_OPERATOR},
     },
     "seamflow.trainer.v1.TrainerService": {
-        "GetStatus": {_NODE_AGENT, _LAUNCHER, _OPERATOR},
+        "GetStatus": {_NODE_AGENT, _EVALUATOR, _LAUNCHER, _OPERATOR},
         "Suspend": {_NODE_AGENT},
         "Resume": {_NODE_AGENT},
         "SaveCheckpoint": {_LAUNCHER, _OPERATOR},
-        "FinishTraining": {_LAUNCHER, _OPERATOR},
-        "TrackEvaluation": {_LAUNCHER, _OPERATOR},
+        "FinishTraining": {_EVALUATOR, _OPERATOR},
+        "TrackEvaluation": {_EVALUATOR, _OPERATOR},
+        "HoldCheckpoint": {_EVALUATOR, _OPERATOR},
+        "KeepCheckpoint": {_EVALUATOR, _OPERATOR},
     },
     "seamflow.worker.v1.WorkerService": {
         "Activate": {_NODE_AGENT},
@@ -142,9 +145,13 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
         "PredictLengths": {_ROLLOUT_GATEWAY},
         "GetRanker": {_LAUNCHER, _OPERATOR},
     },
+    "seamflow.evaluator.v1.EvaluatorService": {
+        "GetEvaluations": {_DATALOADER, _LAUNCHER, _OPERATOR},
+        "FinishEvaluations": {_LAUNCHER, _OPERATOR},
+    },
     "seamflow.environment.v1.EnvironmentService": {
         "Describe": {_ENVIRONMENTS, _OPERATOR},
-        "ListTasks": {_DATALOADER, _LAUNCHER, _OPERATOR},
+        "ListTasks": {_DATALOADER, _EVALUATOR, _OPERATOR},
         "Reset": {_ENVIRONMENTS},
         "Step": {_ENVIRONMENTS},
         "Close": {_ENVIRONMENTS},

@@ -29,6 +29,7 @@ CLASSES: Mapping[str, str] = {
     "node_agent": "services.node_agent.config:NodeAgentConfig",
     "dataloader": "services.dataloader.config:DataloaderConfig",
     "ranker": "services.ranker.config:RankerConfig",
+    "evaluator": "services.evaluator.config:EvaluatorConfig",
     "scoring": "services.scoring.config:ScoringConfig",
     "environments": "services.environments.config:EnvironmentsConfig",
     "tool_loop": "services.tool_loop.config:ToolLoopConfig",

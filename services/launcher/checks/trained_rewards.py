@@ -7,13 +7,10 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from seamflow.trajectory.v1 import trajectory_pb2
-
-from services.chassis.errors import ConfigError
 from services.launcher.checks.process_settings import process_setting
 from services.launcher.config import LauncherConfig
 
-__all__ = ["check_trained_reward", "trained_rewards"]
+__all__ = ["trained_rewards"]
 
 
 def trained_rewards(config: LauncherConfig, config_file: Path) -> Collection[str]:
@@ -26,20 +23,3 @@ def trained_rewards(config: LauncherConfig, config_file: Path) -> Collection[str
         return weights.keys()
     name = process_setting(config, config_file, "trainer.algorithm.reward")
     return (str(name),) if name else ()
-
-
-def check_trained_reward(trajectory: trajectory_pb2.Trajectory, wanted: Collection[str]) -> None:
-    """Check that training would know what to use of a finished rollout's rewards.
-
-    Raises:
-        ConfigError: it would not; names the rollout, its rewards and the cure.
-    """
-    names = {reward.name for reward in trajectory.rewards.rewards}
-    if not names or names & set(wanted or ("reward",)) or (not wanted and len(names) == 1):
-        return
-    shown = ", ".join(map(repr, sorted(names)))
-    raise ConfigError(
-        f"rollout {trajectory.rollout_id!r} has the rewards {shown}, and training would use "
-        f"{', '.join(map(repr, wanted or ('reward',)))}: in [trainer.algorithm] set "
-        f"reward = {sorted(names)[0]!r}, or reward_weights = {{{sorted(names)[0]} = 1.0}}"
-    )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from seamflow.cli.snapshot import Snapshot
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
-
-from services.launcher.service_clients import Snapshot
 
 __all__ = ["UsedUpTasks"]
 

@@ -1,1 +1,1 @@
-"""Evaluation on held-out tasks: before, beside and after training."""
+"""Evaluation from the side of the launcher: starts the evaluator, and tells what it says."""

@@ -10,15 +10,15 @@ from seamflow.cli.health.progress import WINDOW, Progress
 from seamflow.failure_causes import causes
 from seamflow.trajectory.v1 import trajectory_pb2
 
-from services.launcher.evaluation.evaluation_config import EvaluationConfig
-from services.launcher.evaluation.evaluation_log import EvaluationLog, evaluation_figures
+from services.lib.evaluation.evaluation_config import EvaluationConfig
+from services.lib.evaluation.evaluation_line import EvaluationLine, best_of
 
 __all__ = ["failure_lines", "learned"]
 
 
 def learned(
     steps: Sequence[Mapping[str, Any]],
-    evaluations: EvaluationLog | None,
+    evaluations: Sequence[EvaluationLine],
     settings: EvaluationConfig,
     seconds: float,
 ) -> dict[str, object]:
@@ -32,15 +32,30 @@ def learned(
     return {
         "reward_first": round(fmean(rewards[:WINDOW]), 4) if rewards else None,
         "reward_last": round(fmean(rewards[-WINDOW:]), 4) if rewards else None,
-        **evaluation_figures(evaluations),
+        **_figures(evaluations),
         "best_note": _best_note(evaluations, settings),
         "trained_tokens_per_second": round(tokens / seconds, 1) if seconds else None,
     }
 
 
-def _best_note(log: EvaluationLog | None, settings: EvaluationConfig) -> str:
+def _figures(evaluations: Sequence[EvaluationLine]) -> dict[str, object]:
+    """Held-out figures of all evaluations with a result."""
+    lines = [line for line in evaluations if line.mean is not None]
+    best = best_of(lines)
+    return {
+        "heldout_before": lines[0].mean if lines else None,
+        "heldout_after": lines[-1].mean if lines else None,
+        "heldout_tasks": lines[0].num_tasks if lines else 0,
+        "evaluations": len(lines),
+        "heldout_best": best.mean if best else None,
+        "best_step": best.step if best else None,
+        "best_checkpoint": best.checkpoint if best else None,
+    }
+
+
+def _best_note(evaluations: Sequence[EvaluationLine], settings: EvaluationConfig) -> str:
     """Why there is no checkpoint of the best step; empty: there is one."""
-    best = log.best if log is not None else None
+    best = best_of(evaluations)
     if best is None:
         return "no best checkpoint: nothing was evaluated; give held-out tasks in [evaluation]"
     if best.checkpoint is not None:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
+from seamflow.cli.snapshot import Snapshot
 from seamflow.durations import seconds_of
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
-
-from services.launcher.service_clients import Snapshot
 
 __all__ = ["CoresBusy", "Occupancy", "Stretch", "observed_activity"]
 
@@ -121,7 +120,11 @@ def observed_activity(node: scheduler_pb.Node, snapshot: Snapshot) -> str:
 
 
 def _at_work(node: scheduler_pb.Node, snapshot: Snapshot) -> str:
-    tag, info, trainer = node.assignment.tag, snapshot.servers.get(node.node_id), snapshot.trainer
+    tag, info, trainer = (
+        node.assignment.tag,
+        snapshot.answering_servers.get(node.node_id),
+        snapshot.trainer,
+    )
     if tag == "rollout":
         busy = info and info.num_running + info.num_queued > 0
     elif tag == "train":

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from services.launcher.evaluation.evaluation_log import EvaluationLine
 from services.launcher.report.occupancy import Occupancy
+from services.lib.evaluation.evaluation_line import EvaluationLine
 
 __all__ = ["draw_reward_curve", "draw_run", "draw_timeline"]
 

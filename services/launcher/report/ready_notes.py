@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.launcher.service_clients import Snapshot
+from seamflow.cli.snapshot import Snapshot
 
 __all__ = ["ReadyNotes"]
 
@@ -15,7 +15,7 @@ class ReadyNotes:
 
     def look(self, snapshot: Snapshot) -> list[str]:
         """A line for each rollout server, and the trainer, that has not answered before."""
-        ready = [f"the rollout server of {name}" for name in snapshot.servers]
+        ready = [f"the rollout server of {name}" for name in snapshot.answering_servers]
         ready += [] if snapshot.trainer is None else ["the trainer"]
         new = [each for each in ready if each not in self._told]
         self._told.update(new)

@@ -10,13 +10,11 @@ from importlib.metadata import version
 from typing import Any
 
 from seamflow.common.v1 import tokens_pb2
-from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 
-from services.launcher.evaluation.heldout_tasks import label_of
+from services.lib.evaluation.pinned_task import label_of
 
 __all__ = [
-    "Lendings",
     "TrajectoryFigures",
     "num_weight_updates",
     "package_versions",
@@ -91,35 +89,6 @@ def tail_ratio(lengths: Sequence[int]) -> float:
     if len(lengths) < 2:
         return 0.0
     return statistics.quantiles(lengths, n=100)[98] / max(statistics.median(lengths), 1)
-
-
-@dataclass(slots=True)
-class Lendings:
-    """How often a node that can train was lent to rollout, and how often it was returned.
-
-    A lending counts once the node reported itself active in it; its return, once the node has
-    taken up a later assignment.
-    """
-
-    num_lent: int = 0
-    num_returned: int = 0
-    sequence: int = 0
-    """Of the newest event."""
-    _lent: set[str] = field(default_factory=set)
-
-    def add(self, event: scheduler_pb.AllocationEvent) -> None:
-        """Count an event of the scheduler's audit log; they come in their order."""
-        if not event.HasField("node"):
-            return
-        self.sequence, node = event.sequence, event.node
-        if node.reported_epoch != node.assignment.epoch:
-            return
-        if node.assignment.lent and node.state == scheduler_pb.NODE_STATE_ACTIVE:
-            self.num_lent += node.node_id not in self._lent
-            self._lent.add(node.node_id)
-        elif not node.assignment.lent and node.node_id in self._lent:
-            self.num_returned += 1
-            self._lent.discard(node.node_id)
 
 
 def num_weight_updates(steps: Iterable[Mapping[str, Any]]) -> int:

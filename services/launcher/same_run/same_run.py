@@ -12,8 +12,8 @@ from google.protobuf.json_format import MessageToDict
 from services.chassis.errors import ConfigError
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
+from services.launcher.run_rules import rules
 from services.launcher.same_run.model_fingerprint import fingerprint
-from services.launcher.same_run.run_rules import rules
 
 __all__ = ["check_same_run", "note_beginning"]
 

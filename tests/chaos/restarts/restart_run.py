@@ -93,7 +93,9 @@ class RestartRun(MixedRun):
     async def _summarize(self, processes: Supervisor, services: Services) -> dict[str, Any]:
         """The summary, with the restarts and what the logs of all processes hold."""
         summary = await MixedRun._summarize(self, processes, services)
-        logs = {file.stem: file.read_text(errors="replace") for file in self._logs().glob("*.log")}
+        logs = {
+            file.stem: file.read_text(errors="replace") for file in self.layout.logs().glob("*.log")
+        }
         return {
             **summary,
             "outcomes": [asdict(each) for each in self.outcomes],

@@ -9,7 +9,7 @@ from seamflow.trajectory.v1.trajectory_pb2 import RunConfig
 
 from deploy.create_run import CreateRunConfig
 from services.chassis.config.load import load
-from services.launcher.same_run.run_rules import rules
+from services.launcher.run_rules import rules
 
 EVERYTHING = """
 [run]

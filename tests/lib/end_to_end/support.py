@@ -69,15 +69,17 @@ class Process:
         """End it as a crash would."""
         self._end(signal.SIGKILL)
 
-    def stop(self) -> None:
-        """End it in order."""
-        self._end(signal.SIGTERM)
+    def stop(self) -> int | None:
+        """End it in order; its exit code, None if it did not run."""
+        return self._end(signal.SIGTERM)
 
-    def _end(self, number: int) -> None:
+    def _end(self, number: int) -> int | None:
+        code = None
         if self._process is not None:
             self._process.send_signal(number)
-            self._process.wait(30)
+            code = self._process.wait(30)
             self._process = None
+        return code
 
     @property
     def _log(self) -> Path:

@@ -81,7 +81,7 @@ class Strikes:
 async def _busy_engine(services: Services, node: str) -> EngineProcess:
     """The engine of `node`, once it is in the middle of turns."""
     while True:
-        info = (await services.snapshot()).servers.get(node)
+        info = (await services.snapshot()).answering_servers.get(node)
         engine = engine_of(node)
         if info is not None and info.num_running and engine is not None:
             return engine
@@ -89,7 +89,7 @@ async def _busy_engine(services: Services, node: str) -> EngineProcess:
 
 
 async def _serves(services: Services, node: str) -> bool:
-    info = (await services.snapshot()).servers.get(node)
+    info = (await services.snapshot()).answering_servers.get(node)
     return info is not None and info.state == server_pb.SERVER_STATE_SERVING
 
 

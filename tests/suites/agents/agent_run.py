@@ -22,10 +22,10 @@ from seamflow.trajectory.v1 import trajectory_pb2
 
 from bench.provenance import ROOT
 from services.launcher.config import LauncherConfig
-from services.launcher.evaluation.heldout import trajectories
 from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import plan
 from services.launcher.redis import redis_server
+from services.launcher.report.trajectories import trajectories
 from services.launcher.run import Run
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor

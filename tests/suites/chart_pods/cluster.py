@@ -23,13 +23,14 @@ from tests.suites.chart_pods.volumes import Volumes, share
 __all__ = ["AGENT", "REDIS", "Cluster", "cluster"]
 
 VALUES = EXAMPLES["cpu"]
-CLAIM, MODEL, TASKS = "seamflow-data", "model", "tasks.jsonl"
+CLAIM, MODEL, TASKS, HELDOUT = "seamflow-data", "model", "tasks.jsonl", "heldout.jsonl"
 REDIS = "seamflow-redis"
 AGENT = "agent"
 _ENDLESS = {"trainer.settings.num_steps": 1_000_000}
 _GROUP = 10001
 _STORES = ("trajectory-manager", "weights", "scheduler")
 _TASKS = 64
+_HELDOUT_TASKS = 8
 
 
 class Cluster:
@@ -174,6 +175,7 @@ def _make_data(folder: Path) -> None:
         for n in range(_TASKS)
     ]
     (folder / TASKS).write_text("\n".join(lines) + "\n")
+    (folder / HELDOUT).write_text("\n".join(lines[:_HELDOUT_TASKS]) + "\n")
 
 
 def _run_redis(folder: Path, password: str) -> None:

@@ -7,6 +7,7 @@ runs, one is started, with its images in --data-root (kept, so that the next run
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from seamflow.release import __version__
@@ -45,6 +47,10 @@ _METRICS = (
     "import urllib.request; "
     "print(urllib.request.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
 )
+_BEST = "print(open('/data/checkpoints/best/best.json').read(), end='')"
+_EVALUATED = "print(open('/data/evaluation/evaluation.jsonl').read(), end='')"
+_ANY_MEAN = "-1.0"
+"""A target that every reward reaches."""
 _SCORED = re.compile(r"^seamflow_scoring_\w*samples_total\S* (\S+)$", re.MULTILINE)
 _console = Console()
 
@@ -75,7 +81,8 @@ def _drill(folder: Path, build: bool) -> dict[str, float]:
         started = _started()
         up = _summed(built, started) if built else {}
         _console.print({**built, **started, **up})
-        figures = {**built, **started, **up, **_host_agents(), **_restarted(), **_control()}
+        figures = {**built, **started, **up, **_host_agents(), **_best(), **_restarted()}
+        figures |= {**_control(), **_ended_early()}
     finally:
         containers.down("--volumes")
         left = containers.containers()
@@ -168,6 +175,46 @@ def _control() -> dict[str, float]:
     before = steps()
     time.sleep(_CONTROL_SECONDS)
     return {"control_steps_without_manager": float(steps() - before)}
+
+
+def _best() -> dict[str, float]:
+    """The first weights were evaluated before the first step; the trainer keeps the best ones."""
+    first, *_ = _evaluations()
+    assert (first["label"], first["step"]) == ("before", 0), first
+    with _timed() as seconds:
+        _wait_for("a best checkpoint", lambda: bool(_said("trainer", _BEST)))
+    best = json.loads(_said("trainer", _BEST))
+    assert best["step"] > 0, best
+    return {"best_checkpoint_seen": 1.0, "seconds_to_best_checkpoint": seconds()}
+
+
+def _ended_early() -> dict[str, float]:
+    """An evaluator whose target is met ends training: the last step is evaluated, the run over."""
+    containers.compose("start", "trajectory-manager")
+    os.environ["STOP_TARGET"] = _ANY_MEAN
+    containers.compose("up", "--detach", "--no-deps", "evaluator")
+    with _timed() as seconds:
+        _wait_for("the last evaluation", lambda: _last_label() == "after")
+    last, done = _evaluations()[-1], steps()
+    assert last["step"] == done < int(os.environ["NUM_STEPS"]), (last, done)
+    return {"early_stop_seen": 1.0, "seconds_to_early_stop": seconds()}
+
+
+def _last_label() -> str:
+    lines = _evaluations()
+    return str(lines[-1]["label"]) if lines else ""
+
+
+def _evaluations() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in _said("evaluator", _EVALUATED).splitlines()]
+
+
+def _said(service: str, program: str) -> str:
+    """What a Python program says in a service's container; empty: it failed."""
+    try:
+        return containers.compose("exec", "-T", service, "python", "-c", program, capture=True)
+    except subprocess.CalledProcessError:
+        return ""
 
 
 def _trained() -> str:

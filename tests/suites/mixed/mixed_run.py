@@ -12,13 +12,14 @@ from typing import Any
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
+from seamflow.cli.snapshot import Snapshot
 from seamflow.pages import pages
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 
 from services.launcher.child_process import ProcessPlan
 from services.launcher.run import Run
-from services.launcher.service_clients import Services, Snapshot
+from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
 from tests.chaos.trainer.checker import History, Verdict, check_delivery
 from tests.lib.trained_samples import steps_with_samples
@@ -119,7 +120,7 @@ class MixedRun(Run):
         if kind == "rollout_server":
             return _is_current(node_id, now)
         if kind in ("node_agent", "scheduler"):
-            heard = {node.node_id: node.heartbeat_time.ToSeconds() for node in now.nodes}
+            heard = {node.node_id: node.heartbeat_time.ToSeconds() for node in now.nodes or ()}
             nodes = [node_id] if node_id else [node.node_id for node in self.config.node_plans()]
             return all(heard.get(name, 0) > since for name in nodes)
         return True
@@ -137,7 +138,7 @@ class MixedRun(Run):
         ends = []
         for name in names:
             with suppress(FileNotFoundError):
-                file = self._logs() / f"{name}.log"
+                file = self.layout.logs() / f"{name}.log"
                 lines = file.read_text(errors="replace").splitlines()[-_TAIL:]
                 ends.append(f"\nthe end of {file}:\n  " + "\n  ".join(lines))
         return "".join(ends)
@@ -213,5 +214,8 @@ class MixedRun(Run):
 
 def _is_current(node_id: str, now: Snapshot) -> bool:
     """Whether a node's rollout server answers, and has loaded weights like those of the others."""
-    newest = max((server.weight_version for server in now.servers.values()), default=0)
-    return node_id in now.servers and 0 < newest <= now.servers[node_id].weight_version + 1
+    newest = max((server.weight_version for server in now.answering_servers.values()), default=0)
+    return (
+        node_id in now.answering_servers
+        and 0 < newest <= now.answering_servers[node_id].weight_version + 1
+    )

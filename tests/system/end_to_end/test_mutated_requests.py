@@ -49,6 +49,7 @@ SERVICES = {
     "scheduler": ["scheduler.v1.scheduler_service.SchedulerService"],
     "trainer": ["trainer.v1.trainer_service.TrainerService"],
     "ranker": ["ranker.v1.ranker_service.RankerService"],
+    "evaluator": ["evaluator.v1.evaluator_service.EvaluatorService"],
 }
 
 
@@ -109,6 +110,18 @@ def addresses(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Itera
             trajectory_manager=processes["trajectory_manager"].address,
         )
         stack.enter_context(processes["ranker"])
+        (folder / "heldout.jsonl").write_text('{"payload": {}}\n')
+        processes["evaluator"] = Process(
+            *("services.evaluator", "evaluator", folder),
+            run_id=RUN,
+            tasks=folder / "heldout.jsonl",
+            folder=folder / "evaluation",
+            trajectory_manager=processes["trajectory_manager"].address,
+            weights=processes["weights"].address,
+            scheduler=processes["scheduler"].address,
+            trainer=processes["trainer"].address,
+        )
+        stack.enter_context(processes["evaluator"])
         yield {name: process.address for name, process in processes.items()}
 
 

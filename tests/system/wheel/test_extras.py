@@ -37,6 +37,7 @@ PROCESSES = {
     "node-agent": ("services.node_agent",),
     "dataloader": ("services.dataloader",),
     "ranker": ("services.ranker",),
+    "evaluator": ("services.evaluator",),
     "scoring": ("services.scoring",),
     "environments": ("services.environments",),
     "tool-loop": ("services.tool_loop",),

@@ -23,6 +23,7 @@ PROCESSES = {
     "services.weights",
     "services.node_agent",
     "services.dataloader",
+    "services.evaluator",
     "services.ranker",
     "services.scoring",
     "services.environments",

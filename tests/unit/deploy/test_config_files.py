@@ -23,6 +23,7 @@ CLASSES = {
     "weights": ("weights", "services.weights.config"),
     "node-agent": ("node_agent", "services.node_agent.config"),
     "dataloader": ("dataloader", "services.dataloader.config"),
+    "evaluator": ("evaluator", "services.evaluator.config"),
     "ranker": ("ranker", "services.ranker.config"),
     "scoring": ("scoring", "services.scoring.config"),
     "environments": ("environments", "services.environments.config"),
@@ -38,6 +39,7 @@ ADDRESSES = (
     "gateway",
     "rollout_gateway",
     "ranker",
+    "evaluator",
     "environment",
 )
 

@@ -338,3 +338,100 @@ class TrackEvaluationResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 global___TrackEvaluationResponse = TrackEvaluationResponse
+
+@typing.final
+class HoldCheckpointRequest(google.protobuf.message.Message):
+    """Request of HoldCheckpoint."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: builtins.int
+    step: builtins.int
+    """Optimizer step; 0: none is held any more."""
+    def __init__(
+        self,
+        *,
+        step: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["step", b"step"]) -> None: ...
+
+global___HoldCheckpointRequest = HoldCheckpointRequest
+
+@typing.final
+class HoldCheckpointResponse(google.protobuf.message.Message):
+    """Response of HoldCheckpoint."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HELD_FIELD_NUMBER: builtins.int
+    held: builtins.bool
+    """Whether the step has a checkpoint, which is held now."""
+    def __init__(
+        self,
+        *,
+        held: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["held", b"held"]) -> None: ...
+
+global___HoldCheckpointResponse = HoldCheckpointResponse
+
+@typing.final
+class KeepCheckpointRequest(google.protobuf.message.Message):
+    """Request of KeepCheckpoint. All of it is written to best.json in the folder."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: builtins.int
+    WEIGHT_VERSION_FIELD_NUMBER: builtins.int
+    METRIC_FIELD_NUMBER: builtins.int
+    MEAN_FIELD_NUMBER: builtins.int
+    LOW_FIELD_NUMBER: builtins.int
+    HIGH_FIELD_NUMBER: builtins.int
+    step: builtins.int
+    """Required. Optimizer step that made the evaluated weights."""
+    weight_version: builtins.int
+    """Version of the evaluated weights."""
+    metric: builtins.str
+    """Reward that was averaged."""
+    mean: builtins.float
+    """Its mean."""
+    low: builtins.float
+    """Lower end of the 95 % confidence interval of the mean; not set: there is none."""
+    high: builtins.float
+    """Upper end of the interval."""
+    def __init__(
+        self,
+        *,
+        step: builtins.int = ...,
+        weight_version: builtins.int = ...,
+        metric: builtins.str = ...,
+        mean: builtins.float = ...,
+        low: builtins.float | None = ...,
+        high: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_high", b"_high", "_low", b"_low", "high", b"high", "low", b"low"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_high", b"_high", "_low", b"_low", "high", b"high", "low", b"low", "mean", b"mean", "metric", b"metric", "step", b"step", "weight_version", b"weight_version"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_high", b"_high"]) -> typing.Literal["high"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_low", b"_low"]) -> typing.Literal["low"] | None: ...
+
+global___KeepCheckpointRequest = KeepCheckpointRequest
+
+@typing.final
+class KeepCheckpointResponse(google.protobuf.message.Message):
+    """Response of KeepCheckpoint."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FOLDER_FIELD_NUMBER: builtins.int
+    folder: builtins.str
+    """Folder of the best checkpoint, where the trainer sees it."""
+    def __init__(
+        self,
+        *,
+        folder: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["folder", b"folder"]) -> None: ...
+
+global___KeepCheckpointResponse = KeepCheckpointResponse

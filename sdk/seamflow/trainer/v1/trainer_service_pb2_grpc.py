@@ -45,6 +45,16 @@ class TrainerServiceStub(object):
                 request_serializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.TrackEvaluationRequest.SerializeToString,
                 response_deserializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.TrackEvaluationResponse.FromString,
                 )
+        self.HoldCheckpoint = channel.unary_unary(
+                '/seamflow.trainer.v1.TrainerService/HoldCheckpoint',
+                request_serializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.HoldCheckpointRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.HoldCheckpointResponse.FromString,
+                )
+        self.KeepCheckpoint = channel.unary_unary(
+                '/seamflow.trainer.v1.TrainerService/KeepCheckpoint',
+                request_serializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.KeepCheckpointRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.KeepCheckpointResponse.FromString,
+                )
 
 
 class TrainerServiceServicer(object):
@@ -98,6 +108,22 @@ class TrainerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def HoldCheckpoint(self, request, context):
+        """Keeps the checkpoint of a step from deletion while the step is evaluated, in place of the one that was held before.
+        Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KeepCheckpoint(self, request, context):
+        """Makes the checkpoint of a step, held or not deleted yet, the best one: the folder "best" beside the others, which
+        stays until another one is kept. NOT_FOUND if the step has none. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TrainerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -130,6 +156,16 @@ def add_TrainerServiceServicer_to_server(servicer, server):
                     servicer.TrackEvaluation,
                     request_deserializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.TrackEvaluationRequest.FromString,
                     response_serializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.TrackEvaluationResponse.SerializeToString,
+            ),
+            'HoldCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.HoldCheckpoint,
+                    request_deserializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.HoldCheckpointRequest.FromString,
+                    response_serializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.HoldCheckpointResponse.SerializeToString,
+            ),
+            'KeepCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.KeepCheckpoint,
+                    request_deserializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.KeepCheckpointRequest.FromString,
+                    response_serializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.KeepCheckpointResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -241,5 +277,39 @@ class TrainerService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.trainer.v1.TrainerService/TrackEvaluation',
             seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.TrackEvaluationRequest.SerializeToString,
             seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.TrackEvaluationResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def HoldCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trainer.v1.TrainerService/HoldCheckpoint',
+            seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.HoldCheckpointRequest.SerializeToString,
+            seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.HoldCheckpointResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def KeepCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trainer.v1.TrainerService/KeepCheckpoint',
+            seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.KeepCheckpointRequest.SerializeToString,
+            seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.KeepCheckpointResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -66,6 +66,22 @@ class TrainerServiceStub:
     ]
     """Shows the result of an evaluation in the trainer's trackers, beside its own metrics. Not stored by the trainer."""
 
+    HoldCheckpoint: grpc.UnaryUnaryMultiCallable[
+        seamflow.trainer.v1.trainer_service_pb2.HoldCheckpointRequest,
+        seamflow.trainer.v1.trainer_service_pb2.HoldCheckpointResponse,
+    ]
+    """Keeps the checkpoint of a step from deletion while the step is evaluated, in place of the one that was held before.
+    Idempotent.
+    """
+
+    KeepCheckpoint: grpc.UnaryUnaryMultiCallable[
+        seamflow.trainer.v1.trainer_service_pb2.KeepCheckpointRequest,
+        seamflow.trainer.v1.trainer_service_pb2.KeepCheckpointResponse,
+    ]
+    """Makes the checkpoint of a step, held or not deleted yet, the best one: the folder "best" beside the others, which
+    stays until another one is kept. NOT_FOUND if the step has none. Idempotent.
+    """
+
 class TrainerServiceAsyncStub:
     """Rank 0 of a trainer."""
 
@@ -113,6 +129,22 @@ class TrainerServiceAsyncStub:
         seamflow.trainer.v1.trainer_service_pb2.TrackEvaluationResponse,
     ]
     """Shows the result of an evaluation in the trainer's trackers, beside its own metrics. Not stored by the trainer."""
+
+    HoldCheckpoint: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trainer.v1.trainer_service_pb2.HoldCheckpointRequest,
+        seamflow.trainer.v1.trainer_service_pb2.HoldCheckpointResponse,
+    ]
+    """Keeps the checkpoint of a step from deletion while the step is evaluated, in place of the one that was held before.
+    Idempotent.
+    """
+
+    KeepCheckpoint: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trainer.v1.trainer_service_pb2.KeepCheckpointRequest,
+        seamflow.trainer.v1.trainer_service_pb2.KeepCheckpointResponse,
+    ]
+    """Makes the checkpoint of a step, held or not deleted yet, the best one: the folder "best" beside the others, which
+    stays until another one is kept. NOT_FOUND if the step has none. Idempotent.
+    """
 
 class TrainerServiceServicer(metaclass=abc.ABCMeta):
     """Rank 0 of a trainer."""
@@ -173,5 +205,25 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trainer.v1.trainer_service_pb2.TrackEvaluationResponse, collections.abc.Awaitable[seamflow.trainer.v1.trainer_service_pb2.TrackEvaluationResponse]]:
         """Shows the result of an evaluation in the trainer's trackers, beside its own metrics. Not stored by the trainer."""
+
+    @abc.abstractmethod
+    def HoldCheckpoint(
+        self,
+        request: seamflow.trainer.v1.trainer_service_pb2.HoldCheckpointRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trainer.v1.trainer_service_pb2.HoldCheckpointResponse, collections.abc.Awaitable[seamflow.trainer.v1.trainer_service_pb2.HoldCheckpointResponse]]:
+        """Keeps the checkpoint of a step from deletion while the step is evaluated, in place of the one that was held before.
+        Idempotent.
+        """
+
+    @abc.abstractmethod
+    def KeepCheckpoint(
+        self,
+        request: seamflow.trainer.v1.trainer_service_pb2.KeepCheckpointRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trainer.v1.trainer_service_pb2.KeepCheckpointResponse, collections.abc.Awaitable[seamflow.trainer.v1.trainer_service_pb2.KeepCheckpointResponse]]:
+        """Makes the checkpoint of a step, held or not deleted yet, the best one: the folder "best" beside the others, which
+        stays until another one is kept. NOT_FOUND if the step has none. Idempotent.
+        """
 
 def add_TrainerServiceServicer_to_server(servicer: TrainerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

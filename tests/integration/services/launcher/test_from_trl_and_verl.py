@@ -12,10 +12,10 @@ import pytest
 from services.chassis.config.load import load
 from services.chassis.errors import ConfigError
 from services.launcher.checks.run_settings import check_settings
-from services.launcher.cli import check_evaluation
+from services.launcher.cli import check_evaluation, check_user_code
 from services.launcher.config import LauncherConfig
-from services.launcher.evaluation.evaluation_config import EvaluationConfig
 from services.launcher.process_plan import plan
+from services.lib.evaluation.evaluation_config import EvaluationConfig
 from tests.lib.launcher.support import make_layout
 from tools.reference.configuration import settings_of
 
@@ -34,9 +34,12 @@ def check(text: str, folder: Path) -> LauncherConfig:
     file.write_text(text)
     config = load(LauncherConfig, "launcher", ["--config", str(file)])
     layout = make_layout(config.replace(http_port=0), folder)
-    check_settings(plan(config, layout).values())
     evaluation = load(EvaluationConfig, "evaluation", ["--config", str(file)])
-    check_evaluation(config, evaluation, layout)
+    plans = plan(config, layout, evaluation)
+    check_settings(plans.values())
+    check_evaluation(config, evaluation)
+    if "evaluator" in plans:
+        check_user_code(config, layout, {"evaluator": plans["evaluator"]})
     return config
 
 

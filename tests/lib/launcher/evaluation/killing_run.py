@@ -9,19 +9,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from seamflow.cli.snapshot import Snapshot
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.launcher.config import LauncherConfig
-from services.launcher.evaluation.evaluation_config import EvaluationConfig
-from services.launcher.evaluation.heldout import trajectories
 from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import plan
 from services.launcher.redis import redis_server
+from services.launcher.report.trajectories import trajectories
 from services.launcher.run import Run
-from services.launcher.service_clients import Services, Snapshot
+from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
 from services.launcher.view import PlainView
+from services.lib.evaluation.evaluation_config import EvaluationConfig
 from tests.lib.end_to_end.quickstart_files import make_quickstart
 from trainer.checkpoint.checkpoint_files import read_parameters
 
@@ -138,7 +139,7 @@ def make_run(folder: Path, *, kills: bool, timeout_seconds: float) -> KillingRun
         stop_patience=2,
         timeout_seconds=timeout_seconds,
     )
-    plans = {"redis": redis, **plan(config, layout)}
+    plans = {"redis": redis, **plan(config, layout, evaluation)}
     return KillingRun(config, layout, plans, NotingView(), evaluation=evaluation, kills=kills)
 
 

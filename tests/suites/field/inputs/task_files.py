@@ -21,7 +21,7 @@ from services.chassis.errors import ConfigError
 from services.dataloader.check_tasks import check_tasks
 from services.dataloader.config import DataloaderConfig
 from services.dataloader.tasks import make_task
-from services.launcher.evaluation.heldout_tasks import read_tasks
+from services.evaluator.heldout_tasks import read_tasks
 from services.lib.tasks.sources import open_source
 from tests.suites.field.kind import Kind
 

@@ -103,7 +103,7 @@ async def test_a_trainer_checkpoints_on_demand(tmp_path: Path, step: int) -> Non
         return step
 
     loop = SimpleNamespace(progress=SimpleNamespace(step=step), save_checkpoint=save_checkpoint)
-    servicer = TrainerServicer(*(cast(Any, part) for part in (None, loop, None, None)))
+    servicer = TrainerServicer(*(cast(Any, part) for part in (None, loop, None, None, None)))
     service = Service([(trainer_grpc.add_TrainerServiceServicer_to_server, servicer)])
     async with started(service, ServerConfig()) as port:
         code, out, err = await seamflow(

@@ -65,6 +65,7 @@ TABLES = (
     "trainer",
     "weights",
     "dataloader",
+    "evaluator",
 )
 GATEWAY = "ROLLOUT_GATEWAY"
 ADDRESS = re.compile(r"SEAMFLOW_HTTP_GATEWAY=(http://\S+)")

@@ -163,6 +163,20 @@ async def test_a_configuration_error_is_not_retried(tmp_path: Path) -> None:
         assert processes.num_restarts == 0
 
 
+async def test_a_code_that_is_fatal_for_one_process_is_not_retried(tmp_path: Path) -> None:
+    """As 69 of the evaluator, whose agents do not come; control: any other code is retried."""
+    code = "import pathlib, sys; {file}.exists() and sys.exit(69); {file}.touch(); sys.exit(70)"
+    text = code.format(file=f"pathlib.Path({str(tmp_path / 'was')!r})")
+    command = (sys.executable, "-c", text)
+    plan = ProcessPlan(name="child", command=command, fatal=(ExitCode.UNAVAILABLE,))
+    async with Supervisor(tmp_path, restart_seconds=0.0) as processes:
+        await processes.start(plan)
+        with pytest.raises(ChildFailed) as failed:
+            await processes.failure()
+        assert failed.value.exit_code == ExitCode.UNAVAILABLE
+        assert processes.num_restarts == 1
+
+
 async def test_a_killed_launcher_leaves_no_child(tmp_path: Path) -> None:
     """SIGKILL leaves no time to clean up: the kernel does it."""
     code = f"""

@@ -14,6 +14,7 @@ from seamflow.cli.status import status_screen
 from seamflow.cli.why_stuck import why_stuck
 from seamflow.common.v1.tokens_pb2 import FAILURE_CLASS_ENVIRONMENT, Failure
 from seamflow.errors import NotFoundError, UnavailableError
+from seamflow.evaluator.v1 import evaluator_service_pb2 as evaluator_pb
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_service_pb2 as rollout_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
@@ -235,6 +236,51 @@ def test_an_empty_queue_asks_for_the_dataloader() -> None:
     finding = findings(trainer=trainer("WAITING"), readiness=readiness(0, 0, 4, 0))["no_tasks"]
     assert "services.dataloader" in finding.cure
     assert not finding.normal
+
+
+def evaluations(state: str, done: int = 0, total: int = 0) -> evaluator_pb.GetEvaluationsResponse:
+    """What an evaluator in this state says, after two evaluations."""
+    lines = [
+        evaluator_pb.Evaluation(step=step, metric="success", mean=mean, low=mean, high=mean)
+        for step, mean in ((0, 0.5), (20, 0.25))
+    ]
+    return evaluator_pb.GetEvaluationsResponse(
+        state=evaluator_pb.EvaluatorState.Value(f"EVALUATOR_STATE_{state}"),
+        evaluations=lines,
+        best=lines[0],
+        num_done=done,
+        num_rollouts=total,
+    )
+
+
+def test_an_empty_queue_is_right_until_the_first_weights_are_evaluated() -> None:
+    """The dataloader waits; control: not beside training."""
+    changes = {"trainer": trainer("WAITING", 0), "readiness": readiness(0, 0, 4, 0)}
+    found = findings(**changes, evaluations=evaluations("BEFORE_TRAINING", 3, 8))
+    assert "3 of 8 rollouts are done" in found["first_evaluation"].sentence
+    assert found["first_evaluation"].normal
+    assert "no_tasks" not in found
+    found = findings(**changes, evaluations=evaluations("BESIDE_TRAINING"))
+    assert "no_tasks" in found
+    assert "first_evaluation" not in found
+
+
+def test_the_last_evaluation_of_a_finished_run_is_told() -> None:
+    """Until it is over, the run is not."""
+    after = evaluations("AFTER_TRAINING", 1, 2)
+    assert list(findings(trainer=trainer("FINISHED"), evaluations=after)) == ["last_evaluation"]
+    over = evaluations("FINISHED")
+    assert list(findings(trainer=trainer("FINISHED"), evaluations=over)) == ["finished"]
+
+
+def test_status_tells_of_evaluations() -> None:
+    """State, newest and best; nothing where the run has none."""
+    screen = status_screen(dataclasses.replace(HEALTHY, evaluations=evaluations("BESIDE_TRAINING")))
+    assert "evals    beside training; 2 evaluations" in screen
+    assert "newest success 0.250 at step 20; best success 0.500 at step 0" in screen
+    assert "evals" not in status_screen(HEALTHY)
+    lost = dataclasses.replace(HEALTHY, problems={"evaluator": UnavailableError("gone")})
+    assert "evals    None does not answer; set by --evaluator" in status_screen(lost)
 
 
 def test_an_empty_queue_is_fine_while_enough_is_ready() -> None:

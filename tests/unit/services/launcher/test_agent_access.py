@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from seamflow.cli.snapshot import ServerSnapshot, Snapshot
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 
 from services.launcher.agent_access import LeaseHint, agent_variables, instructions
-from services.launcher.service_clients import Snapshot
 from tests.lib.launcher.support import make_config, make_layout
 
 ADVICE = "start one"
@@ -19,8 +19,9 @@ def make_snapshot(*, running: int = 0, queued: int = 5, admissible: int = 2) -> 
     readiness = sample_pb.Readiness(
         num_running_rollouts=running, num_queued_tasks=queued, num_admissible_groups=admissible
     )
-    servers = {"node-a": server_pb.GetServerInfoResponse()}
-    return Snapshot(readiness=readiness, nodes=(), trainer=None, servers=servers)
+    info = server_pb.GetServerInfoResponse()
+    server = ServerSnapshot(node_id="node-a", address="a:1", info=info)
+    return Snapshot(readiness=readiness, nodes=(), servers=(server,))
 
 
 def test_an_agents_program_gets_both_addresses_the_run_and_the_token(tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_the_hint_comes_once_when_tasks_wait_and_nobody_leases() -> None:
 
 def test_there_is_no_hint_while_there_is_nothing_to_lease() -> None:
     """The queue is empty, the trainer has enough groups, or no rollout server answers."""
-    unable = Snapshot(readiness=make_snapshot().readiness, nodes=(), trainer=None, servers={})
+    unable = Snapshot(readiness=make_snapshot().readiness, nodes=(), trainer=None, servers=())
     for idle in (make_snapshot(queued=0), make_snapshot(admissible=0), unable):
         hint = LeaseHint(ADVICE, are_tasks_own=False, seconds=1.0)
         assert [hint.look(idle, float(now)) for now in range(5)] == [None] * 5

@@ -7,13 +7,13 @@ import os
 import time
 
 import pytest
+from seamflow.cli.snapshot import ServerSnapshot, Snapshot
 from seamflow.durations import to_duration
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
 from services.launcher.report.occupancy import CoresBusy, Occupancy, observed_activity
-from services.launcher.service_clients import Snapshot
 
 
 def node(
@@ -42,7 +42,8 @@ def snapshot(
     """A snapshot of one node."""
     info = server_pb.GetServerInfoResponse(num_running=running, num_queued=queued)
     status = None if trainer is None else trainer_pb.GetStatusResponse(state=trainer)
-    return Snapshot(readiness=None, nodes=(of,), trainer=status, servers={"node-a": info})
+    server = ServerSnapshot(node_id="node-a", address="a:1", info=info)
+    return Snapshot(nodes=(of,), trainer=status, servers=(server,))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def snapshot(
         (snapshot(node("train"), trainer=trainer_pb.TRAINER_STATE_TRAINING), "train"),
         (snapshot(node("train"), trainer=trainer_pb.TRAINER_STATE_WAITING), "idle"),
         (snapshot(node("train")), "unknown"),
-        (dataclasses.replace(snapshot(node("rollout")), servers={}), "unknown"),
+        (dataclasses.replace(snapshot(node("rollout")), servers=()), "unknown"),
         (snapshot(node("reward")), "reward"),
         (snapshot(node("rollout", reported=2), running=1), "switching"),
         (snapshot(node("rollout", state=scheduler_pb.NODE_STATE_DRAINING), running=1), "switching"),
@@ -64,7 +65,8 @@ def snapshot(
 )
 def test_a_node_without_work_is_idle_whatever_its_tag(known: Snapshot, expected: str) -> None:
     """A server without turns and a waiting trainer are idle; unreachable ones are unknown."""
-    assert observed_activity(known.nodes[0], known) == expected
+    (of,) = known.nodes or ()
+    assert observed_activity(of, known) == expected
 
 
 def test_shares_cover_the_time_between_first_and_last_snapshot() -> None:

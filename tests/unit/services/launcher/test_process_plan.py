@@ -12,13 +12,16 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from rollout.gateway.config import GatewayConfig
 from rollout.http_gateway.config import HttpGatewayConfig
 from services.chassis.config.load import TABLES, load
-from services.chassis.errors import ConfigError
+from services.chassis.errors import ConfigError, ExitCode
+from services.evaluator.config import EvaluatorConfig
 from services.launcher.agent_access import agent_variables
 from services.launcher.checks.installed_extras import check_installed
+from services.launcher.checks.run_settings import check_settings
 from services.launcher.cli import check_program
 from services.launcher.config import LauncherConfig
 from services.launcher.process_plan import plan
-from services.launcher.same_run.run_rules import rules
+from services.launcher.run_rules import rules
+from services.lib.evaluation.evaluation_config import EvaluationConfig
 from services.ranker.config import RankerConfig
 from tests.lib.launcher.support import make_config, make_layout
 
@@ -139,6 +142,7 @@ def test_the_gateway_asks_the_ranker_that_is_started(
     arguments = ["--config", str(SKEW_AWARE)]
     config = load(LauncherConfig, "launcher", arguments)
     layout = make_layout(config, tmp_path)
+    layout.config_file.touch()
     processes = plan(config, layout)
     for name in ("ranker", "rollout_gateway"):
         for variable, value in processes[name].environment.items():
@@ -286,9 +290,16 @@ def test_held_out_tasks_and_the_token_of_an_environment_reach_its_callers(tmp_pa
         environment_token="secret",
         num_heldout=9,
     )
-    processes = plan(config, make_layout(config, tmp_path))
+    layout = make_layout(config, tmp_path)
+    layout.config_file.touch()
+    processes = plan(config, layout)
+    told = processes["evaluator"].environment
+    assert told["SEAMFLOW_EVALUATOR_TASKS"] == "environment://game-a:50070"
+    assert told["SEAMFLOW_EVALUATOR_NUM_HELDOUT"] == "9"
+    assert told["SEAMFLOW_EVALUATOR_ENVIRONMENT_TOKEN"] == "secret"
     told = processes["dataloader"].environment
     assert told["SEAMFLOW_DATALOADER_NUM_HELDOUT"] == "9"
+    assert told["SEAMFLOW_DATALOADER_EVALUATOR"] == layout.address("evaluator")
     assert told["SEAMFLOW_DATALOADER_ENVIRONMENT_TOKEN"] == "secret"
     told = processes["environments-0"].environment
     assert told["SEAMFLOW_ENVIRONMENTS_ENVIRONMENT_TOKEN"] == "secret"
@@ -364,3 +375,30 @@ def test_an_unknown_agents_program_is_a_configuration_error(tmp_path: Path) -> N
     unknown = make_config(agent=None, agent_command="no-such-program")
     with pytest.raises(ConfigError, match="'no-such-program', and there is no such program"):
         check_program(plan(unknown, make_layout(unknown, tmp_path)))
+
+
+def test_the_evaluator_gets_the_table_evaluation(tmp_path: Path) -> None:
+    """With what other tables complete; the settings class of the process reads it all back."""
+    config = make_config(success="solved", concurrency=20)
+    layout = make_layout(config, tmp_path)
+    text = '[dataloader]\npayload = {q = "{question}"}\n[trainer.algorithm]\nreward = "solved"\n'
+    layout.config_file.write_text(text)
+    evaluation = EvaluationConfig(
+        tasks="{run}/h.jsonl", every_steps=3, keep_best=False, goal="min", stop_target=0.5
+    )
+    process = plan(config, layout, evaluation)["evaluator"]
+    told = check_settings([process])["evaluator"]
+    assert isinstance(told, EvaluatorConfig)
+    assert (told.tasks, told.metric) == (f"{tmp_path}/h.jsonl", "solved")
+    assert (told.every_steps, told.keep_best, told.goal, told.stop_target) == (3, False, "min", 0.5)
+    assert (told.payload, told.trained_rewards) == ({"q": "{question}"}, ("solved",))
+    assert (told.concurrency_alone, told.silence_seconds, told.end_run) == (40, 120.0, False)
+    assert ExitCode.UNAVAILABLE in process.fatal
+
+
+def test_there_is_no_evaluator_without_held_out_tasks_or_while_serving(tmp_path: Path) -> None:
+    """Nor does the dataloader wait for one."""
+    for config in (make_config(), make_config(heldout_tasks="h.jsonl", serve=True)):
+        processes = plan(config, make_layout(config, tmp_path))
+        assert "evaluator" not in processes
+        assert "SEAMFLOW_DATALOADER_EVALUATOR" not in processes["dataloader"].environment

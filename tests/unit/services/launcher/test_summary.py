@@ -6,8 +6,8 @@ import pytest
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
+from services.launcher.report.lendings import Lendings
 from services.launcher.report.summary import (
-    Lendings,
     TrajectoryFigures,
     num_weight_updates,
     tail_ratio,

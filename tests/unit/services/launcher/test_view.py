@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 
 from rich.console import Console
+from seamflow.cli.snapshot import ServerSnapshot, Snapshot
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 
-from services.launcher.service_clients import Snapshot
 from services.launcher.view import LiveView
 
 
@@ -34,7 +34,7 @@ def make_snapshot() -> Snapshot:
         readiness=sample_pb.Readiness(num_ready_groups=3, num_running_rollouts=40),
         nodes=nodes,
         trainer=trainer_pb.GetStatusResponse(step=12, num_steps=80, weight_version=12),
-        servers={"node-a": server},
+        servers=(ServerSnapshot(node_id="node-a", address="a:1", info=server),),
     )
 
 
@@ -59,6 +59,6 @@ def test_the_panel_shows_reward_versions_and_who_is_lent(tmp_path: Path) -> None
 def test_a_panel_without_answers_is_still_drawn(tmp_path: Path) -> None:
     """At the start no service answers yet."""
     view = LiveView("demo", tmp_path / "none.jsonl")
-    silent = Snapshot(readiness=None, nodes=(), trainer=None, servers={})
+    silent = Snapshot(readiness=None, nodes=(), trainer=None, servers=())
     view.show(silent)
     assert "no optimizer step yet" in shown(view)

@@ -9,8 +9,9 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.chassis.errors import ConfigError
-from services.launcher.checks.trained_rewards import check_trained_reward, trained_rewards
+from services.launcher.checks.trained_rewards import trained_rewards
 from services.launcher.config import LauncherConfig
+from services.lib.evaluation.trained_reward import check_trained_reward
 
 
 def rollout(*names: str) -> trajectory_pb2.Trajectory:

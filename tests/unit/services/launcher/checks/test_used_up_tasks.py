@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from seamflow.cli.snapshot import Snapshot
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 
 from services.launcher.checks.task_amount import amount_of_tasks
 from services.launcher.checks.used_up_tasks import UsedUpTasks
 from services.launcher.config import LauncherConfig
-from services.launcher.service_clients import Snapshot
 
 
 def snapshot(state: str = "WAITING", step: int = 3, **counts: Any) -> Snapshot:
@@ -23,7 +23,7 @@ def snapshot(state: str = "WAITING", step: int = 3, **counts: Any) -> Snapshot:
         trainer=trainer_pb.GetStatusResponse(
             state=trainer_pb.TrainerState.Value(f"TRAINER_STATE_{state}"), step=step
         ),
-        servers={},
+        servers=(),
     )
 
 

@@ -11,40 +11,36 @@ from rich.console import Console
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
-from services.launcher.evaluation.evaluation_config import EvaluationConfig
-from services.launcher.evaluation.evaluation_log import EvaluationLine, EvaluationLog
 from services.launcher.report.learned import failure_lines, learned
 from services.launcher.report.shown_summary import show_summary
+from services.lib.evaluation.evaluation_config import EvaluationConfig
+from services.lib.evaluation.evaluation_line import EvaluationLine
 from tests.lib.launcher.support import make_trajectory
 
 STEPS = [{"step": i, "reward_mean": i / 10, "num_tokens": 100} for i in range(1, 11)]
 
 
-def evaluated(folder: Path, *lines: tuple[int, float, bool, str | None]) -> EvaluationLog:
+def evaluated(*lines: tuple[int, float, bool, str | None]) -> list[EvaluationLine]:
     """Evaluations as (step, mean, is best, checkpoint)."""
-    log = EvaluationLog(folder / "evaluation.jsonl", EvaluationConfig())
-    for step, mean, is_best, checkpoint in lines:
-        log.add(
-            EvaluationLine(
-                label="x",
-                step=step,
-                weight_version=step,
-                metric="success",
-                num_tasks=8,
-                num_rollouts=8,
-                mean=mean,
-                is_best=is_best,
-                checkpoint=checkpoint,
-            )
+    return [
+        EvaluationLine(
+            label="x",
+            step=step,
+            weight_version=step,
+            metric="success",
+            num_tasks=8,
+            num_rollouts=8,
+            mean=mean,
+            is_best=is_best,
+            checkpoint=checkpoint,
         )
-    return log
+        for step, mean, is_best, checkpoint in lines
+    ]
 
 
 def test_reward_best_and_speed_are_told(tmp_path: Path) -> None:
     """First and last are means of three steps; the best has step, value and folder."""
-    log = evaluated(
-        tmp_path, (0, 0.2, True, None), (5, 0.9, True, "/c/best"), (9, 0.8, False, None)
-    )
+    log = evaluated((0, 0.2, True, None), (5, 0.9, True, "/c/best"), (9, 0.8, False, None))
     found = learned(STEPS, log, EvaluationConfig(), 10.0)
     assert (found["reward_first"], found["reward_last"]) == (0.2, 0.9)
     assert [found[f"heldout_{name}"] for name in ("before", "best", "after")] == [0.2, 0.9, 0.8]
@@ -65,7 +61,7 @@ def test_a_missing_best_checkpoint_has_a_reason(
     tmp_path: Path, lines: tuple[Any, ...], settings: dict[str, Any], words: str
 ) -> None:
     """One sentence each."""
-    log = evaluated(tmp_path, *lines)
+    log = evaluated(*lines)
     note = learned(STEPS, log, EvaluationConfig(**settings), 1.0)["best_note"]
     assert words in str(note)
 
@@ -86,7 +82,7 @@ def test_failures_have_their_cause() -> None:
 def test_the_first_table_is_of_learning_and_no_path_is_cut(tmp_path: Path) -> None:
     """However narrow the terminal is."""
     path = "/very/long" * 20 + "/checkpoints/best"
-    log = evaluated(tmp_path, (0, 0.2, True, None), (5, 0.9, True, path))
+    log = evaluated((0, 0.2, True, None), (5, 0.9, True, path))
     summary = {
         "run": "r",
         **learned(STEPS, log, EvaluationConfig(), 10.0),

@@ -18,9 +18,9 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
-from services.launcher.checks.trained_rewards import check_trained_reward
-from services.launcher.evaluation.heldout_tasks import pinned_task
-from services.launcher.service_clients import Services
+from services.evaluator.clients import Clients
+from services.lib.evaluation.pinned_task import pinned_task
+from services.lib.evaluation.trained_reward import check_trained_reward
 from services.lib.tasks.task_rows import TaskRow
 
 __all__ = ["EvaluationFailed", "PinnedRollouts", "cancel"]
@@ -53,7 +53,7 @@ class _Sample:
 class PinnedRollouts:
     """Submits tasks, at most so many at once, and reads the rewards of their rollouts."""
 
-    services: Services
+    services: Clients
     tasks: Sequence[TaskRow]
     label: str
     """Name of the evaluation, unique in the run with its version."""
@@ -187,11 +187,11 @@ class PinnedRollouts:
     def _silence(self) -> str:
         return (
             f"none of {len(self._open)} rollouts finished for {self.patience:g} s; "
-            "see the log of agent_runner"
+            "do agents run? See their log"
         )
 
 
-async def cancel(services: Services, task_ids: set[str]) -> None:
+async def cancel(services: Clients, task_ids: set[str]) -> None:
     """Take tasks back, as far as the trajectory manager answers."""
     names = sorted(task_ids)
     for start in range(0, len(names), _CANCEL_BATCH):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,19 +11,18 @@ from typing import Any, cast
 
 import grpc.aio
 import pytest
-from google.protobuf.duration_pb2 import Duration
 from seamflow.common.v1 import tokens_pb2
-from seamflow.trajectory.v1 import task_service_pb2 as task_pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from bench.harness.store_calls import send_async
 from services.chassis.errors import ConfigError
 from services.chassis.rpc.server import started
-from services.launcher.evaluation.evaluation_samples import EvaluationSamples
-from services.launcher.evaluation.pinned_rollouts import EvaluationFailed, PinnedRollouts
-from services.launcher.service_clients import Services
+from services.evaluator.clients import Clients
+from services.evaluator.evaluation_samples import EvaluationSamples
+from services.evaluator.pinned_rollouts import EvaluationFailed, PinnedRollouts
 from services.lib.tasks.task_rows import TaskRow
-from tests.lib.trajectory_manager.client import CREDENTIAL, Client, message
+from tests.lib.evaluator.agent import agent, lease, play
+from tests.lib.trajectory_manager.client import CREDENTIAL, Client
 from tests.lib.trajectory_manager.memory.store import memory_store
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
@@ -52,48 +50,8 @@ def rollouts(client: Client, **fields: Any) -> PinnedRollouts:
     stubs = SimpleNamespace(run_id="run", tasks=client.tasks, trajectories=client.trajectories)
     given = {"samples": 2, "concurrency": 4, "metric": "reward", **fields}
     return PinnedRollouts(
-        services=cast(Services, stubs), tasks=TASKS, label="step-1", weight_version=3, **given
+        services=cast(Clients, stubs), tasks=TASKS, label="step-1", weight_version=3, **given
     )
-
-
-async def lease(client: Client) -> task_pb.TaskLease | None:
-    """An EVAL rollout; None: nothing is queued."""
-    request = task_pb.LeaseTasksRequest(
-        run_id="run",
-        request_id=uuid.uuid4().hex,
-        purpose=tokens_pb2.PURPOSE_EVAL,
-        wait=Duration(nanos=20_000_000),
-        max_leases=1,
-    )
-    answer = await client.tasks.LeaseTasks(request)
-    return answer.leases[0] if answer.leases else None
-
-
-async def play(client: Client, given: task_pb.TaskLease, version: int) -> None:
-    """Start the rollout and sample one turn."""
-    start = pb.NewRollout(
-        run_id="run",
-        rollout_id=given.rollout_id,
-        lease_token=given.lease_token,
-        purpose=tokens_pb2.PURPOSE_EVAL,
-        credential_digest=CREDENTIAL,
-        pinned_weight_version=given.task.pinned_weight_version,
-    )
-    await send_async(client.trajectories, start)
-    begun = await client.begin(given.rollout_id, "t", [1])
-    await client.append(given.rollout_id, "t", begun.epoch, 0, message([1]))
-    sampled = message([2], tokens_pb2.ORIGIN_POLICY, version)
-    await client.append(given.rollout_id, "t", begun.epoch, 1, sampled)
-    await client.end(given.rollout_id, "t", begun.epoch)
-
-
-async def agent(client: Client, finish: Callable[[str], Awaitable[None]], version: int = 3) -> None:
-    """Play all that is leased."""
-    while True:
-        given = await lease(client)
-        if given is not None:
-            await play(client, given, version)
-            await finish(given.rollout_id)
 
 
 def no_progress(done: int, total: int) -> None:
@@ -179,7 +137,7 @@ async def test_what_is_given_up_is_taken_back(
     Only as many as may be in flight were ever queued.
     """
     if not is_cancelled:
-        monkeypatch.setattr("services.launcher.evaluation.pinned_rollouts.cancel", _nothing)
+        monkeypatch.setattr("services.evaluator.pinned_rollouts.cancel", _nothing)
     found = rollouts(client)
     running = asyncio.create_task(found.run(no_progress))
     while (held := await lease(client)) is None:

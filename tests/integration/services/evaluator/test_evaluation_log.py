@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from seamflow.client.task import Task
 
 from services.chassis.errors import ConfigError
-from services.launcher.evaluation.best_checkpoint import BestCheckpoint
-from services.launcher.evaluation.evaluation_config import EvaluationConfig
-from services.launcher.evaluation.evaluation_log import EvaluationLine, EvaluationLog, line_of
-from services.launcher.evaluation.evaluator import shown
-from services.launcher.evaluation.heldout_tasks import (
-    label_of,
-    pinned_task,
-    read_tasks,
-)
-from services.lib.tasks.task_rows import RowFields
+from services.evaluator.config import EvaluatorConfig
+from services.evaluator.evaluation_log import EvaluationLog, line_of
+from services.evaluator.heldout_tasks import heldout_tasks, read_tasks
+from services.lib.evaluation.evaluation_config import EvaluationConfig
+from services.lib.evaluation.evaluation_line import EvaluationLine, shown
+from services.lib.evaluation.pinned_task import label_of, pinned_task
+from services.lib.tasks.task_rows import RowFields, TaskRow
+from tests.lib.dataloader.support import environment_server
 
 
 def log_of(file: Path, means: list[float | None], **settings: Any) -> EvaluationLog:
@@ -99,47 +99,6 @@ def test_stopping_needs_evaluations() -> None:
         EvaluationConfig(stop_patience=2)
 
 
-def checkpoint(folder: Path, step: int, content: str = "weights") -> Path:
-    """A complete checkpoint."""
-    made = folder / f"step_{step:09d}"
-    made.mkdir(parents=True)
-    (made / "shard").write_text(content)
-    (made / ".complete").touch()
-    return made
-
-
-def test_the_best_checkpoint_survives_retention(tmp_path: Path) -> None:
-    """It is held before the trainer deletes it; one that was not held is gone (control)."""
-    best = BestCheckpoint(tmp_path)
-    held = checkpoint(tmp_path, 10, "ten")
-    assert best.hold(10)
-    _remove(held)
-    assert not best.hold(11)
-    with pytest.raises(FileNotFoundError):
-        best.keep({"step": 11})
-    checkpoint(tmp_path, 12, "twelve")
-    assert best.hold(12)
-    _remove(tmp_path / "step_000000012")
-    kept = best.keep({"step": 12})
-    assert (kept / "shard").read_text() == "twelve"
-    assert '"step": 12' in (kept / "best.json").read_text()
-
-
-def test_a_crash_while_it_is_replaced_loses_nothing(tmp_path: Path) -> None:
-    """Between the renames the old one is the best again."""
-    best = BestCheckpoint(tmp_path)
-    checkpoint(tmp_path, 10, "ten")
-    best.hold(10)
-    best.keep({"step": 10})
-    checkpoint(tmp_path, 20, "twenty")
-    best.hold(20)
-    best.path.rename(tmp_path / "best.old")
-    again = BestCheckpoint(tmp_path)
-    again.recover()
-    assert (again.path / "shard").read_text() == "ten"
-    assert not list(tmp_path.glob("best.*"))
-
-
 def test_tasks_are_read_from_both_kinds_of_file(tmp_path: Path) -> None:
     """And each mistake names the line and the cure."""
     pyarrow = pytest.importorskip("pyarrow")
@@ -163,7 +122,23 @@ def test_tasks_are_read_from_both_kinds_of_file(tmp_path: Path) -> None:
             read_tasks(str(lines), RowFields())
 
 
-def _remove(folder: Path) -> None:
-    for file in folder.iterdir():
-        file.unlink()
-    folder.rmdir()
+def test_the_last_tasks_of_an_environment_are_evaluated() -> None:
+    """Those that the dataloader leaves out; too few are an error."""
+
+    class Three:
+        tasks = tuple({"number": index} for index in range(3))
+
+        def reset(self, task: Task, seed: int) -> str:
+            return task.task_id
+
+        def step(self, message: object) -> object: ...
+
+    def found(number: int) -> list[TaskRow]:
+        tasks = {"tasks": f"environment://{address}", "num_heldout": number}
+        config = EvaluatorConfig(run_id="run", folder=Path("unused"), **tasks)
+        return asyncio.run(heldout_tasks(config))
+
+    with environment_server(Three) as address:
+        assert found(2) == [TaskRow("1", '{"number": 1}'), TaskRow("2", '{"number": 2}')]
+        with pytest.raises(ConfigError, match="num_heldout is 3"):
+            found(3)

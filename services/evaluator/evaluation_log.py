@@ -4,49 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from pathlib import Path
 
-from services.launcher.evaluation import estimates
-from services.launcher.evaluation.evaluation_config import EvaluationConfig
+from services.evaluator import estimates
+from services.lib.evaluation.evaluation_config import EvaluationConfig
+from services.lib.evaluation.evaluation_line import EvaluationLine, best_of, read_evaluations
 
-__all__ = ["EvaluationLine", "EvaluationLog", "evaluation_figures", "line_of"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationLine:
-    """One evaluation; a line of evaluation.jsonl."""
-
-    label: str
-    """before, after, or step-N of the step that was due."""
-    step: int
-    """Optimizer step that made the weights."""
-    weight_version: int
-    """Version that all rollouts were pinned to."""
-    metric: str
-    """Reward that was averaged."""
-    num_tasks: int
-    """Tasks."""
-    num_rollouts: int
-    """Finished rollouts."""
-    mean: float | None
-    """Mean of the metric over tasks; None: the evaluation was abandoned."""
-    interval: tuple[float, float] | None = None
-    """95 % confidence interval of the mean."""
-    pass_at: dict[str, float] | None = None
-    """Unbiased estimate of pass@k, by k."""
-    successes: dict[str, int] | None = None
-    """Solved rollouts of each task."""
-    is_best: bool = False
-    """Whether it was the best evaluation so far."""
-    checkpoint: str | None = None
-    """Folder of the kept checkpoint of this step; None: it is not the best, or there was none."""
-    seconds: float = 0.0
-    """Duration."""
-    abandoned: str | None = None
-    """Why it has no result."""
-    goal: str = "max"
-    """Whether a greater or a smaller mean is better."""
+__all__ = ["EvaluationLog", "line_of"]
 
 
 class EvaluationLog:
@@ -55,12 +20,12 @@ class EvaluationLog:
     def __init__(self, file: Path, config: EvaluationConfig) -> None:
         """Read the lines that `file` has already."""
         self._file, self._config = file, config
-        self.lines = _read(file)
+        self.lines = read_evaluations(file)
 
     @property
     def best(self) -> EvaluationLine | None:
         """The newest evaluation that was better than all before it."""
-        return next((line for line in reversed(self.lines) if line.is_best), None)
+        return best_of(self.lines)
 
     @property
     def completed(self) -> list[EvaluationLine]:
@@ -130,32 +95,3 @@ def line_of(
         },
         **facts,  # type: ignore[arg-type]
     )
-
-
-def evaluation_figures(log: EvaluationLog | None) -> dict[str, object]:
-    """Figures for the summary of a run."""
-    lines = log.completed if log is not None else []
-    best = log.best if log is not None else None
-    return {
-        "heldout_before": lines[0].mean if lines else None,
-        "heldout_after": lines[-1].mean if lines else None,
-        "heldout_tasks": lines[0].num_tasks if lines else 0,
-        "evaluations": len(lines),
-        "heldout_best": best.mean if best else None,
-        "best_step": best.step if best else None,
-        "best_checkpoint": best.checkpoint if best else None,
-    }
-
-
-def _read(file: Path) -> list[EvaluationLine]:
-    if not file.is_file():
-        return []
-    known = {field.name for field in fields(EvaluationLine)}
-    lines = []
-    for text in file.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(text)
-        except json.JSONDecodeError:
-            continue  # cut off by a crash
-        lines.append(EvaluationLine(**{k: v for k, v in record.items() if k in known}))
-    return lines

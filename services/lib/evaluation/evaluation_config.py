@@ -1,4 +1,4 @@
-"""Settings of evaluation, table [evaluation]."""
+"""Settings of evaluation, shared by [evaluation] of a launcher's file and by [evaluator]."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["EvaluationConfig"]
 
 
 class EvaluationConfig(ServerConfig):
-    """Evaluation on held-out tasks before, beside and after training; the launcher does it."""
+    """Evaluation on held-out tasks before, beside and after training, in a run of the launcher."""
 
     every_steps: int = Field(0, ge=0)
     """Optimizer steps between evaluations; 0: only before and after training."""

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from services.launcher.evaluation import estimates
+from services.evaluator import estimates
 
 
 def test_pass_at_k_is_the_share_of_choices_with_a_success() -> None:

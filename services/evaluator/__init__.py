@@ -1,0 +1,1 @@
+"""Evaluates a run on held-out tasks: before, beside and after training."""

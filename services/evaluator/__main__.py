@@ -1,0 +1,3 @@
+from services.evaluator.cli import main
+
+main()

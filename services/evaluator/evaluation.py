@@ -1,0 +1,108 @@
+"""Runs the held-out tasks with one weight version; a file names the evaluation meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from services.evaluator.clients import Clients
+from services.evaluator.config import EvaluatorConfig
+from services.evaluator.evaluation_samples import EvaluationSamples
+from services.evaluator.pinned_rollouts import PinnedRollouts, cancel
+from services.lib.evaluation.pinned_task import pinned_task
+from services.lib.tasks.task_rows import TaskRow
+
+__all__ = ["Evaluation", "unless_lost"]
+
+_RUNNING = "evaluation.running.json"
+
+T = TypeVar("T")
+
+
+class Evaluation:
+    """Runs the held-out tasks, again and again; at most one evaluation is in progress."""
+
+    def __init__(self, config: EvaluatorConfig, clients: Clients, tasks: Sequence[TaskRow]) -> None:
+        self._config, self._clients, self._tasks = config, clients, tasks
+        self._running_file = config.folder / _RUNNING
+        model = config.model or config.folder  # a folder without a tokenizer
+        self._samples = EvaluationSamples(config.folder / "evaluation_samples.jsonl", model)
+        self.metric = config.metric
+        """Reward that is averaged; empty: the first rollout that finishes will choose it."""
+        self.num_done = 0
+        """Finished rollouts of the one in progress."""
+        self.num_rollouts = 0
+        """All rollouts of the one in progress; 0: there is none."""
+
+    @property
+    def num_tasks(self) -> int:
+        """Held-out tasks."""
+        return len(self._tasks)
+
+    def rollouts(self, label: str, version: int, concurrency: int) -> PinnedRollouts:
+        """The rollouts of an evaluation, not submitted yet."""
+        return PinnedRollouts(
+            services=self._clients,
+            tasks=self._tasks,
+            # A repeated evaluation never meets the tasks of one that was interrupted.
+            label=f"{label}.{secrets.token_hex(4)}",
+            weight_version=version,
+            samples=self._config.samples,
+            concurrency=concurrency,
+            metric=self.metric,
+            trained_rewards=self._config.trained_rewards,
+            num_shown=self._config.shown_rollouts,
+        )
+
+    async def recorded(self, rollouts: PinnedRollouts) -> dict[str, list[float]]:
+        """Run the rollouts; a file names them meanwhile, for the next start after a crash.
+
+        Raises what `PinnedRollouts.run` raises.
+        """
+        facts = {"label": rollouts.label, "weight_version": rollouts.weight_version}
+        self._running_file.write_text(json.dumps(facts))
+        try:
+            await rollouts.run(self._progress)
+        finally:
+            self._progress(0, 0)
+        self._running_file.unlink(missing_ok=True)
+        self.metric = rollouts.metric or "success"
+        return rollouts.rewards
+
+    async def show(self, rollouts: PinnedRollouts, label: str, step: int) -> None:
+        """Write some of the rollouts for people."""
+        if rollouts.shown:
+            await asyncio.to_thread(self._samples.add, rollouts.shown, label, step)
+
+    async def forget_interrupted(self) -> None:
+        """Take back what an interrupted evaluator left queued."""
+        try:
+            facts = json.loads(self._running_file.read_text())
+        except (OSError, ValueError):
+            return
+        label, version = facts["label"], facts["weight_version"]
+        left = {pinned_task(task, label, version, 1).task_id for task in self._tasks}
+        await cancel(self._clients, left)
+        self._running_file.unlink(missing_ok=True)
+
+    def _progress(self, done: int, total: int) -> None:
+        self.num_done, self.num_rollouts = done, total
+
+
+async def unless_lost(work: asyncio.Future[T], lost: asyncio.Future[None]) -> T:
+    """The result of `work`, or the error of `lost` if that comes first."""
+    try:
+        either: set[asyncio.Future[Any]] = {work, lost}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            await lost
+        return await work
+    finally:
+        if not work.done():
+            work.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.gather(work, return_exceptions=True)

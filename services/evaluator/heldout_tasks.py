@@ -1,0 +1,66 @@
+"""Held-out tasks, read as those of training."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from services.chassis.errors import ConfigError
+from services.chassis.rpc.clients import credentials, with_token
+from services.evaluator.config import EvaluatorConfig
+from services.lib.tasks.checked_tasks import checked_tasks
+from services.lib.tasks.environment_tasks import list_tasks
+from services.lib.tasks.sources import open_source
+from services.lib.tasks.task_rows import RowFields, TaskRow
+
+__all__ = ["environment_tasks", "heldout_tasks", "read_tasks"]
+
+_ENVIRONMENT = "environment://"
+_MOST_TASKS = 100_000
+"""An evaluation runs each of them; a function may have no end."""
+
+
+async def heldout_tasks(config: EvaluatorConfig) -> list[TaskRow]:
+    """The tasks that `config` names; waits for an environment's server.
+
+    Raises:
+        ConfigError: names the row and the cure.
+        DependencyUnavailable: the environment's server does not answer.
+    """
+    if config.tasks.startswith(_ENVIRONMENT):
+        return await environment_tasks(config)
+    return await asyncio.to_thread(read_tasks, config.tasks, config.row_fields, config.seed)
+
+
+def read_tasks(tasks: str, fields: RowFields, seed: int = 0) -> list[TaskRow]:
+    """The tasks of a file, a dataset, or a function, which gets `seed`.
+
+    Raises:
+        ConfigError: names the row and the cure.
+    """
+    try:
+        source = open_source(tasks, shuffle=False, seed=seed)
+        found = list(checked_tasks(source, fields, _MOST_TASKS + 1))
+    except ConfigError as error:
+        raise ConfigError(f"held-out tasks: {error}") from error
+    if not found:
+        raise ConfigError(f"held-out tasks: {tasks} holds no task")
+    if len(found) > _MOST_TASKS:
+        raise ConfigError(
+            f"held-out tasks: {tasks} holds over {_MOST_TASKS:,}, and an evaluation runs them all: "
+            "give fewer"
+        )
+    return found
+
+
+async def environment_tasks(config: EvaluatorConfig) -> list[TaskRow]:
+    """The tasks that an environment lists last: `num_heldout`.
+
+    Raises:
+        ConfigError: it lists too few.
+        DependencyUnavailable: its server does not answer.
+    """
+    shown = with_token(credentials(config), config.environment_token)
+    address = config.tasks.removeprefix(_ENVIRONMENT)
+    listed = await list_tasks(address, shown, config.start_seconds, config.num_heldout)
+    return [TaskRow(each.task_id, json.dumps(dict(each.payload))) for each in listed.heldout]

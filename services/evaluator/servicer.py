@@ -1,0 +1,86 @@
+"""evaluator.v1.EvaluatorService: state and results for dataloaders, launchers and operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc.aio
+from seamflow.evaluator.v1 import evaluator_service_pb2 as pb
+from seamflow.evaluator.v1.evaluator_service_pb2_grpc import EvaluatorServiceServicer
+
+from services.chassis.errors import invalid_argument, not_found
+from services.evaluator.evaluator import Evaluator
+from services.lib.evaluation.evaluation_line import EvaluationLine
+
+__all__ = ["EvaluatorServicer"]
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_MOST_LINES = 100
+
+
+class EvaluatorServicer(EvaluatorServiceServicer):
+    """Answers from the evaluation log; never waits for an evaluation."""
+
+    def __init__(self, run_id: str, evaluator: Evaluator) -> None:
+        self._run_id, self._evaluator = run_id, evaluator
+
+    async def GetEvaluations(  # noqa: N802 -- named by the contract
+        self, request: pb.GetEvaluationsRequest, context: Context
+    ) -> pb.GetEvaluationsResponse:
+        """State, results, and notes beyond those that the caller knows."""
+        self._check_run(request.run_id)
+        known = request.num_known_notes
+        if known < 0:
+            raise invalid_argument("num_known_notes", known, "must be at least 0")
+        evaluator, best = self._evaluator, self._evaluator.log.best
+        notes = evaluator.notes
+        return pb.GetEvaluationsResponse(
+            state=evaluator.state,
+            evaluations=map(_evaluation, _of_most(evaluator.log.lines)),
+            best=None if best is None else _evaluation(best),
+            num_done=evaluator.evaluation.num_done,
+            num_rollouts=evaluator.evaluation.num_rollouts,
+            stopped_early=evaluator.stopped_early,
+            notes=notes[known if known <= len(notes) else 0 :],
+            num_notes=len(notes),
+        )
+
+    async def FinishEvaluations(  # noqa: N802 -- named by the contract
+        self, request: pb.FinishEvaluationsRequest, context: Context
+    ) -> pb.FinishEvaluationsResponse:
+        """Go on to the last evaluation."""
+        self._check_run(request.run_id)
+        self._evaluator.finish()
+        return pb.FinishEvaluationsResponse()
+
+    def _check_run(self, run_id: str) -> None:
+        if run_id != self._run_id:
+            raise not_found("evaluator of run", run_id)
+
+
+def _of_most(lines: Sequence[EvaluationLine]) -> Sequence[EvaluationLine]:
+    """All, or the first and the newest."""
+    if len(lines) <= _MOST_LINES:
+        return lines
+    return [lines[0], *lines[1 - _MOST_LINES :]]
+
+
+def _evaluation(line: EvaluationLine) -> pb.Evaluation:
+    low, high = line.interval or (None, None)
+    return pb.Evaluation(
+        label=line.label,
+        step=line.step,
+        weight_version=line.weight_version,
+        metric=line.metric,
+        num_tasks=line.num_tasks,
+        num_rollouts=line.num_rollouts,
+        mean=line.mean,
+        low=low,
+        high=high,
+        is_best=line.is_best,
+        checkpoint=line.checkpoint or "",
+        smaller_is_better=line.goal == "min",
+        abandoned=line.abandoned or "",
+    )

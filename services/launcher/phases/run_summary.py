@@ -1,0 +1,111 @@
+"""The summary of a run, from its files and what its services stored."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from seamflow.cli.run_files import read_steps
+from seamflow.trajectory.v1 import trajectory_pb2
+
+from services.launcher.checks.health_notes import HealthNotes
+from services.launcher.config import LauncherConfig
+from services.launcher.layout import Layout
+from services.launcher.phases.learn import Learned
+from services.launcher.phases.watch import Watch
+from services.launcher.report import plots
+from services.launcher.report.learned import failure_lines, learned
+from services.launcher.report.summary import (
+    TrajectoryFigures,
+    num_weight_updates,
+    package_versions,
+    tail_ratio,
+)
+from services.launcher.report.token_audit import audit_figures
+from services.launcher.report.trajectories import trajectories
+from services.launcher.service_clients import Services
+from services.launcher.supervisor import Supervisor
+from services.lib.evaluation.evaluation_config import EvaluationConfig
+from services.lib.evaluation.evaluation_line import read_evaluations
+
+__all__ = ["RunSummary"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """Sums up a run that has ended, while its services still answer."""
+
+    config: LauncherConfig
+    layout: Layout
+    evaluation: EvaluationConfig
+    learned: Learned
+    watch: Watch
+    processes: Supervisor
+    services: Services
+
+    async def made(self, seconds_total: float) -> dict[str, Any]:
+        """The summary by the names of summary.json, and the pictures in the run's folder."""
+        stored = [trajectory async for trajectory in trajectories(self.services)]
+        folder = self.layout.folder
+        steps = read_steps(folder / "metrics.jsonl")
+        evaluations = read_evaluations(folder / "evaluation.jsonl")
+        plots.draw_run(folder, steps, evaluations, self.watch.occupancy)
+        return {
+            "run": self.layout.run_id,
+            "seed": self.config.seed,
+            **learned(steps, evaluations, self.evaluation, self.learned.seconds),
+            "health": await self._health(),
+            "failures": failure_lines(stored),
+            "stopped_early": self.learned.stopped_early,
+            "optimizer_steps": len(steps),
+            "weight_updates": num_weight_updates(steps),
+            **self._rollouts(stored),
+            "max_staleness_seen": max((step["max_staleness"] for step in steps), default=0),
+            **await self._processes(),
+            "nodes": self.watch.occupancy.shares(),
+            "cores_busy": f"{self.learned.cores_busy:.2f} of {os.cpu_count()}",
+            "seconds_learning": round(self.learned.seconds, 1),
+            "seconds_total": round(seconds_total, 1),
+            "versions": package_versions(),
+        }
+
+    def _rollouts(self, stored: Sequence[trajectory_pb2.Trajectory]) -> dict[str, Any]:
+        figures = TrajectoryFigures()
+        for trajectory in stored:
+            figures.add(trajectory)
+        return {
+            "turns": figures.num_turns,
+            "min_turns_per_rollout": figures.min_turns_per_rollout,
+            "turns_interrupted": figures.turns_interrupted,
+            "turns_resumed": figures.turns_resumed,
+            "rollouts": figures.num_rollouts,
+            "tokens_recorded": figures.tokens_recorded,
+            **audit_figures(self.layout.folder / "received.jsonl", stored),
+            "failed_rollouts": figures.failed_rollouts,
+            "infrastructure_failures": figures.infrastructure_failures,
+            "tail_ratio": {
+                label or "training": {
+                    "per_turn": round(tail_ratio(figures.turn_lengths[label]), 2),
+                    "per_rollout": round(tail_ratio(figures.rollout_lengths[label]), 2),
+                }
+                for label in sorted(figures.turn_lengths)
+            },
+        }
+
+    async def _processes(self) -> dict[str, Any]:
+        ranking = await self.services.ranker_status()
+        return {
+            "node_lendings": self.watch.lendings.num_lent,
+            "node_returns": self.watch.lendings.num_returned,
+            "process_restarts": self.processes.num_restarts,
+            "processes_given_up": ", ".join(self.processes.given_up),
+            "ranker_turns_learned": ranking.num_turns if ranking else None,
+            "ranker_recall": round(ranking.recall, 2) if ranking else None,
+        }
+
+    async def _health(self) -> list[str]:
+        ready = (await self.services.snapshot()).readiness
+        found = await HealthNotes(self.layout.folder, self.services).findings(ready)
+        return [f"{finding.sentence} {finding.cure}" for finding in found]

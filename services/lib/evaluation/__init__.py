@@ -1,0 +1,1 @@
+"""Evaluations as the evaluator and the launcher know them."""
