@@ -12,13 +12,9 @@ import json
 import os
 import secrets
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr, suppress
-from dataclasses import replace
-from io import StringIO
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,14 +22,20 @@ from services.chassis.config.load import load, load_or_exit
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError, ExitCode, StartupError
 from services.launcher.agent_access import base_url
-from services.launcher.checks.groups import check_groups
 from services.launcher.checks.installed_extras import check_installed
 from services.launcher.checks.loopback_hosts import check_hosts
-from services.launcher.checks.process_settings import process_setting
-from services.launcher.checks.run_settings import check_settings
-from services.launcher.checks.task_amount import amount_of_tasks
+from services.launcher.checks.prerequisites import (
+    check_evaluation,
+    check_prerequisites,
+    check_program,
+    engine_of,
+)
 from services.launcher.checks.thread_numbers import divided_threads, num_cores
-from services.launcher.checks.user_command import run_command
+from services.launcher.checks.user_code import (
+    adapted_layers,
+    check_user_code,
+    checked_settings,
+)
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import (
     DEFAULT_FILE,
@@ -43,28 +45,22 @@ from services.launcher.config import (
     with_file,
 )
 from services.launcher.layout import AGENT_PORTS, Layout, free_ports
-from services.launcher.process_plan import CHECK_TASKS, plan
+from services.launcher.process_plan import plan
 from services.launcher.redis import redis_server
 from services.launcher.report.run_end import recorded_end
 from services.launcher.report.shown_summary import show_summary
 from services.launcher.run import Run
 from services.launcher.same_run import run_lock
 from services.launcher.same_run.same_run import check_same_run, note_beginning
-from services.launcher.supervisor import child_environment
 from services.launcher.view import LiveView, PlainView
 from services.lib.evaluation.evaluation_config import EvaluationConfig
-from services.lib.model_files.end_ids import warn_of_end
-from services.lib.model_files.model_folder import check_chat_template, check_model_folder
-from services.lib.model_files.text_config import check_attention
 
-__all__ = ["check_evaluation", "check_program", "check_user_code", "main", "make_layout"]
+__all__ = ["main", "make_layout"]
 
 _TABLE = "evaluation"
-_EMBEDDED = "torch"
 _OF_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT)
 _SHOWING = frozenset({"-h", "--help", "--version", "--print-config", "--check-config"})
 """Flags that need no file."""
-_MIN_FREE_BYTES = 512 * 1024 * 1024
 
 
 def main() -> NoReturn:
@@ -128,9 +124,9 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
         plans = {"redis": redis, **plans}
     _divide_threads(plans)
     try:
-        check_installed(plans.values(), _engine(config))
-        _check(config, layout)
-        settings = _checked_settings(config, plans)
+        check_installed(plans.values(), engine_of(config, layout))
+        check_prerequisites(config, layout)
+        settings = checked_settings(config, plans)
         check_hosts(settings)
         check_same_run(config, layout)
         check_evaluation(config, evaluation)
@@ -271,150 +267,22 @@ def _config_file(arguments: list[str]) -> Path:
     )
 
 
-def _check(config: LauncherConfig, layout: Layout) -> None:
-    """Check the prerequisites before the first process starts."""
-    check_groups(config, layout.config_file)
-    if process_setting(config, layout.config_file, "agent_runner"):
-        raise ConfigError(
-            "the file has a table [agent_runner], which no process reads: give agent, "
-            "concurrency and rollout_timeout in [launcher], others by --set agent_runner.NAME=VALUE"
-        )
-    if config.prepare is None:
-        _check_model(config, Path(layout.path(config.model)))
-        path = config.tasks
-        if path is not None and ":" not in path and not Path(layout.path(path)).is_file():
-            raise ConfigError(f"tasks {path!r} does not exist")
-    parent = layout.folder if layout.folder.exists() else layout.folder.parent
-    while not parent.exists():
-        parent = parent.parent
-    free = shutil.disk_usage(parent).free
-    if free < _MIN_FREE_BYTES:
-        raise ConfigError(
-            f"runs_folder {config.runs_folder!r} has {free >> 20} MiB free: a run needs at least "
-            f"{_MIN_FREE_BYTES >> 20} MiB; free some, or give --runs-folder on another disk"
-        )
-
-
 def _is_used(name: str, plans: Mapping[str, ProcessPlan]) -> bool:
     """Whether a process of the run listens there: a run may have no evaluator."""
     return name != "evaluator" or name in plans
-
-
-def check_evaluation(config: LauncherConfig, evaluation: EvaluationConfig) -> None:
-    """Check that there is something to evaluate on, as it should be."""
-    has_tasks = evaluation.tasks or config.heldout_tasks or config.num_heldout
-    if evaluation.every_steps and not has_tasks:
-        raise ConfigError(
-            f"evaluation.every_steps is {evaluation.every_steps}, but there are no held-out tasks: "
-            "give tasks in [evaluation], or num_heldout in [launcher] for an environment's own"
-        )
-    tasks = evaluation.tasks or config.heldout_tasks or ""
-    if tasks.startswith("environment://"):
-        raise ConfigError(
-            f"held-out tasks are {tasks!r}: give num_heldout in [launcher] for those of the "
-            "environment"
-        )
-
-
-def _check_model(config: LauncherConfig, folder: Path) -> None:
-    try:
-        check_model_folder(folder)
-        if not config.raw_tokens:
-            check_chat_template(folder)
-            if (warning := warn_of_end(folder)) is not None:
-                print(f"launcher: warning: {warning}", file=sys.stderr)
-        if _engine(config) in (None, _EMBEDDED):
-            check_attention(folder)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _engine(config: LauncherConfig) -> object:
-    return process_setting(config, _config_file(sys.argv), "rollout_server.engine")
-
-
-def check_program(plans: Mapping[str, ProcessPlan]) -> None:
-    """Raise `ConfigError` if the agent's program is not there."""
-    agent = plans.get("agent")
-    if agent is not None and shutil.which(agent.command[0], path=agent.environment["PATH"]) is None:
-        raise ConfigError(
-            f"agent_command starts {agent.command[0]!r}, and there is no such program: give its "
-            "path, or install it"
-        )
-
-
-def _checked_settings(
-    config: LauncherConfig, plans: Mapping[str, ProcessPlan]
-) -> Mapping[str, ServerConfig]:
-    """`check_settings`; warnings are shown once, in a run by its processes."""
-    with redirect_stderr(StringIO()) as warnings:
-        settings = check_settings(plans.values())
-    if config.dry_run:
-        sys.stderr.writelines(dict.fromkeys(warnings.getvalue().splitlines(keepends=True)))
-    return settings
-
-
-def check_user_code(
-    config: LauncherConfig, layout: Layout, plans: Mapping[str, ProcessPlan]
-) -> str | None:
-    """Load the user's code and read all tasks, each in a process that can do no harm here.
-
-    Returns:
-        The number of tasks next to what training needs, if it is known.
-
-    Raises:
-        ConfigError: something cannot be used; it is named.
-    """
-    checks = {plan.check: plan for plan in plans.values() if plan.check is not None}
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        done = dict(zip(checks, threads.map(_checked, checks.values()), strict=True))
-    if mistakes := [_mistake(each) for each in done.values() if each.returncode]:
-        raise ConfigError("\n".join(mistakes))
-    counted = next((each.stdout for check, each in done.items() if CHECK_TASKS in check), "")
-    lines = counted.splitlines()
-    return amount_of_tasks(config, layout.config_file, json.loads(lines[-1])) if lines else None
-
-
-def _mistake(done: subprocess.CompletedProcess[str]) -> str:
-    said = done.stderr.strip().removeprefix("dataloader: ").removeprefix("evaluator: ")
-    return said or f"loading the user's code ended with code {done.returncode}: {done.args[-1]}"
-
-
-def _checked(process: ProcessPlan) -> subprocess.CompletedProcess[str]:
-    assert process.check is not None
-    return run_command(process.check, child_environment(process.environment))
 
 
 def _dry_run(
     plans: Mapping[str, ProcessPlan], amount: str | None, settings: Mapping[str, ServerConfig]
 ) -> int:
     """Print what would be started; everything has been checked but the layers of an adapter."""
-    adapters = _checked_adapters(plans, settings)
+    adapters = adapted_layers(plans, settings)
     for process in plans.values():
         print(f"{process.name:24} {' '.join(process.command)}")
     for line in (adapters, amount, "nothing was started"):
         if line:
             print(line, flush=True)
     return ExitCode.CLEAN
-
-
-def _checked_adapters(
-    plans: Mapping[str, ProcessPlan], settings: Mapping[str, ServerConfig]
-) -> str:
-    """Which layers get an adapter; empty if none does, or the model is still to be prepared.
-
-    Raises:
-        ConfigError: lora.targets fit no layer.
-    """
-    name = next((name for name in settings if plans[name].table == "trainer"), None)
-    trainer: Any = None if name is None else settings[name]
-    if name is None or not trainer.lora.rank or not (trainer.model / "config.json").is_file():
-        return ""
-    command = (sys.executable, "-m", "trainer.model.adapted_layers", *(plans[name].settings or ()))
-    done = _checked(replace(plans[name], check=command))
-    if done.returncode:
-        raise ConfigError(done.stderr.strip())
-    return done.stdout.strip()
 
 
 def _link_latest(folder: Path) -> None:

@@ -20,14 +20,11 @@ from typing import Any, NoReturn
 from services.chassis.config.load import load
 from services.chassis.errors import ConfigError, ExitCode, StartupError
 from services.launcher.checks.installed_extras import check_installed
+from services.launcher.checks.prerequisites import check_evaluation, check_program
 from services.launcher.checks.process_settings import process_setting
+from services.launcher.checks.user_code import check_user_code
 from services.launcher.child_process import ProcessPlan
-from services.launcher.cli import (
-    check_evaluation,
-    check_program,
-    check_user_code,
-    make_layout,
-)
+from services.launcher.cli import make_layout
 from services.launcher.config import DEFAULT_FILE, LauncherConfig, flags_by_table, own_settings
 from services.launcher.layout import Layout
 from services.launcher.process_plan import plan

@@ -16,6 +16,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from services.launcher.agent_access import agent_variables, base_url
+from services.launcher.checks.task_amount import CHECK_TASKS
 from services.launcher.child_process import (
     ProcessPlan,
     checking,
@@ -40,10 +41,8 @@ from services.launcher.layout import (
 from services.launcher.trainer_plan import trainers
 from services.lib.evaluation.evaluation_config import EvaluationConfig
 
-__all__ = ["CHECK_TASKS", "plan"]
+__all__ = ["plan"]
 
-CHECK_TASKS = "services.dataloader.check_tasks"
-"""Reads all tasks, and prints how many there are."""
 CHECK_FUNCTIONS = "services.tool_loop.check_functions"
 """Loads tools and reward functions."""
 

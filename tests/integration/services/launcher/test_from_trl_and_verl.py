@@ -11,8 +11,9 @@ import pytest
 
 from services.chassis.config.load import load
 from services.chassis.errors import ConfigError
+from services.launcher.checks.prerequisites import check_evaluation
 from services.launcher.checks.run_settings import check_settings
-from services.launcher.cli import check_evaluation, check_user_code
+from services.launcher.checks.user_code import check_user_code
 from services.launcher.config import LauncherConfig
 from services.launcher.process_plan import plan
 from services.lib.evaluation.evaluation_config import EvaluationConfig
