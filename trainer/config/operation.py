@@ -52,6 +52,9 @@ class BatchConfig(Settings):
     micro_batch_tokens: int = Field(8192, gt=0)
     """Tokens of a forward pass on one rank, padding included. A longer sequence, or group for tba
     and dpo, is a pass by itself."""
+    logit_tokens: int = Field(1024, gt=0)
+    """Tokens whose logits are in memory at a time; those of a larger micro-batch are computed again
+    in the backward pass."""
     max_rejected_groups: int = Field(64, ge=0)
     """A group that cannot be trained is replaced; after more than this many in a row the trainer
     ends, since all agents err. 0: at the first."""

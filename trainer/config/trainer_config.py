@@ -62,8 +62,12 @@ class TrainerConfig(ServerConfig):
     """Device of the ranks: gloo on cpu, NCCL on cuda."""
     threads: int = Field(1, gt=0)
     """CPU threads of each rank."""
-    activation_checkpointing: bool = False
-    """Keep only the input of each block and recompute the rest: less memory, a third more time."""
+    activation_checkpointing: bool | None = None
+    """Keep only the input of each block and recompute the rest: less memory, a third more time.
+    Unset: on cuda."""
+    activation_offload: bool = False
+    """Keep the inputs of the blocks on the host until the backward pass; with
+    activation_checkpointing."""
     cpu_offload: bool = False
     """Keep weights, gradients and optimizer state on the host and copy to the device what is
     computed with; the optimizer step runs on the host."""
@@ -108,6 +112,11 @@ class TrainerConfig(ServerConfig):
         self._check_critic()
         self._check_pipeline()
         self._check_updates()
+        if self.activation_offload and not self.checkpoints_activations:
+            raise ValueError(
+                "activation_offload is true without activation_checkpointing: set that to true, or "
+                "leave both out"
+            )
         if self.batch.start_at_tail and self.scheduler is None:
             raise ValueError(
                 "batch.start_at_tail is true but scheduler is not set, which computes when the "
@@ -119,6 +128,13 @@ class TrainerConfig(ServerConfig):
                 "give batch.timeout_seconds too"
             )
         return self
+
+    @property
+    def checkpoints_activations(self) -> bool:
+        """`activation_checkpointing`, or its default."""
+        if self.activation_checkpointing is None:
+            return self.device == "cuda"
+        return self.activation_checkpointing
 
     def _check_updates(self) -> None:
         if not self.algorithm.several_updates:

@@ -5,6 +5,8 @@ Either is in the checkpoint and never published. Its values are 0 at first.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ class CriticModel(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         """Take the backbone of `model`, without its output embeddings."""
         super().__init__()
+        self._gives_hidden = False
         self.backbone: Any = model.base_model
         self.add_module(VALUE_HEAD, _zero_layer(model))
 
@@ -36,8 +39,19 @@ class CriticModel(nn.Module):
         self, *, logits_to_keep: torch.Tensor | None = None, **arguments: Any
     ) -> torch.Tensor:
         """Values of all tokens, [rows, tokens], or of those at the places `logits_to_keep`."""
-        hidden = self.backbone(**arguments).last_hidden_state
+        hidden: torch.Tensor = self.backbone(**arguments).last_hidden_state
+        if self._gives_hidden:
+            return hidden if logits_to_keep is None else hidden[:, logits_to_keep]
         return self.values(hidden if logits_to_keep is None else hidden[:, logits_to_keep])
+
+    @contextmanager
+    def giving_hidden(self) -> Iterator[None]:
+        """Within the block, the output is the last hidden states, as the values are 0 at first."""
+        self._gives_hidden = True
+        try:
+            yield
+        finally:
+            self._gives_hidden = False
 
     def values(self, hidden: torch.Tensor) -> torch.Tensor:
         """From last hidden states, [..., hidden size], to values, [...]."""
@@ -53,7 +67,9 @@ def add_value_head(model: nn.Module) -> None:
     """
     head = _zero_layer(model)
     model.add_module(VALUE_HEAD, head)
-    _output_layer(model).register_forward_pre_hook(lambda _, inputs: _keep_values(model, inputs[0]))
+    # Of the whole layer: one with an adapter calls its base for some tokens at a time.
+    output: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
+    output.register_forward_pre_hook(lambda _, inputs: _keep_values(model, inputs[0]))
 
 
 def take_values(model: nn.Module) -> torch.Tensor | None:
@@ -74,7 +90,8 @@ def _keep_values(model: nn.Module, hidden: torch.Tensor) -> None:
 def _zero_layer(model: nn.Module) -> nn.Linear:
     like = next(model.parameters())
     size = _output_layer(model).in_features
-    head = nn.Linear(size, 1, device=like.device, dtype=like.dtype)
+    device = "cpu" if like.is_meta else like.device
+    head = nn.Linear(size, 1, device=device, dtype=like.dtype)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head

@@ -1,21 +1,17 @@
-"""Load Hugging Face models and shard them over the ranks."""
+"""Load whole Hugging Face models, and prepare them as the trainer computes with them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-)
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from services.lib.transformer.load_causal import load_causal
@@ -25,8 +21,18 @@ from trainer.config import TrainerConfig
 from trainer.model.critic import CriticModel, add_value_head
 from trainer.model.lora import add_adapter
 from trainer.model.onednn_linear import use_onednn
+from trainer.model.token_predictions import check_predictions, predict_within
 
-__all__ = ["DTYPES", "Models", "import_model_code", "load_models", "load_sharded", "load_whole"]
+__all__ = [
+    "DTYPES",
+    "Models",
+    "check_critic",
+    "import_model_code",
+    "load_models",
+    "load_whole",
+    "master_type",
+    "prepared",
+]
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -43,28 +49,6 @@ class Models:
     """Whether they compute packed rows."""
 
 
-def load_sharded(config: TrainerConfig, mesh: DeviceMesh, *, critic: bool = False) -> Models:
-    """Load the models; shard each block, then the rest.
-
-    Args:
-        config: of the trainer.
-        mesh: of the ranks.
-        critic: the algorithm has a critic.
-
-    Raises:
-        ValueError: a folder is incomplete, or holds another kind of model.
-    """
-    models = load_models(config, critic=critic)
-    shard = partial(
-        fully_shard, mesh=mesh, mp_policy=_precision(config.dtype), offload_policy=_place(config)
-    )
-    for model in filter(None, (models.policy, models.critic)):
-        for block in transformer_blocks(getattr(model, "backbone", model)):
-            shard(block)
-        shard(model)
-    return models
-
-
 def load_models(config: TrainerConfig, *, critic: bool = False) -> Models:
     """Load the causal language model of `config.model`, and a critic.
 
@@ -74,6 +58,8 @@ def load_models(config: TrainerConfig, *, critic: bool = False) -> Models:
     model = _load_prepared(config, config.model)
     if config.lora.rank:
         add_adapter(model, config)
+    predict_within(model)
+    check_predictions(model, str(next(model.parameters()).device))
     packed = config.batch.packing and can_pack(model)
     if critic and config.critic == "layer":
         add_value_head(model)
@@ -84,12 +70,7 @@ def load_models(config: TrainerConfig, *, critic: bool = False) -> Models:
 def _load_critic(config: TrainerConfig, policy: nn.Module, packed: bool) -> CriticModel:
     folder = config.critic_model or config.model
     model = _load_prepared(config, folder)
-    sizes = [each.get_input_embeddings().weight.shape[0] for each in (model, policy)]  # type: ignore[operator]
-    if sizes[0] < sizes[1]:
-        raise ValueError(
-            f"critic_model {folder} knows {sizes[0]} token ids, the policy has {sizes[1]}: give a "
-            "model with the policy's tokenizer"
-        )
+    check_critic(model, policy, folder)
     if packed and not can_pack(model):
         raise ValueError(
             f"critic_model {folder} cannot compute packed rows, the policy can: set batch.packing "
@@ -99,21 +80,30 @@ def _load_critic(config: TrainerConfig, policy: nn.Module, packed: bool) -> Crit
 
 
 def _load_prepared(config: TrainerConfig, folder: Path) -> nn.Module:
-    model = load_whole(config, folder)
+    return prepared(load_whole(config, folder), config)
+
+
+def prepared(model: nn.Module, config: TrainerConfig) -> nn.Module:
+    """A model as the trainer computes with it, in place."""
     # Dropout would make log-probs differ from the engine's. Gradients are not affected.
     model.eval()
     use_onednn(model)
-    if config.activation_checkpointing:
+    if config.checkpoints_activations:
         for block in transformer_blocks(model):
-            _checkpoint_activations(block)
+            _checkpoint_activations(block, offload=config.activation_offload, device=config.device)
     return model
 
 
-def _checkpoint_activations(block: nn.Module) -> None:
+def _checkpoint_activations(block: nn.Module, *, offload: bool, device: str) -> None:
     """Checkpoint the activations of a block in place, so that parameters keep their names."""
-    block.forward = partial(
-        checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
-    )
+    again = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+    block.forward = partial(_offloaded, again, device == "cuda") if offload else again
+
+
+def _offloaded(forward: Callable[..., Any], pin: bool, *args: Any, **kwargs: Any) -> Any:
+    """The input that a checkpoint keeps goes to the host, and comes back for the recomputation."""
+    with save_on_cpu(pin_memory=pin):
+        return forward(*args, **kwargs)
 
 
 def load_whole(config: TrainerConfig, folder: Path) -> nn.Module:
@@ -122,10 +112,30 @@ def load_whole(config: TrainerConfig, folder: Path) -> nn.Module:
     Raises:
         ValueError: the folder is incomplete, or holds another kind of model.
     """
-    master = torch.float32 if config.dtype == "bfloat16" else DTYPES[config.dtype]
-    model: nn.Module = load_causal(folder, master)
+    model: nn.Module = load_causal(folder, master_type(config))
     # What is kept on the host may be more than the device holds: blocks go there one by one.
     return model if config.cpu_offload else model.to(config.device)
+
+
+def master_type(config: TrainerConfig) -> torch.dtype:
+    """Type of the weights that the optimizer updates."""
+    return torch.float32 if config.dtype == "bfloat16" else DTYPES[config.dtype]
+
+
+def check_critic(critic: Any, policy: Any, folder: Path) -> None:
+    """Raise `ValueError` unless a critic knows the policy's token ids.
+
+    Args:
+        critic: the causal language model that it is made of.
+        policy: the policy's.
+        folder: of the critic.
+    """
+    sizes = [each.get_input_embeddings().weight.shape[0] for each in (critic, policy)]
+    if sizes[0] < sizes[1]:
+        raise ValueError(
+            f"critic_model {folder} knows {sizes[0]} token ids, the policy has {sizes[1]}: give a "
+            "model with the policy's tokenizer"
+        )
 
 
 def import_model_code(folder: Path) -> None:
@@ -138,15 +148,3 @@ def import_model_code(folder: Path) -> None:
     with suppress(OSError, ValueError, KeyError), torch.device("meta"):
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-
-
-def _precision(dtype: str) -> MixedPrecisionPolicy:
-    if dtype != "bfloat16":
-        return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-
-
-def _place(config: TrainerConfig) -> OffloadPolicy:
-    if not config.cpu_offload:
-        return OffloadPolicy()
-    return CPUOffloadPolicy(pin_memory=config.device == "cuda")

@@ -12,6 +12,7 @@ Shape suffixes: I inputs and O outputs of a layer, R rank.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -63,8 +64,24 @@ def add_adapter(model: nn.Module, config: TrainerConfig) -> None:
     holder = nn.Module()
     holder.add_module(_HELD, model)
     inject_adapter_in_model(LoraConfig(**settings, fan_in_fan_out=transposed), holder, _ADAPTER)
+    _begin(model)
     _check_injected(model, layers)
     log.get_logger().info("lora_adapters", layers=describe_layers(layers))
+
+
+@torch.no_grad()
+def _begin(model: nn.Module) -> None:
+    """Give the adapters of a model without memory the values that peft begins with."""
+    for module in model.modules():
+        for part in _PARTS:
+            layers = getattr(module, part, None)
+            if not isinstance(layers, nn.ModuleDict) or not layers[_ADAPTER].weight.is_meta:
+                continue
+            layer: Any = layers[_ADAPTER]
+            weight = torch.zeros_like(layer.weight, device="cpu")
+            if part == "lora_A":
+                nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
+            layer.weight = nn.Parameter(weight)
 
 
 def adapted_layers(model: nn.Module, config: TrainerConfig) -> dict[str, nn.Module]:

@@ -84,7 +84,7 @@ class PipelineBackend:
         buffers = dict(_persistent_buffers(models.policy))
         vocabulary_size = int(cast(Any, models.policy).get_input_embeddings().weight.shape[0])
         sizes = {name: p.detach().to("meta") for name, p in models.policy.named_parameters()}
-        self._stages = dict(_stages(models, self._layout, self._rank, config.device))
+        self._stages = dict(_stages(models, self._layout, self._rank, config))
         named, self._masters = _named(self._stages), None
         if config.dtype == "bfloat16":
             self._masters = MasterWeights(named, torch.bfloat16)
@@ -230,13 +230,22 @@ class PipelineBackend:
                     yield name, groups[ranks]
 
 
-def _stages(models: Models, layout: Layout, rank: int, device: str) -> Iterator[tuple[int, Stage]]:
+def _stages(
+    models: Models, layout: Layout, rank: int, config: TrainerConfig
+) -> Iterator[tuple[int, Stage]]:
     for model, index in layout.stages_on(rank).items():
         whole = models.policy if model == POLICY else models.critic
         assert whole is not None, "a layout with a critic is for a critic model"
         yield (
             model,
-            Stage(whole, index, len(layout.ranks[model]), packed=models.packed, device=device),
+            Stage(
+                whole,
+                index,
+                len(layout.ranks[model]),
+                packed=models.packed,
+                device=config.device,
+                logit_tokens=config.batch.logit_tokens,
+            ),
         )
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from services.lib.transformer.row_rope import row_rope
 from trainer.data.micro_batch import weightless
 from trainer.model.critic import VALUE_HEAD, CriticModel
-from trainer.policy.model_input import ModelInput, model_input
+from trainer.policy.model_input import ModelInput, model_input, predicted
 
 __all__ = ["Stage", "parameter_stages"]
 
@@ -33,7 +33,14 @@ class Stage(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, index: int, num_stages: int, *, packed: bool, device: str
+        self,
+        model: nn.Module,
+        index: int,
+        num_stages: int,
+        *,
+        packed: bool,
+        device: str,
+        logit_tokens: int = 1024,
     ) -> None:
         super().__init__()
         self.is_first, self.is_last = index == 0, index == num_stages - 1
@@ -43,7 +50,7 @@ class Stage(nn.Module):
         """Whether it needs the length of each row."""
         self.hidden_size = _backbone(model).config.hidden_size
         """Of what passes from stage to stage."""
-        self._span = _span(model, index, num_stages)
+        self._span, self._logit_tokens = _span(model, index, num_stages), logit_tokens
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         _set_value_head(model, 1.0)  # at first 0, which hides what is before it
         given, hidden, expected = self._tried(_trial_input(packed, self.by_row, device))
@@ -62,7 +69,7 @@ class Stage(nn.Module):
         return next(iter(self.trained.values())).dtype
 
     def forward(self, given: ModelInput, hidden: torch.Tensor | None) -> torch.Tensor:
-        """Hidden states; of the last stage logits, or values of a critic's own model.
+        """Hidden states; of the last stage predictions, or values of a critic's own model.
 
         Args:
             given: the model's input.
@@ -73,7 +80,7 @@ class Stage(nn.Module):
             del arguments["input_ids"]
             arguments["inputs_embeds"] = hidden
         if self.is_last:
-            return _output(self.model, arguments, given)
+            return _output(self.model, arguments, given, self._logit_tokens)
         states: torch.Tensor = _backbone(self.model)(**arguments).last_hidden_state
         return states
 
@@ -97,7 +104,7 @@ class Stage(nn.Module):
         seen: dict[int, torch.Tensor] = {}
         edges = [n for n in (self._span.start, self._span.stop) if 0 < n < len(layers)]
         hooks = [_watch(layers[n], n, seen) for n in edges]
-        output = _output(self.model, given.arguments, given)
+        output = _output(self.model, given.arguments, given, self._logit_tokens)
         for hook in hooks:
             hook.remove()
         return given, seen.get(self._span.start), seen.get(self._span.stop, output)
@@ -151,10 +158,14 @@ def _span(model: nn.Module, index: int, num_stages: int) -> range:
     return range(number * index // num_stages, number * (index + 1) // num_stages)
 
 
-def _output(model: Any, arguments: dict[str, Any], given: ModelInput) -> torch.Tensor:
-    found = model(**arguments, **given.output_arguments)
-    output: torch.Tensor = found if isinstance(model, CriticModel) else found.logits
-    return output
+def _output(
+    model: Any, arguments: dict[str, Any], given: ModelInput, logit_tokens: int
+) -> torch.Tensor:
+    if isinstance(model, CriticModel):
+        values: torch.Tensor = model(**arguments, **given.output_arguments)
+        return values
+    found: torch.Tensor = predicted(model, given, logit_tokens, **arguments)
+    return found
 
 
 @torch.no_grad()

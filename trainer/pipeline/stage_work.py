@@ -128,9 +128,9 @@ class PolicyLoss(HiddenStates[ModelInput]):
 
     def forward(self, micro_batch: int, given: torch.Tensor | None) -> torch.Tensor | None:
         """Keep the log-probs of the tokens, and the values of a critic that is a layer."""
-        leaf, logits = self._computed(micro_batch, given)
+        leaf, found = self._computed(micro_batch, given)
         tokens, values = self._inputs[micro_batch], take_values(self._policy)
-        predictions = tokens.predictions(logits)
+        predictions = tokens.predictions(found)
         self._kept[micro_batch] = leaf, predictions.logprobs_BT
         self._entropies[micro_batch] = predictions.entropies_BT
         self._values[micro_batch] = None if values is None else tokens.values(values)

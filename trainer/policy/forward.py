@@ -14,7 +14,7 @@ from torch import nn
 from services.lib.transformer.row_rope import row_rope
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.critic import take_values
-from trainer.policy.model_input import ModelInput, model_input
+from trainer.policy.model_input import ModelInput, model_input, predicted
 
 __all__ = ["Predicted", "forward"]
 
@@ -40,6 +40,7 @@ def forward(
     device: str,
     *,
     packed: bool,
+    chunk_tokens: int = 1024,
     critic: nn.Module | None = None,
 ) -> Predicted:
     """Run a forward pass over a micro-batch. Collective if the models are sharded.
@@ -49,14 +50,14 @@ def forward(
         batch: the micro-batch.
         device: of the models.
         packed: whether they compute without padding.
+        chunk_tokens: tokens whose logits are in memory at a time.
         critic: a model of its own, if the critic is one.
     """
     models = (model,) if critic is None else (model, critic)
     by_row = any(row_rope(each) is not None for each in models)
     given = model_input(batch, device, packed=packed, by_row=by_row)
-    logits = model(**given.arguments, **given.output_arguments).logits
+    predictions = given.predictions(predicted(model, given, chunk_tokens, **given.arguments))
     values = take_values(model) if critic is None else _values(critic, given)
-    predictions = given.predictions(logits)
     return Predicted(
         logprobs_BT=predictions.logprobs_BT,
         entropies_BT=predictions.entropies_BT,

@@ -10,10 +10,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from services.lib.transformer.packing import Packing
 from services.lib.transformer.row_rope import row_positions
 from trainer.data.micro_batch import MicroBatch
+from trainer.model.token_predictions import AskedTokens, ask, predictions, takes_questions
 
 __all__ = [
     "ModelInput",
@@ -21,11 +23,8 @@ __all__ = [
     "PaddedInput",
     "TokenPredictions",
     "model_input",
-    "token_logprobs",
+    "predicted",
 ]
-
-_ENTROPY_NUMBERS = 1 << 22
-"""Probabilities that are in memory at a time for the entropies."""
 
 
 class TokenPredictions(NamedTuple):
@@ -53,12 +52,21 @@ class PaddedInput:
         self.output_arguments: dict[str, Any] = {}
         """Of its output layer."""
 
-    def predictions(self, logits_BTV: torch.Tensor) -> TokenPredictions:
-        """Log-probs and entropies of the tokens 1..T-1 of each row."""
-        logprobs_BTV = _scaled_logprobs(logits_BTV[:, :-1], self._temperatures_BT)
-        return TokenPredictions(
-            _chosen(logprobs_BTV, self._token_ids_BT[:, 1:]), _entropies(logprobs_BTV)
+    def asked(self, chunk_tokens: int) -> AskedTokens:
+        """The tokens 1..T-1 of each row, at the places before them; the last place has any."""
+        return AskedTokens(
+            token_ids=self._token_ids_BT.roll(-1, 1),
+            temperatures=torch.nn.functional.pad(self._temperatures_BT, (0, 1), value=1.0),
+            chunk_tokens=chunk_tokens,
         )
+
+    def predictions(self, found_BT2: torch.Tensor) -> TokenPredictions:
+        """Log-probs and entropies of the tokens 1..T-1 of each row.
+
+        Args:
+            found_BT2: what the output layer said of `asked`.
+        """
+        return TokenPredictions(*found_BT2[:, :-1].unbind(-1))
 
     def values(self, values_BT: torch.Tensor) -> torch.Tensor:
         """Values after each token of a row, [B, T]."""
@@ -76,11 +84,12 @@ class PackedInput:
         self._mask_BT = torch.from_numpy(batch.loss_mask_BT[:, 1:]).to(device)
         token_ids_BT = torch.from_numpy(batch.token_ids_BT[:, 1:]).to(device, torch.int64)
         temperatures_BT = torch.from_numpy(batch.temperatures_BT[:, 1:]).to(device)
-        self._token_ids_N = token_ids_BT[self._mask_BT]
-        self._temperatures_N = temperatures_BT[self._mask_BT]
         predicts_BT = torch.nn.functional.pad(self._mask_BT, (0, 1))
         self._kept_BT = predicts_BT | _ends(batch).to(device)
-        self._predicts_N = predicts_BT[self._kept_BT] if batch.bootstrap_B.any() else None
+        self._predicts_N = predicts_BT[self._kept_BT]
+        self._token_ids_N = torch.nn.functional.pad(token_ids_BT, (0, 1))[self._kept_BT]
+        temperatures_BT = torch.nn.functional.pad(temperatures_BT, (0, 1), value=1.0)
+        self._temperatures_N = temperatures_BT[self._kept_BT]
         self.shape: tuple[int, ...] = (1, len(packing.token_ids_U))
         """Of the tokens that a model computes."""
         self.arguments: dict[str, Any] = packing.arguments
@@ -89,14 +98,22 @@ class PackedInput:
         self.output_arguments: dict[str, Any] = {"logits_to_keep": packing.places_BT[self._kept_BT]}
         """Of its output layer."""
 
-    def predictions(self, logits_1NV: torch.Tensor) -> TokenPredictions:
-        """Log-probs and entropies of the tokens 1..T-1 of each row; 0 for tokens not trainable."""
-        logits_NV = logits_1NV[0]
-        if self._predicts_N is not None:
-            logits_NV = logits_NV[self._predicts_N]
-        logprobs_NV = _scaled_logprobs(logits_NV, self._temperatures_N)
-        found = _chosen(logprobs_NV, self._token_ids_N), _entropies(logprobs_NV)
-        return TokenPredictions(*(_spread(values_N, self._mask_BT) for values_N in found))
+    def asked(self, chunk_tokens: int) -> AskedTokens:
+        """The token after each place that is kept; of no meaning where only a value is needed."""
+        return AskedTokens(
+            token_ids=self._token_ids_N[None],
+            temperatures=self._temperatures_N[None],
+            chunk_tokens=chunk_tokens,
+        )
+
+    def predictions(self, found_1N2: torch.Tensor) -> TokenPredictions:
+        """Log-probs and entropies of the tokens 1..T-1 of each row; 0 for tokens not trainable.
+
+        Args:
+            found_1N2: what the output layer said of `asked`.
+        """
+        found_N2 = found_1N2[0][self._predicts_N]
+        return TokenPredictions(*(_spread(each, self._mask_BT) for each in found_N2.unbind(-1)))
 
     def values(self, values_1N: torch.Tensor) -> torch.Tensor:
         """Values after each token of a row, [B, T]; 0 where none is needed."""
@@ -104,6 +121,23 @@ class PackedInput:
 
 
 ModelInput = PaddedInput | PackedInput
+
+
+def predicted(model: nn.Module, given: ModelInput, chunk_tokens: int, **arguments: Any) -> Any:
+    """Pass an input through a model; what it predicts for the asked tokens, of shape [..., 2].
+
+    Args:
+        model: a causal language model, or the last stage of one.
+        given: the input.
+        chunk_tokens: tokens whose logits are in memory at a time.
+        arguments: of the forward pass, besides those of the output layer.
+    """
+    asked = given.asked(chunk_tokens)
+    if takes_questions(model):
+        with ask(model, asked):
+            return model(**arguments, **given.output_arguments).logits
+    logits = model(**arguments, **given.output_arguments).logits
+    return predictions(logits, asked.token_ids, asked.temperatures)
 
 
 def model_input(
@@ -118,40 +152,6 @@ def model_input(
         by_row: a padded model needs the length of each row (`row_rope`).
     """
     return PackedInput(batch, device) if packed else PaddedInput(batch, device, by_row=by_row)
-
-
-def token_logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, temperatures: torch.Tensor
-) -> torch.Tensor:
-    """Log-probs of `token_ids` after temperature, in float32 at least.
-
-    Args:
-        logits: [..., V].
-        token_ids: [...].
-        temperatures: [...], or a shape that broadcasts to it.
-    """
-    return _chosen(_scaled_logprobs(logits, temperatures), token_ids)
-
-
-def _scaled_logprobs(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
-    """Log-probs of the whole vocabulary after temperature, [..., V]."""
-    scaled = (
-        _wide(logits) / temperatures.to(torch.promote_types(logits.dtype, torch.float32))[..., None]
-    )
-    return torch.log_softmax(scaled, -1)
-
-
-def _chosen(logprobs: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    return logprobs.gather(-1, token_ids[..., None])[..., 0]
-
-
-@torch.no_grad()
-def _entropies(logprobs: torch.Tensor) -> torch.Tensor:
-    """Of each distribution, [...]; the probabilities of a part at a time, as [..., V] is large."""
-    rows_NV = logprobs.detach().flatten(0, -2)
-    parts = torch.split(rows_NV, max(_ENTROPY_NUMBERS // rows_NV.shape[-1], 1))
-    found = [torch.special.entr(part.exp()).sum(-1) for part in parts]
-    return torch.cat(found).reshape(logprobs.shape[:-1])
 
 
 def _ends(batch: MicroBatch) -> torch.Tensor:

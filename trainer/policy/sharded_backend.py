@@ -120,7 +120,12 @@ class ShardedBackend:
 
     def _predicted(self, batch: MicroBatch) -> Predicted:
         return forward(
-            self._model, batch, self._config.device, packed=self.packed, critic=self._critic
+            self._model,
+            batch,
+            self._config.device,
+            packed=self.packed,
+            chunk_tokens=self._config.batch.logit_tokens,
+            critic=self._critic,
         )
 
     def _backward(

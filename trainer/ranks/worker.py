@@ -13,7 +13,8 @@ from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint import checkpoint_files
 from trainer.config import TrainerConfig
 from trainer.data.computations import Accumulate, Predict
-from trainer.model.load_model import DTYPES, load_sharded
+from trainer.model.load_model import DTYPES
+from trainer.model.load_sharded import load_sharded
 from trainer.pipeline.pipeline_backend import PipelineBackend
 from trainer.policy.backend import Backend
 from trainer.policy.policy import Policy

@@ -88,7 +88,13 @@ class Packing:
         }
 
 
-def can_pack(model: nn.Module, outputs: Outputs | None = None) -> bool:
+def can_pack(
+    model: nn.Module,
+    outputs: Outputs | None = None,
+    *,
+    device: str | None = None,
+    precision: torch.dtype | None = None,
+) -> bool:
     """Whether the model gives the same results packed as padded; if so, it accepts `rows`.
 
     Models with recurrent layers or custom attention do not, nor those whose rotary frequencies
@@ -98,13 +104,15 @@ def can_pack(model: nn.Module, outputs: Outputs | None = None) -> bool:
         model: of any head, if `outputs` is given, else a causal language model.
         outputs: from the arguments of a pass, with `logits_to_keep` if it is packed, to what the
             model says of its tokens; default: the log-probs of a language model.
+        device: of its inputs; None: of its parameters.
+        precision: type that it computes in; None: that of its parameters.
     """
     if outputs is None and "logits_to_keep" not in signature(model.forward).parameters:
         return False
     if not _claims_to(model):
         return False
     outputs = outputs or partial(_logprobs, model)
-    device = str(next(model.parameters()).device)
+    device = device or str(next(model.parameters()).device)
     expected, before = _try_padded(outputs, device), model.config._attn_implementation  # type: ignore[union-attr]
     try:
         _use_rows(model)
@@ -112,7 +120,7 @@ def can_pack(model: nn.Module, outputs: Outputs | None = None) -> bool:
     except Exception as problem:  # any error: fall back to padded rows
         get_logger().warning("packing_failed", reason=f"{type(problem).__name__}: {problem}")
         error = float("nan")
-    packs: bool = error <= max(_TOLERANCE, _ROUNDINGS * torch.finfo(_dtype(model)).eps)
+    packs: bool = error <= max(_TOLERANCE, _ROUNDINGS * torch.finfo(precision or _dtype(model)).eps)
     if not packs:
         get_logger().warning("packing_disabled", model=type(model).__name__, difference=error)
         model.set_attn_implementation(before)  # type: ignore[operator]

@@ -26,7 +26,7 @@ from trainer.config import TrainerConfig
 from trainer.data.advantages import compute_advantages
 from trainer.data.micro_batch import MicroBatch, plan_micro_batches
 from trainer.data.token_sequence import sequence
-from trainer.policy.model_input import token_logprobs
+from trainer.model.token_predictions import token_logprobs
 
 UNBOUNDED = 1e9
 

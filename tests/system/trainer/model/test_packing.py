@@ -14,11 +14,18 @@ from tests.unit.trainer.model.test_packing import packing
 
 
 @pytest.mark.parametrize(
-    "setting", [{"batch__packing": False}, {"activation_checkpointing": True}], ids=str
+    "setting",
+    [
+        {"batch__packing": False},
+        {"activation_checkpointing": True},
+        {"activation_checkpointing": True, "activation_offload": True},
+        {"batch__logit_tokens": 3},
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_is_the_same_packed_padded_and_with_checkpointed_activations(
-    model: Path, straight_run: Path, tmp_path: Path, ranks: int, setting: dict[str, bool]
+def test_a_run_is_the_same_packed_padded_and_with_less_memory(
+    model: Path, straight_run: Path, tmp_path: Path, ranks: int, setting: dict[str, int]
 ) -> None:
     """Ten steps to rounding; padding is seen in what was computed."""
     other = run(ranks, model, tmp_path, steps=list(range(1, 11)), config={**JOB_CONFIG, **setting})

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainer.data.token_sequence import TokenSequence
-from trainer.policy.model_input import _entropies, _scaled_logprobs, token_logprobs
+from trainer.model.token_predictions import _entropies, _scaled_logprobs, token_logprobs
 from trainer.tracking.step_shares import completion_lengths, cut_rollouts, equal_groups
 
 
