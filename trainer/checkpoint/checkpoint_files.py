@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -262,13 +263,27 @@ class _Shards:
         return parts[0] if len(parts) == 1 or parts[0].dim() == 0 else torch.cat(parts)
 
     def part(self, name: str, shape: torch.Size, policy: Policy) -> torch.Tensor:
-        """This rank's part of a tensor, as it was written or cut anew."""
+        """This rank's part of a tensor, as it was written or cut anew; nothing else is read."""
         is_same_cut = policy.num_parts == sum(name in names for names in self._names)
         if is_same_cut and name in self._names[policy.part_number]:
             file = self._files[policy.part_number]
             if tuple(file.get_slice(name).get_shape()) == tuple(shape):
                 return _tensor(file, name)
-        return policy.part(self.whole(name))
+        return self._rows(name, policy)
+
+    def _rows(self, name: str, policy: Policy) -> torch.Tensor:
+        """Rows of the files that have some of this rank's."""
+        slices = [
+            f.get_slice(name) for f, n in zip(self._files, self._names, strict=True) if name in n
+        ]
+        sizes = [each.get_shape()[0] for each in slices]
+        first, last = policy.span(sum(sizes))
+        parts: list[torch.Tensor] = []
+        for entry, size, begin in zip(slices, sizes, accumulate(sizes, initial=0), strict=False):
+            lo, hi = min(max(first - begin, 0), size), min(last - begin, size)
+            if lo < hi or not parts:  # at least one, for the shape of no rows
+                parts.append(entry[lo : max(lo, hi)])
+        return torch.cat(parts)
 
     @property
     def _is_same_size(self) -> bool:

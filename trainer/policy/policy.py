@@ -140,9 +140,20 @@ class Policy:
         self.backend.weights_changed()
 
     def part(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a whole tensor of `state`: FSDP cuts dimension 0 as `torch.chunk`."""
-        chunks = whole.chunk(self.num_parts)
-        return chunks[self.part_number] if self.part_number < len(chunks) else chunks[0][:0]
+        """This rank's part of a whole tensor of `state`."""
+        first, last = self.span(len(whole))
+        return whole[first:last]
+
+    def span(self, size: int) -> tuple[int, int]:
+        """First row of this rank's part of a tensor, and the one after its last.
+
+        FSDP cuts dimension 0 as `torch.chunk`.
+
+        Args:
+            size: rows of the whole tensor.
+        """
+        rows = -(-size // self.num_parts)
+        return min(self.part_number * rows, size), min((self.part_number + 1) * rows, size)
 
     def device_tensors(self) -> Iterator[torch.Tensor]:
         """All tensors on this rank's device between commands, gradients included."""

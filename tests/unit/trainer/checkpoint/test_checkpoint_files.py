@@ -6,10 +6,13 @@ import errno
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from services.chassis.errors import ConfigError, ExitCode
@@ -198,3 +201,70 @@ def test_shards_of_any_world_size_are_cut_anew(tmp_path: Path, world_size: int) 
         policy = Weights(chunk.shape, rank, world_size)
         checkpoint_files.load_shards(policy, tmp_path, rank, world_size)
         assert policy.loaded["parameter.w"].equal(chunk)
+
+
+class CountedFile:
+    """A file of tensors, and the rows of parameters that were read from it."""
+
+    def __init__(self, path: Path, rows: list[int], **how: Any) -> None:
+        self._file: Any = safe_open(path, **how)
+        self._rows = rows
+
+    def __enter__(self) -> CountedFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def keys(self) -> list[str]:
+        """Of all tensors."""
+        return list(self._file.keys())
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """All rows."""
+        found: torch.Tensor = self._file.get_tensor(name)
+        self._rows.append(len(found) if name.startswith("parameter.") else 0)
+        return found
+
+    def get_slice(self, name: str) -> Any:
+        """Rows that are counted when they are read."""
+        return CountedSlice(self._file.get_slice(name), self._rows)
+
+
+class CountedSlice:
+    """Rows of a tensor."""
+
+    def __init__(self, entry: Any, rows: list[int]) -> None:
+        self._entry, self._rows = entry, rows
+
+    def get_shape(self) -> list[int]:
+        """Of the whole."""
+        return list(self._entry.get_shape())
+
+    def __getitem__(self, key: slice) -> torch.Tensor:
+        found: torch.Tensor = self._entry[key]
+        self._rows.append(len(found))
+        return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_a_rank_reads_its_own_rows_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world_size: int
+) -> None:
+    """Of the files of two ranks, whatever the new number of ranks."""
+    whole, rows = torch.arange(14.0).reshape(7, 2), list[int]()
+    for rank, part in enumerate(whole.chunk(2)):
+        tensors = {"parameter.w": part.contiguous(), "rng": torch.get_rng_state()}
+        save_file(tensors, tmp_path / f"rank_{rank:05d}_of_00002.safetensors")
+    monkeypatch.setattr(checkpoint_files, "safe_open", partial(CountedFile, rows=rows))
+    for rank in range(world_size):
+        rows.clear()
+        shape = torch.Size([len(range(*rows_of(rank, world_size))), 2])
+        checkpoint_files.load_shards(Weights(shape, rank, world_size), tmp_path, rank, world_size)
+        assert sum(rows) == shape[0]
+
+
+def rows_of(rank: int, world_size: int) -> tuple[int, int]:
+    """First row of seven, and the one after the last."""
+    rows = -(-7 // world_size)
+    return min(rank * rows, 7), min((rank + 1) * rows, 7)
