@@ -19,8 +19,8 @@ from rollout.server.engines.engine import PauseMode
 from rollout.server.server import RolloutServer, State
 from rollout.server.servicer import RolloutServerServicer
 from rollout.server.weight_watcher import WeightWatcher
+from rollout.server.weights.open_weights import open_weight_source
 from rollout.server.weights.swap_schedule import RunningTurns
-from rollout.server.weights.weight_source import open_weight_source
 from services.chassis.errors import ConfigError
 from services.chassis.rpc.server import Service, run
 

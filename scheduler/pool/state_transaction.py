@@ -30,7 +30,7 @@ from scheduler.policy.allocation_policy import AllocationPolicy, Plan
 from scheduler.policy.lending import LendingInputs
 from scheduler.policy.switch_stats import round_trip_seconds
 from scheduler.policy.tail_migration import Tail
-from scheduler.pool.heartbeat import check_epochs, is_late, reported_node
+from scheduler.pool.report_rules import check_epochs, is_late, reported_node
 from services.chassis.errors import already_exists, invalid_argument, not_found
 
 __all__ = ["StateTransaction"]

@@ -23,7 +23,7 @@ from trainer.model.checkpoint_names import checkpoint_tensors
 from trainer.model.critic import is_critic
 from trainer.model.load_model import DTYPES, load_whole
 from trainer.model.lora import add_adapter, is_adapter, merged, plain_name
-from trainer.model.weight_folder import write_folder
+from trainer.publish.weight_folder import write_folder
 
 __all__ = ["main", "write_model_folder"]
 

@@ -29,7 +29,7 @@ from trainer.model.load_slices import empty_causal, fill, materialize
 from trainer.model.lora import add_adapter
 from trainer.model.token_predictions import check_predictions, predict_within
 
-__all__ = ["load_sharded"]
+__all__ = ["OwnCritic", "load_parts", "load_sharded"]
 
 
 def load_sharded(config: TrainerConfig, mesh: DeviceMesh, *, critic: bool = False) -> Models:
@@ -42,6 +42,22 @@ def load_sharded(config: TrainerConfig, mesh: DeviceMesh, *, critic: bool = Fals
 
     Raises:
         ValueError: a folder is incomplete, or holds another kind of model.
+    """
+    policy, own = load_parts(config, mesh, critic=critic)
+    check_predictions(policy, config.device)
+    packed = config.batch.packing and _packs(policy, own, config)
+    for model in filter(None, (policy, own and own.critic)):
+        # After a forward pass without a backward one, the weights outside of the blocks are whole.
+        cast(FSDPModule, model).reshard()
+    return Models(policy=policy, critic=None if own is None else own.critic, packed=packed)
+
+
+def load_parts(
+    config: TrainerConfig, mesh: DeviceMesh, *, critic: bool = False
+) -> tuple[nn.Module, OwnCritic | None]:
+    """The policy's model and a critic's own, sharded and filled; nothing is computed with them.
+
+    Arguments and errors are those of `load_sharded`.
     """
     policy = _empty(config, config.model)
     if config.lora.rank:
@@ -56,30 +72,29 @@ def load_sharded(config: TrainerConfig, mesh: DeviceMesh, *, critic: bool = Fals
     _load(policy, policy, config, config.model, shard, mesh)
     if own is not None:
         _load(own.model, own.critic, config, own.folder, shard, mesh)
-    check_predictions(policy, config.device)
-    packed = config.batch.packing and _packs(policy, own, config)
-    for model in filter(None, (policy, own and own.critic)):
-        # After a forward pass without a backward one, the weights outside of the blocks are whole.
-        cast(FSDPModule, model).reshard()
-    return Models(policy=policy, critic=None if own is None else own.critic, packed=packed)
+    return policy, own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _EmptyCritic:
+class OwnCritic:
+    """A critic's own model."""
+
     critic: CriticModel
+    """What is computed with."""
     model: nn.Module
     """The causal language model that it is made of."""
     folder: Path
+    """Of its weights."""
 
 
-def _empty_critic(config: TrainerConfig, policy: nn.Module) -> _EmptyCritic:
+def _empty_critic(config: TrainerConfig, policy: nn.Module) -> OwnCritic:
     folder = config.critic_model or config.model
     model = _empty(config, folder)
     check_critic(model, policy, folder)
-    return _EmptyCritic(critic=CriticModel(model), model=model, folder=folder)
+    return OwnCritic(critic=CriticModel(model), model=model, folder=folder)
 
 
-def _packs(policy: nn.Module, own: _EmptyCritic | None, config: TrainerConfig) -> bool:
+def _packs(policy: nn.Module, own: OwnCritic | None, config: TrainerConfig) -> bool:
     precision = torch.bfloat16 if config.dtype == "bfloat16" else None
     packed = can_pack(policy, device=config.device, precision=precision)
     if own is None or not packed:

@@ -16,7 +16,7 @@ from trainer.data.computations import Accumulate, Predict
 from trainer.model.critic import CRITIC
 from trainer.policy.backend import Backend, Predictions
 from trainer.policy.learning_rate import learning_rate
-from trainer.policy.optimizer_state import OptimizerState
+from trainer.policy.optimizer import Optimizer
 from trainer.policy.totals import Totals
 
 __all__ = ["NonFiniteError", "Policy"]
@@ -36,7 +36,7 @@ class Policy:
         self.backend = backend
         """The models."""
         self._config = config
-        self._optimizer = OptimizerState(backend.parameters, config)
+        self._optimizer = Optimizer(backend.parameters, config)
         self._prefixes = ("", CRITIC) if config.critic == "model" else ("",)
         self._totals = Totals()
         self._measures: tuple[Totals, dict[str, float]] | None = None

@@ -30,9 +30,9 @@ from services.chassis.log import get_logger
 from services.chassis.rpc.retries import retry_forever
 from services.lib.weight_files.folder_names import folder_name, versions_in
 from trainer.config import Setting
-from trainer.model.weight_folder import write_folder
-from trainer.publish.shared_folder import shared_folder
+from trainer.publish.folder_probe import shared_folder
 from trainer.publish.uploader import Uploader
+from trainer.publish.weight_folder import write_folder
 
 __all__ = ["CommitUnknown", "PublishPostponed", "PublishTimeout", "Publisher"]
 

@@ -16,9 +16,9 @@ from services.chassis.errors import DependencyUnavailable
 from tests.lib.trainer.support import read_lines
 from tests.lib.trainer.training import Training
 from trainer.background.async_publisher import AsyncPublisher
-from trainer.model.weight_folder import write_folder
 from trainer.policy.policy import Policy
 from trainer.publish import publisher
+from trainer.publish.weight_folder import write_folder
 
 STEPS = 4
 TIMEOUT_SECONDS = 20.0

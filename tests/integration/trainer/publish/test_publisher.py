@@ -26,8 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc.server import Service, started
 from services.lib.weight_files.folder_probe import own_probe, sees
-from trainer.model import weight_folder
-from trainer.publish import publisher
+from trainer.publish import publisher, weight_folder
 
 
 def test_a_published_folder_loads_and_its_checksums_match(model: Path, tmp_path: Path) -> None:

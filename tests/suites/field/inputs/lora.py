@@ -40,7 +40,7 @@ from trainer.model.lora import (
     is_adapter,
     published_name,
 )
-from trainer.model.weight_folder import write_folder
+from trainer.publish.weight_folder import write_folder
 
 __all__ = ["KINDS"]
 

@@ -30,7 +30,7 @@ from services.lib.model_files.model_folder import check_model_folder
 from services.lib.transformer.load_causal import load_causal
 from tests.suites.field.kind import Kind
 from tests.suites.field.tiny_models import make_config, make_model
-from trainer.model.weight_folder import write_folder
+from trainer.publish.weight_folder import write_folder
 
 __all__ = ["KINDS"]
 

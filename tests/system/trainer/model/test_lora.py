@@ -41,7 +41,7 @@ from trainer.model.lora import (
     plain_name,
     published_name,
 )
-from trainer.model.weight_folder import write_folder
+from trainer.publish.weight_folder import write_folder
 from trainer.tracking.alarms import Alarms
 
 LORA: dict[str, Any] = {

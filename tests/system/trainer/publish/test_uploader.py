@@ -26,8 +26,8 @@ from tests.lib.trainer.training import Training
 from tests.lib.weights.support import Trainer, weights_channel
 from tests.system.services.weights.process import WeightsProcess, running
 from tests.system.trainer.publish.publishing import SentBytes, big_weights
-from trainer.model.weight_folder import write_folder
 from trainer.publish.publisher import Publisher
+from trainer.publish.weight_folder import write_folder
 
 pytestmark = pytest.mark.timeout(120)
 WEIGHTS = "model.safetensors"

@@ -12,13 +12,13 @@ from torch.distributed.tensor import DTensor
 from trainer.config import TrainerConfig
 from trainer.model.critic import CRITIC, is_critic
 
-__all__ = ["OptimizerState"]
+__all__ = ["Optimizer"]
 
 _STATE = ("step", "exp_avg", "exp_avg_sq")
 """AdamW's, of each parameter."""
 
 
-class OptimizerState:
+class Optimizer:
     """Updates parameters in place.
 
     The optimizer has plain local tensors that share storage with the models' DTensors: AdamW is

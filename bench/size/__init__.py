@@ -1,0 +1,1 @@
+"""Real size: loading, balance, memory."""
