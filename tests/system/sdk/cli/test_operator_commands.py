@@ -30,8 +30,8 @@ from trajectory_manager.config import TrajectoryManagerConfig
 
 
 async def test_the_pool_is_planned_and_shared(tmp_path: Path) -> None:
-    """pool, set-policy, plan-nodes and plan-split ask the scheduler and say what it answers."""
-    async with running_scheduler() as (port, stub):
+    """Commands ask the scheduler and say what it answers; no node ends while they start."""
+    async with running_scheduler(lease_seconds=3600) as (port, stub):
         for name in ("a", "b"):
             await stub.RegisterNode(
                 pb.RegisterNodeRequest(
