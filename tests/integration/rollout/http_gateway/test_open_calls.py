@@ -222,4 +222,4 @@ async def test_a_client_that_leaves_stops_the_engine(gateway: World) -> None:
         response = await session.post(url, json={**CHAT, "stream": True}, headers=headers)
         assert response.status == 200
         response.close()
-        await asyncio.wait_for(gateway.server.cancelled.wait(), 30)
+        await gateway.server.cancelled.wait()
