@@ -63,13 +63,20 @@ class Report:
         (folder / f"{self.bench}.json").write_text(line + "\n")
         print(line, flush=True)
 
+    def _versions(self) -> dict[str, str]:
+        """The page shows no figures of another release of seamflow."""
+        return _versions(("seamflow", *self.packages))
+
     def _as_dict(self) -> dict[str, object]:
         return {
             "bench": self.bench,
             "figures": dict(self.figures),
             "raw": {name: list(samples) for name, samples in self.raw.items()},
             "seeds": list(self.seeds),
-            "versions": {"python": platform.python_version(), **_versions(self.packages)},
+            "versions": {
+                "python": platform.python_version(),
+                **_versions(("seamflow", *self.packages)),
+            },
             "peers": {name: dict(versions) for name, versions in self.peers.items()},
             **provenance(self.raw),
         }

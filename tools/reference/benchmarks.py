@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from seamflow.release import RELEASE
+
 from bench.provenance import benchmarks
 
-__all__ = ["benchmarks_page"]
+__all__ = ["benchmarks_page", "is_of_this_release"]
 
 _HEADER = """# Benchmarks
 
@@ -18,18 +20,41 @@ Generated from `bench/results/*.json` by `make docs`; do not edit.
 
 Every figure is of a machine with two CPU cores and no GPU. Ratios are of interleaved runs on
 the same machine, ours over the other side's; `_lowest` and `_highest` are single rounds. A
-figure holds for its commit and may differ today.
+figure holds for its commit and may differ today; those of earlier releases are not shown.
 """
+_EARLIER = """## Results of earlier releases
+
+The code has changed much since, so their figures are no longer shown. The commands measure again.
+
+| what | command | last result |
+|---|---|---|"""
 
 
 def benchmarks_page(root: Path) -> str:
     """The page as Markdown."""
-    parts = [_HEADER]
+    parts, earlier = [_HEADER], [_EARLIER]
     for name, about in benchmarks().items():
         file = root / "bench" / "results" / f"{name}.json"
-        if file.exists():
-            parts.append(_section(name, about, json.loads(file.read_text(encoding="utf-8"))))
-    return "\n".join(parts)
+        if not file.exists():
+            continue
+        result = json.loads(file.read_text(encoding="utf-8"))
+        if is_of_this_release(result):
+            parts.append(_section(name, about, result))
+        else:
+            earlier.append(_line(name, about, result))
+    return "\n".join([*parts, *(earlier if len(earlier) > 1 else []), ""])
+
+
+def is_of_this_release(result: Mapping[str, Any], release: str = RELEASE) -> bool:
+    """Whether a result was measured with code of a release."""
+    version = str(result["versions"].get("seamflow", ""))
+    return version.startswith(f"{release}.")
+
+
+def _line(name: str, about: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    version = result["versions"].get("seamflow", "earlier")
+    link = f"[{version}, commit {result['commit']}, {result['date']}](../bench/results/{name}.json)"
+    return f"| {about['title']} | `{about['command']}` | {link} |"
 
 
 def _section(name: str, about: Mapping[str, Any], result: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.provenance import benchmarks
+from tools.reference.benchmarks import is_of_this_release
 from tools.suites.passes import last_passes, suites
 
 __all__ = ["Scorecard", "reliability_page"]
@@ -24,8 +25,8 @@ may rely on, line by line.
   say why. **by tests**: the named tests of `make test` show it; there is no figure.
   **not measured**: the command has left no result yet.
 - 0 of 50 says that the rate is below about 6 % (95 %). The commands run their negative controls
-  too, and fail if one of them does not fail. A figure holds for the commit that
-  [benchmarks.md](benchmarks.md) names with its date and machine.
+  too, and fail if one of them does not fail. A figure holds for the commit of its result;
+  where that is of an earlier release, the row says so, and the named tests hold for today's code.
 """
 _SUITES = """
 ## Suites outside `make test`
@@ -123,7 +124,9 @@ def _of_result(card: Scorecard, name: str, figures: list[str], row: Mapping[str,
     if found is None:
         return f"`{command}`: no result yet"
     shown = ", ".join(_figure(card, figure, row) for figure in figures)
-    return f"[`{command}`](../bench/results/{name}.json): {shown}"
+    version = found["versions"].get("seamflow", "before 0.3")
+    of = "" if is_of_this_release(found) else f" (measured with {version})"
+    return f"[`{command}`](../bench/results/{name}.json){of}: {shown}"
 
 
 def _figure(card: Scorecard, figure: str, row: Mapping[str, Any]) -> str:

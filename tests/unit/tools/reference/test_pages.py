@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from bench.provenance import ROOT, benchmarks
 from services.chassis.config.load import TABLES as FILE_TABLES
 from tools.reference import configuration
+from tools.reference.benchmarks import is_of_this_release
 from tools.reference.pages import PAGES
 
 CONFIGURATIONS = [*(ROOT / "examples").rglob("*.toml"), *(ROOT / "deploy").rglob("*.toml")]
@@ -78,3 +79,12 @@ def test_every_result_names_its_commit_and_its_machine() -> None:
     for file in (ROOT / "bench" / "results").glob("*.json"):
         result = json.loads(file.read_text(encoding="utf-8"))
         assert {"commit", "date", "machine", "runs"} <= result.keys(), file.name
+
+
+@pytest.mark.parametrize(
+    ("versions", "shown"),
+    [({"seamflow": "0.3.0.dev0"}, True), ({"seamflow": "0.2.0"}, False), ({}, False)],
+)
+def test_figures_of_earlier_releases_are_not_shown(versions: dict[str, str], shown: bool) -> None:
+    """Nor those of an unknown one: the code that they speak of has changed."""
+    assert is_of_this_release({"versions": versions}, "0.3") == shown
