@@ -12,6 +12,7 @@ from trainer.config import TrainerConfig
 from trainer.data.advantages import SequenceAdvantages, compute_advantages
 from trainer.data.computations import Accumulate, Predict
 from trainer.data.micro_batch import MicroBatch, plan_micro_batches, weightless
+from trainer.data.model_cost import model_cost
 from trainer.data.token_sequence import TokenSequence, trainable_tokens, without_truncated
 from trainer.pipeline.layout import layout_of
 from trainer.pipeline.pipeline_backend import critic_stages
@@ -166,6 +167,7 @@ class ChunkCommands:
             packed=self._packed,
             whole_groups=self._algorithm.whole_groups,
             at_least=_PER_STAGE * self.world_size if pipelined else 1,
+            cost=model_cost(self._config.model),
         )
         if self._schedules is None or not shares[0]:
             return shares * (self.world_size // len(shares))

@@ -1,0 +1,1 @@
+"""Steps of models and batches of real size, computed without a GPU."""
