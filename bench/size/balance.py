@@ -109,14 +109,15 @@ def step_over_ideal(
     num_ranks: int,
     plan: Callable[[Sequence[PlannedRow]], RowPlan],
 ) -> float:
-    """The FLOPs that ranks in lock-step wait for, over an equal share of all.
+    """The FLOPs that ranks in lock-step wait for, over an equal share of all rows without padding.
 
     Args:
-        rows: whose numbers count up from 0.
+        rows: whose numbers count up from 0, without prefixes in common.
         cost: of rows in the model.
         num_ranks: number of ranks.
         plan: of the rows.
     """
     line = PackedRows(rows, cost)
     costs = [[line.cost(sorted(numbers)) for numbers in share] for share in plan(rows)]
-    return lock_step(costs) * num_ranks / line.cost(range(len(rows)))
+    ideal = sum(line.cost([place]) for place in range(len(rows))) / num_ranks
+    return lock_step(costs) / ideal

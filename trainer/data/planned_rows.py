@@ -9,6 +9,7 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
+from services.lib.transformer.similar_rows import similar_rows
 from trainer.data.row_cost import RowCost
 
 __all__ = ["PackedRows", "PaddedRows", "PlannedRow", "group_places"]
@@ -60,8 +61,13 @@ class PackedRows:
     def cost(self, places: Sequence[int]) -> float:
         """FLOPs of rows in one micro-batch."""
         outputs = sum(self.rows[place].outputs for place in places)
-        attention: float = sum(self._attention[place] for place in places)
-        return self._cost.of_tokens(self.tokens(places), outputs) + attention
+        return self._cost.of_tokens(self.tokens(places), outputs) + self._attend(places)
+
+    def _attend(self, places: Sequence[int]) -> float:
+        """FLOPs of attention: rows of similar length are padded to the longest of them."""
+        buckets = similar_rows([self.rows[place].length for place in places])
+        found: float = sum(len(each) * self._attention[places[each[0]]] for each in buckets)
+        return found
 
     def saved(self, unit: range, places: Sequence[int]) -> int:
         """Tokens of a unit that rows in other places have."""

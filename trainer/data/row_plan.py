@@ -242,7 +242,8 @@ def _by_length(line: PaddedRows, num_ranks: int, budget: int) -> RowPlan:
     """
     rounds = [_in_rounds(line, each, budget) for each in (1, num_ranks)]
     together = [places for share in rounds[0] for places in share]
-    plans = [_dealt(together, line, num_ranks), rounds[1]]
+    alike = [sorted(share, key=lambda places: -line.cost(places)) for share in rounds[1]]
+    plans = [_dealt(together, line, num_ranks), alike]
     return min(plans, key=lambda plan: _badness(plan, line, 1))
 
 

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 from bench.size.balance import CASES, balance, make_rows, step_over_ideal
+from trainer.data.planned_rows import PlannedRow
 from trainer.data.row_cost import LINEAR
 from trainer.data.row_plan import RowPlan, plan_packed
 
@@ -37,7 +38,8 @@ def test_a_plan_by_tokens_alone_is_noticed() -> None:
 
 def test_a_step_of_equal_shares_is_the_ideal_one() -> None:
     """One rank has all; two ranks of which one has all take twice as long."""
-    rows, cost = make_rows(0), CASES[0].cost()
+    rows = [PlannedRow(number=n, group=n, length=1_000, outputs=999) for n in range(8)]
+    cost = CASES[0].cost()
 
     def together(given: object) -> RowPlan:
         return [[[row.number for row in rows]]]

@@ -116,8 +116,8 @@ def test_lock_step_costs_less_than_runs_of_consecutive_rows(cost: RowCost, promp
         ours = plan_packed(rows, cost, num_ranks=ranks, budget=budget)
         theirs = plan_consecutive(rows, num_ranks=ranks, budget=budget)
         ratios.append(step_cost(ours, rows, cost) / step_cost(theirs, rows, cost))
-    assert max(ratios) < (1.08 if prompt else 1.01)
-    assert np.mean(np.array(ratios) > 1.001) < 0.03
+    assert max(ratios) < 1.08
+    assert np.mean(np.array(ratios) > 1.001) < 0.08
     assert np.mean(ratios) < 0.92
 
 
@@ -134,6 +134,16 @@ def test_a_group_is_split_if_the_ranks_would_wait_for_it() -> None:
     rows = make([100] * 8, group_size=8, prompt=4)
     plan = plan_packed(rows, LINEAR, num_ranks=2, budget=2_000)
     assert [[len(each) for each in share] for share in plan] == [[4], [4]]
+
+
+@pytest.mark.parametrize(("length", "padded_to"), [(50, 100), (49, 49)])
+def test_attention_of_rows_of_similar_length_costs_that_of_the_longest(
+    length: int, padded_to: int
+) -> None:
+    """They are padded to it (`similar_rows.py`); shorter rows are computed by themselves."""
+    cost = RowCost(token_flops=0.0, pairs=((0, 1.0),))
+    pairs = [size * (size + 1) / 2 for size in (100, padded_to)]
+    assert PackedRows(make([length, 100]), cost).cost([0, 1]) == sum(pairs)
 
 
 def test_lock_step_waits_for_the_costliest_of_each_number() -> None:
