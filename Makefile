@@ -22,7 +22,7 @@ SGLANG_TESTS ?= tests/integration/rollout/server tests/system/rollout/server tes
 
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-wheel bench-store bench-growth \
-	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion \
+	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion bench-size \
 	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-health test-models test-roundtrips \
 	test test-unit test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs site lock proto descriptors up images health down clean help .venv-sglang $(ADAPTERS)
 
@@ -109,6 +109,9 @@ bench-rlhf: $(VENV)/.dev ## RLHF steps of four models on emulated nodes, without
 bench-fusion: $(VENV)/.dev ## Schedules of actor and critic in one fused pipeline: RLHFuse's twelve settings, and some executed.
 	$(RUN) bench.fusion
 	$(RUN) bench.fusion.executed_plans
+
+bench-size: $(VENV)/.dev ## Steps of models and batches of real size, computed without a GPU: how well ranks are balanced.
+	$(RUN) bench.size --seed $(SEED)
 
 bench-scoring: $(VENV)/.dev ## From a sample's end to its columns, scored per sample and per group.
 	$(RUN) bench.scoring

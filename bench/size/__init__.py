@@ -1,1 +1,1 @@
-"""Real size: loading, balance, memory."""
+"""Steps of models and batches of real size, computed without a GPU."""

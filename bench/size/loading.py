@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["figures"]
+__all__ = ["loading"]
 
 _RANKS = 8
 _MIB = 1 << 20
@@ -36,7 +36,7 @@ _SHAPE: Mapping[str, Any] = {
 }
 
 
-def figures() -> dict[str, float]:
+def loading() -> dict[str, float]:
     """Of rank 3 of 8: MiB, and relative to the part, one block and 200 MiB."""
     with tempfile.TemporaryDirectory(prefix="seamflow-size-") as scratch:
         folder = Path(scratch) / "model"

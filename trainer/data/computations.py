@@ -20,7 +20,8 @@ class Accumulate:
     denominator: float
     """The chunk's term in the denominator of the step's loss."""
     micro_batches: tuple[MicroBatch, ...]
-    """The rank's micro-batches; every rank has the same number."""
+    """The rank's micro-batches; every rank has the same number. None with a mini-batch: those of
+    its `Predict`, which the rank has."""
     actions: tuple[tuple[int, int, int], ...] = ()
     """In a pipeline, the rank's tasks in order: model, kind, micro-batch (`trainer/pipeline`)."""
     mini_batch: int | None = None

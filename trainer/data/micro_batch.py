@@ -9,9 +9,9 @@ Shape suffixes: N sequences of the step, B rows of a micro-batch, T tokens (padd
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count, groupby, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 
 from services.lib.transformer.shared_prefix import shared_tokens
 from trainer.data.advantages import SequenceAdvantages
+from trainer.data.planned_rows import PlannedRow
+from trainer.data.row_cost import LINEAR, RowCost
+from trainer.data.row_plan import plan_packed, plan_padded
 from trainer.data.token_sequence import TokenSequence
 
 __all__ = ["MicroBatch", "plan_micro_batches", "weightless"]
 
 _PAD = 0
-_PASS_TOKENS = 128
-"""Fixed cost of a forward and backward pass, in tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +70,14 @@ def plan_micro_batches(
     packed: bool = True,
     whole_groups: bool = False,
     at_least: int = 1,
+    cost: RowCost = LINEAR,
 ) -> tuple[tuple[MicroBatch, ...], ...]:
     """Split a step into micro-batches, the same number for every rank.
 
-    Ranks get about the same number of tokens. Sequences without a trainable token are dropped; a
-    rank with fewer micro-batches gets some of zero weight. A sequence (or group) that exceeds the
-    budget has a separate micro-batch.
+    Micro-batches of the same number cost about the same on every rank (`row_plan.py`); those of a
+    rank are in order of their cost, costliest first. Sequences without a trainable token are
+    dropped; a rank with fewer micro-batches gets some of zero weight. A sequence (or group) that
+    exceeds the budget has a separate micro-batch. The same sequences give the same plan.
 
     Args:
         sequences: of the step, or of a gradient chunk.
@@ -83,27 +86,26 @@ def plan_micro_batches(
         micro_batch_tokens: budget of a micro-batch, padding included.
         packed: compute without padding.
         whole_groups: never split a group.
-        at_least: micro-batches of a rank, if it has as many sequences of about equal length.
+        at_least: micro-batches of a rank, if it has as many sequences and computes without padding.
+        cost: of rows in the model.
 
     Returns:
         The micro-batches of each rank.
     """
-    lengths = [len(item.token_ids_T) for item in sequences]
     numbering = _Numbering(sequences)
-    rows = [row for row in np.argsort(numbering.groups_N, kind="stable").tolist() if lengths[row]]
-    if packed or whole_groups:
-        rows.sort(key=lambda row: (numbering.groups_N[row], sequences[row].token_ids_T.tolist()))
-        groups = [list(members) for _, members in groupby(rows, numbering.groups_N.__getitem__)]
-        units = groups if whole_groups else [[row] for row in rows]
-        sizes = _Sizes(sequences, rows, packed)
-        shares = _line(units, sizes, num_ranks, micro_batch_tokens, at_least)
-    else:
-        shares = _by_length(rows, lengths, num_ranks, micro_batch_tokens)
-    most = max(map(len, shares))
+    plan = (plan_packed if packed else plan_padded)(
+        _planned(sequences, numbering, packed),
+        cost,
+        num_ranks=num_ranks,
+        budget=micro_batch_tokens,
+        whole_groups=whole_groups,
+        at_least=at_least,
+    )
+    most = max(map(len, plan))
     return tuple(
         tuple(_stack(sequences, advantages, numbering, rows) for rows in share)
         + (weightless(),) * (most - len(share))
-        for share in shares
+        for share in plan
     )
 
 
@@ -120,102 +122,24 @@ def _numbered(names: Sequence[str]) -> NDArray[np.int64]:
     return np.array([places[name] for name in names], np.int64)
 
 
-class _Sizes:
-    """The cost of consecutive rows, in tokens."""
-
-    def __init__(
-        self, sequences: Sequence[TokenSequence], rows: Sequence[int], packed: bool
-    ) -> None:
-        self._packed = packed
-        self._lengths = {row: len(sequences[row].token_ids_T) for row in rows}
-        # In lexicographic order, a row has the longest common prefix with its predecessor.
-        pairs = pairwise(rows)
-        self._shared = {
-            after: shared_tokens(sequences[row].token_ids_T, sequences[after].token_ids_T)
-            for row, after in (pairs if packed else ())
-        }
-
-    def fits(self, piece: Sequence[Sequence[int]], budget: int) -> bool:
-        """Whether a micro-batch is within budget, or no larger than one of its units."""
-        return self.alone(piece) <= max([budget, *(self.alone([unit]) for unit in piece)])
-
-    def added_after(self, unit: Sequence[int]) -> int:
-        """Cost of a unit that follows its predecessor in the same micro-batch."""
-        return sum(self._lengths[row] - self._shared.get(row, 0) for row in unit)
-
-    def alone(self, piece: Sequence[Sequence[int]]) -> int:
-        """Cost of units as a separate micro-batch."""
-        rows = [row for unit in piece for row in unit]
-        if not rows:
-            return 0
-        if not self._packed:
-            return max(self._lengths[row] for row in rows) * len(rows)
-        return self.added_after(rows) + self._shared.get(rows[0], 0)
-
-
-def _line(
-    units: Sequence[list[int]], sizes: _Sizes, num_ranks: int, budget: int, at_least: int
-) -> list[list[list[int]]]:
-    """Split consecutive units evenly over ranks, then into the fewest micro-batches that fit."""
-    shares = _evenly(units, sizes, num_ranks)
-    for parts in count(at_least):
-        cuts = [_evenly(share, sizes, parts) for share in shares]
-        pieces = [piece for cut in cuts for piece in cut]
-        if all(sizes.fits(piece, budget) for piece in pieces):
-            break
-    return [[[row for unit in piece for row in unit] for piece in cut if piece] for cut in cuts]
-
-
-def _evenly(units: Sequence[list[int]], sizes: _Sizes, parts: int) -> list[list[list[int]]]:
-    """Split consecutive units into parts of equal cost, by the middle of each unit."""
-    tokens = np.array([sizes.added_after(unit) for unit in units], np.float64)
-    middles = np.cumsum(tokens) - tokens / 2
-    places = np.minimum(middles / max(tokens.sum(), 1.0) * parts, parts - 1).astype(int)
-    found: list[list[list[int]]] = [[] for _ in range(parts)]
-    for unit, place in zip(units, places, strict=True):
-        found[place].append(unit)
-    return found
-
-
-def _by_length(
-    rows: Sequence[int], lengths: Sequence[int], num_ranks: int, budget: int
-) -> list[list[list[int]]]:
-    """Group rows of similar length; rows are dealt to the ranks in serpentine order."""
-    order = sorted(rows, key=lambda row: (-lengths[row], row))
+def _planned(
+    sequences: Sequence[TokenSequence], numbering: _Numbering, packed: bool
+) -> list[PlannedRow]:
+    """Rows with a token, groups one after the other, members in lexicographic order."""
+    ids = [item.token_ids_T for item in sequences]
+    rows = [row for row in range(len(ids)) if len(ids[row])]
+    rows.sort(key=lambda row: (numbering.groups_N[row], ids[row].tolist()))
+    shared = [shared_tokens(ids[a], ids[b]) if packed else 0 for a, b in pairwise(rows)]
     return [
-        _cut(list(_dealt(order, rank, num_ranks)), lengths, budget) for rank in range(num_ranks)
+        PlannedRow(
+            number=row,
+            group=int(numbering.groups_N[row]),
+            length=len(ids[row]),
+            outputs=int(sequences[row].loss_mask_T.sum()),
+            shared=common,
+        )
+        for row, common in zip(rows, [0, *shared], strict=False)
     ]
-
-
-def _dealt(order: Sequence[int], rank: int, num_ranks: int) -> Iterator[int]:
-    """A rank's rows in serpentine order: 0, 1, ..., n, n, ..., 1, 0, 0, 1, ..."""
-    for number, start in enumerate(range(0, len(order), num_ranks)):
-        seat = rank if number % 2 == 0 else num_ranks - 1 - rank
-        yield from order[start : start + num_ranks][seat : seat + 1]
-
-
-def _cut(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """The cheapest split of `rows` (longest first) into runs of at most `budget` padded tokens.
-
-    Dynamic programming over the end of the last run; a run costs its padded tokens plus a constant.
-    """
-    cheapest, begins = [0], [0]
-    for end in range(1, len(rows) + 1):
-        costs = []
-        for begin in range(end - 1, -1, -1):
-            padded = lengths[rows[begin]] * (end - begin)
-            if padded > budget and end - begin > 1:
-                break
-            costs.append((cheapest[begin] + padded + _PASS_TOKENS, begin))
-        cost, begin = min(costs)
-        cheapest.append(cost)
-        begins.append(begin)
-    cuts: list[list[int]] = []
-    end = len(rows)
-    while end:
-        cuts.append(list(rows[begins[end] : end]))
-        end = begins[end]
-    return cuts[::-1]
 
 
 def _stack(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -41,8 +42,8 @@ class Policy:
         self._totals = Totals()
         self._measures: tuple[Totals, dict[str, float]] | None = None
         """Of the gradient to update with."""
-        self._proximal: dict[int, Predictions] = {}
-        """By mini-batch: what the models predicted at the start of the step."""
+        self._predicted: dict[int, tuple[Predict, Predictions]] = {}
+        """By mini-batch: its rows, and what the models predicted at the start of the step."""
 
     @property
     def shards(self) -> dict[str, torch.nn.Parameter]:
@@ -60,10 +61,14 @@ class Policy:
         return self.backend.part_number
 
     def accumulate(self, command: Accumulate) -> dict[str, float]:
-        """Add the gradient of a chunk's loss, before division by the denominator. Collective."""
+        """Add the gradient of a chunk's loss, before division by the denominator. Collective.
+
+        Raises:
+            ValueError: the command is of a mini-batch that this rank has not predicted.
+        """
         proximal: Predictions = {}
         if command.mini_batch is not None:
-            proximal = self._proximal.get(command.mini_batch, {})
+            command, proximal = self._of_predicted(command, command.mini_batch)
         found = self.backend.accumulate(command, self._totals, proximal)
         self._totals.num_tokens += command.num_tokens
         self._totals.denominator += command.denominator
@@ -71,7 +76,7 @@ class Policy:
 
     def predict(self, command: Predict) -> None:
         """Keep what the models predict with the present weights. Collective."""
-        self._proximal[command.mini_batch] = self.backend.predict(command)
+        self._predicted[command.mini_batch] = command, self.backend.predict(command)
 
     def measure(self, step: int) -> None:
         """Compute loss and gradient norms of the accumulated part; `optimize` follows. Collective.
@@ -160,6 +165,16 @@ class Policy:
         for tensor in (*self._optimizer.all_tensors(), *self.backend.own_tensors()):
             if tensor.device.type == self._config.device:
                 yield tensor
+
+    def _of_predicted(self, command: Accumulate, mini_batch: int) -> tuple[Accumulate, Predictions]:
+        """The command with the rows of its `Predict`, and what was predicted for them."""
+        if mini_batch not in self._predicted:
+            raise ValueError(
+                f"mini-batch {mini_batch} has not been predicted on this rank, which has "
+                f"{sorted(self._predicted)}: give it `Predict` before `Accumulate`"
+            )
+        predict, predictions = self._predicted[mini_batch]
+        return replace(command, micro_batches=predict.micro_batches), predictions
 
     def _take_totals(self) -> Totals:
         totals, self._totals = self._totals, Totals()

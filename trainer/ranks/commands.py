@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass, fields
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
 from trainer.data.computations import Accumulate, Predict
-from trainer.data.micro_batch import MicroBatch
+from trainer.data.micro_batch_columns import from_columns, to_columns
 
 __all__ = [
     "Command",
@@ -134,38 +134,36 @@ _KINDS: dict[str, type[Command]] = {kind.__name__: kind for kind in get_args(Com
 
 def encode(command: Command) -> bytes:
     """The command as bytes, without pickle."""
-    batches = command.micro_batches if isinstance(command, Accumulate | Predict) else ()
     words = {
         "kind": type(command).__name__,
-        "num_micro_batches": len(batches),
         "fields": {
             entry.name: getattr(command, entry.name)
             for entry in fields(command)
             if entry.name != "micro_batches"
         },
     }
-    arrays: dict[str, Any] = {
-        f"{number}.{entry.name}": getattr(batch, entry.name)
-        for number, batch in enumerate(batches)
-        for entry in fields(MicroBatch)
-    }
+    batches = command.micro_batches if isinstance(command, Accumulate | Predict) else ()
+    columns = to_columns(batches)
     buffer = io.BytesIO()
-    np.savez(buffer, words=np.frombuffer(json.dumps(words).encode(), np.uint8), **arrays)
+    np.savez(buffer, words=np.frombuffer(json.dumps(words).encode(), np.uint8), **columns)  # type: ignore[arg-type]
     return buffer.getvalue()
 
 
 def decode(data: bytes) -> Command:
-    """The command that `encode` wrote."""
+    """The command that `encode` wrote.
+
+    Raises:
+        ValueError: an earlier release wrote it, into a step dump.
+    """
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         words = json.loads(arrays["words"].tobytes())
         kind, values = _KINDS[words["kind"]], words["fields"]
-        if kind in (Accumulate, Predict):
-            values["micro_batches"] = tuple(
-                MicroBatch(
-                    **{entry.name: arrays[f"{number}.{entry.name}"] for entry in fields(MicroBatch)}
-                )
-                for number in range(words["num_micro_batches"])
+        if "num_micro_batches" in words:
+            raise ValueError(
+                f"{words['kind']} is in the form of seamflow 0.2: replay its dump with that release"
             )
+        if kind in (Accumulate, Predict):
+            values["micro_batches"] = from_columns(arrays)
             values["actions"] = tuple(map(tuple, values.get("actions", ())))
         if kind is Form:
             values |= {name: tuple(values[name]) for name in ("members", "sources")}

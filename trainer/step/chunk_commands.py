@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,15 +12,26 @@ from trainer.config import TrainerConfig
 from trainer.data.advantages import SequenceAdvantages, compute_advantages
 from trainer.data.computations import Accumulate, Predict
 from trainer.data.micro_batch import MicroBatch, plan_micro_batches, weightless
+from trainer.data.model_cost import model_cost
 from trainer.data.token_sequence import TokenSequence, trainable_tokens, without_truncated
 from trainer.pipeline.layout import layout_of
 from trainer.pipeline.pipeline_backend import critic_stages
 from trainer.pipeline.schedule import Schedules
 
-__all__ = ["ChunkCommands"]
+__all__ = ["ChunkCommands", "MiniBatch"]
 
 _PER_STAGE = 2
 """Micro-batches of a pipeline, relative to its stages: fewer leave ranks idle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MiniBatch:
+    """The commands of a mini-batch, in rank order."""
+
+    predict: list[Predict]
+    """At the start of the step: with the rows, which the ranks keep."""
+    accumulate: list[Accumulate]
+    """Before each of its updates, without rows."""
 
 
 class ChunkCommands:
@@ -65,8 +76,8 @@ class ChunkCommands:
         weight_version: int,
         order: np.random.Generator,
         shuffle: np.random.Generator | None = None,
-    ) -> list[list[Accumulate]]:
-        """The commands of each mini-batch, in rank order; advantages are those of the whole step.
+    ) -> list[MiniBatch]:
+        """The commands of each mini-batch; advantages are those of the whole step.
 
         Args:
             sequences: of the step.
@@ -76,26 +87,33 @@ class ChunkCommands:
         """
         whole = compute_advantages(sequences, self._algorithm, self._config, shuffle)
         return [
-            self._commands(
-                [sequences[row] for row in rows],
-                self._part(sequences, whole, rows),
-                weight_version,
-                number,
+            self._mini_batch(
+                self._commands(
+                    [sequences[row] for row in rows],
+                    self._part(sequences, whole, rows),
+                    weight_version,
+                    number,
+                )
             )
             for number, rows in enumerate(self._dealt(sequences, order))
         ]
 
-    def predictions(self, commands: Sequence[Accumulate]) -> list[Predict]:
-        """The commands that must precede those of a mini-batch, at the start of the step."""
+    def _mini_batch(self, commands: Sequence[Accumulate]) -> MiniBatch:
+        """Rows go to the ranks once, to be predicted."""
         actions = (
             [()] * self.world_size
             if self._schedules is None
             else self._schedules.predictions(len(commands[0].micro_batches))
         )
-        return [
-            Predict(mini_batch=each.mini_batch or 0, micro_batches=each.micro_batches, actions=mine)
-            for each, mine in zip(commands, actions, strict=True)
-        ]
+        return MiniBatch(
+            predict=[
+                Predict(
+                    mini_batch=each.mini_batch or 0, micro_batches=each.micro_batches, actions=mine
+                )
+                for each, mine in zip(commands, actions, strict=True)
+            ],
+            accumulate=[replace(each, micro_batches=()) for each in commands],
+        )
 
     def _dealt(
         self, sequences: Sequence[TokenSequence], order: np.random.Generator
@@ -166,6 +184,7 @@ class ChunkCommands:
             packed=self._packed,
             whole_groups=self._algorithm.whole_groups,
             at_least=_PER_STAGE * self.world_size if pipelined else 1,
+            cost=model_cost(self._config.model),
         )
         if self._schedules is None or not shares[0]:
             return shares * (self.world_size // len(shares))

@@ -23,7 +23,7 @@ from trainer.data.token_sequence import TokenSequence
 from trainer.ranks.command_channel import RankFailedError, RankLostError
 from trainer.ranks.commands import Discard, Gather, Load, Measure, Optimize
 from trainer.ranks.rank_group import RankGroup
-from trainer.step.chunk_commands import ChunkCommands
+from trainer.step.chunk_commands import ChunkCommands, MiniBatch
 from trainer.step.step_dump import StepDumpWriter
 from trainer.tracking.step_record import StepRecord
 
@@ -169,13 +169,13 @@ class StepRunner:
         record = part.record
         with record.phase("train"):
             parts = await self._mini_batches(part)
-            for commands in parts:
-                await self._ranks.do_each(self._chunks.predictions(commands))
+            for mini_batch in parts:
+                await self._ranks.do_each(mini_batch.predict)
             *numbers, last = self._update_order(record.step, len(parts))
             for number in numbers:
-                self._chunks.report(await self._ranks.do_each(parts[number]))
+                self._chunks.report(await self._ranks.do_each(parts[number].accumulate))
                 await self._optimize(record)
-            await self._ranks.do_each(parts[last])
+            await self._ranks.do_each(parts[last].accumulate)
 
     async def _optimize(self, record: StepRecord) -> None:
         if self._config.replicas > 1:
@@ -203,8 +203,8 @@ class StepRunner:
             self._shuffle(part),
         )
 
-    async def _mini_batches(self, part: _Part) -> list[list[Accumulate]]:
-        """The same of each mini-batch, which depend on seed and step alone."""
+    async def _mini_batches(self, part: _Part) -> list[MiniBatch]:
+        """The commands of each mini-batch, which depend on seed and step alone."""
         return await asyncio.to_thread(
             self._chunks.mini_batches,
             part.chunk.sequences,

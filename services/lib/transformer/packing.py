@@ -17,7 +17,7 @@ H heads, D values of a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -31,6 +31,7 @@ from torch import nn
 from services.chassis.log import get_logger
 from services.lib.transformer.row_rope import row_rope
 from services.lib.transformer.shared_prefix import shared_tokens
+from services.lib.transformer.similar_rows import similar_rows
 
 __all__ = ["Packing", "can_pack"]
 
@@ -64,7 +65,9 @@ class Packing:
     def of(cls, token_ids_BT: NDArray[np.int32], lengths_B: NDArray[np.int64], device: str) -> Self:
         """Pack rows with these lengths."""
         places_BT, num_tokens = _places(token_ids_BT, lengths_B)
-        buckets = [places_BT[rows, : lengths_B[rows[0]]] for rows in _similar(lengths_B)]
+        buckets = [
+            places_BT[rows, : lengths_B[rows[0]]] for rows in similar_rows(lengths_B.tolist())
+        ]
         ends_BT = np.arange(token_ids_BT.shape[1]) < lengths_B[:, None]
         token_ids_U, positions_U = np.zeros(num_tokens, np.int64), np.zeros(num_tokens, np.int64)
         token_ids_U[places_BT[ends_BT]] = token_ids_BT[ends_BT]
@@ -235,18 +238,6 @@ def _places(
         num_tokens += fresh
         before = ids_T, places_BT[row, : len(ids_T)]
     return places_BT, num_tokens
-
-
-def _similar(lengths_B: NDArray[np.int64]) -> Iterator[list[int]]:
-    """Buckets of rows, longest first, none less than half as long as the longest of its bucket."""
-    order = np.argsort(-lengths_B, kind="stable").tolist()
-    rows: list[int] = []
-    for row in order:
-        if rows and 2 * lengths_B[row] < lengths_B[rows[0]]:
-            yield rows
-            rows = []
-        rows.append(row)
-    yield rows
 
 
 def _found(buckets: list[NDArray[np.int64]], positions_U: NDArray[np.int64]) -> NDArray[np.int64]:

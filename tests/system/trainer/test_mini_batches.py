@@ -19,6 +19,7 @@ from tests.system.trainer.test_process import Child
 from trainer.algorithms.base import make_algorithm
 from trainer.algorithms.terms.importance import Correction, TrustRegion
 from trainer.algorithms.terms.policy_gradient import Ratios
+from trainer.policy.policy import Policy
 
 STEPS = [1, 2, 3, 4]
 OFTEN = {
@@ -64,6 +65,15 @@ def test_two_ranks_and_one_train_the_same(
     out = run(2, model, tmp_path, steps=STEPS, config={**OFTEN, "backend": backend})
     assert losses(out) == pytest.approx(losses(whole), abs=ROUNDING)
     assert greatest_difference(out, whole) < ROUNDING
+
+
+def test_an_update_of_rows_that_a_rank_has_not_predicted_is_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come with `Predict` alone: without it nothing is trained in their place."""
+    monkeypatch.setattr(Policy, "predict", lambda *_: None)
+    with pytest.raises(ValueError, match=r"mini-batch \d has not been predicted on this rank"):
+        run(1, model, tmp_path, steps=[1], config=OFTEN)
 
 
 def test_another_seed_deals_other_mini_batches(model: Path, whole: Path, tmp_path: Path) -> None:

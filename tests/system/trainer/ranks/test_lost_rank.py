@@ -117,3 +117,17 @@ def test_the_loss_of_all_copies_of_a_part_is_an_error(model: Path, tmp_path: Pat
     deaths = [Death(rank=rank, kind="Accumulate", number=2 * KILL_STEP) for rank in (1, 3)]
     found = train(model, tmp_path / "out", *deaths)
     assert "the only copy" in json.loads((found / "lead.json").read_text())["error"]
+
+
+def test_ranks_that_are_left_get_the_rows_of_mini_batches_again(
+    model: Path, tmp_path: Path
+) -> None:
+    """A rank dies after it predicted and before any update: the step begins anew without it."""
+    often = {**CONFIG, "algorithm__num_epochs": 2, "algorithm__num_mini_batches": 2}
+    death = Death(rank=3, kind="Accumulate", number=1)
+    undisturbed = train(model, tmp_path / "undisturbed", config=often, steps=2)
+    found = train(model, tmp_path / "out", death, config=often, steps=2)
+    assert told(found, "sizes") == [3, 4]
+    assert told(found, "losses") == pytest.approx(told(undisturbed, "losses"), rel=1e-6)
+    end = whole(undisturbed / "state_2", "parameter")
+    assert difference(whole(found / "state_2", "parameter"), end) < 1e-6

@@ -1,0 +1,33 @@
+"""`make bench-size`: steps of models and batches of real size, computed without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+
+from bench.report import Report
+from bench.size.balance import balance
+from bench.size.loading import loading
+
+__all__ = ["main"]
+
+_SEEDS = 5
+
+
+def main() -> None:
+    """Compute all parts."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=0, help="the first of five")
+    first = parser.parse_args().seed
+    seeds = range(first, first + _SEEDS)
+    balanced, loaded = balance(seeds), loading()
+    Report(
+        bench="size",
+        figures={**balanced.figures, **loaded},
+        raw=balanced.raw,
+        seeds=list(seeds),
+        packages=("seamflow", "torch", "transformers"),
+    ).publish()
+
+
+if __name__ == "__main__":
+    main()
