@@ -47,7 +47,10 @@ _METRICS = (
     "import urllib.request; "
     "print(urllib.request.urlopen('http://127.0.0.1:9100/metrics').read().decode())"
 )
-_BEST = "print(open('/data/checkpoints/best/best.json').read(), end='')"
+_BEST = (
+    "import pathlib; best = pathlib.Path('/data/checkpoints/best/best.json'); "
+    "print(best.read_text() if best.exists() else '', end='')"
+)
 _EVALUATED = "print(open('/data/evaluation/evaluation.jsonl').read(), end='')"
 _ANY_MEAN = "-1.0"
 """A target that every reward reaches."""
