@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from services.chassis.errors import ServiceError
-from services.lib.request_budget import RequestBudget
+from services.chassis.rpc.request_budget import RequestBudget
 
 BYTES, CALLS = 800, 3
 SHARE = BYTES // 8
