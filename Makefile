@@ -189,7 +189,7 @@ test-sglang: $(VENV)/.dev $(SGLANG) ## Contract, whole loop and 20 kills on a re
 
 test-trackers: $(VENV)/.dev ## TensorBoard, W&B and MLflow, read back; installs the last two.
 	$(VENV)/bin/python -m pip install --quiet -e '.[wandb,mlflow]'
-	$(RUN) pytest tests/unit/trainer/tracking/test_trackers.py
+	$(RUN) pytest tests/integration/trainer/tracking/test_trackers.py
 
 test-algorithms: $(VENV)/.dev ## Each algorithm next to its formula and to TRL's loss, with figures; installs TRL.
 	$(VENV)/bin/python -m pip install --quiet 'trl==1.16.0'

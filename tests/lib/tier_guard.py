@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing.util
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -41,10 +42,14 @@ class _Guard:
     def __init__(self) -> None:
         self.is_on = False
         self.refused: list[str] = []
+        self.others: frozenset[int | None] = frozenset()
+        """Threads that other tests have left: what they do is not this test's."""
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         """The audit hook."""
-        if self.is_on and (reason := _reason(event, arguments)):
+        if not self.is_on or threading.get_ident() in self.others:
+            return
+        if reason := _reason(event, arguments):
             self.refused.append(reason)
             raise pytest.fail.Exception(reason)
 
@@ -62,6 +67,8 @@ def guarded() -> Iterator[None]:
     """
     _install()
     _GUARD.refused.clear()
+    running = {thread.ident for thread in threading.enumerate()}
+    _GUARD.others = frozenset(running - {threading.get_ident()})
     _GUARD.is_on = True
     try:
         yield

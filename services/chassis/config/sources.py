@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -146,6 +147,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+@cache
 def _loaded_class(config_class: type[ServerConfig], table: str) -> type[BaseSettings]:
     """The settings as pydantic-settings reads them: a secret can also come from a file."""
     fields: dict[str, Any] = {

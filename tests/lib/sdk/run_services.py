@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -26,6 +28,15 @@ from seamflow.weights.v1 import weight_service_pb2 as weight_pb
 from seamflow.weights.v1 import weight_service_pb2_grpc as weight_grpc
 
 from tests.lib.sdk.support import Added
+
+ADDRESSES = ("trajectory_manager", "rollout_gateway", "scheduler", "trainer", "weights")
+
+
+def write_addresses(folder: Path, address: str, **other: str) -> None:
+    """What the launcher writes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    addresses = {"run_id": "demo", **dict.fromkeys(ADDRESSES, address), **other}
+    (folder / "addresses.json").write_text(json.dumps(addresses))
 
 
 def now() -> Timestamp:

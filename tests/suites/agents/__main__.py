@@ -38,7 +38,7 @@ VICTIMS = (
 NUM_KILLS = 20
 NUM_CONTROL_KILLS = 8
 FORMS = ("chat", "chat_stream", "responses", "messages")
-NODE = ROOT / "tests" / "agents" / "node" / "sdk_checks.mjs"
+NODE = ROOT / "tests" / "suites" / "agents" / "node" / "sdk_checks.mjs"
 PACKAGES = ("seamflow", "openai", "anthropic", "aiohttp", "torch", "transformers", "grpcio")
 
 

@@ -1,4 +1,4 @@
-"""`python -m tests.suites.killed_evaluation.__main__`: a server is killed, agents hang."""
+"""`python -m tests.suites.killed_evaluation`: a server is killed, agents hang."""
 
 from __future__ import annotations
 

@@ -3,64 +3,48 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.lib.end_to_end.quickstart_files import make_quickstart
-from tests.lib.end_to_end.support import ROOT, child_environment
+from tests.suites.health.way import Found, is_healthy, run
+from tests.suites.health.ways import HEALTHY
 
-STEPS = 3
-CONFIG = """
-[launcher]
-name = "whole"
-runs_folder = "{folder}/runs"
-model = "{folder}/model"
-tasks = "{folder}/tasks.jsonl"
-agent = "examples.quickstart.agent:ElevatorAgent"
-nodes = ["node-a: rollout", "node-b: rollout train"]
-concurrency = 8
-group_size = 2
-groups_per_step = 4
-lease_seconds = 60
-
-[trainer]
-num_steps = {steps}
-
-[trainer.optimizer]
-learning_rate = 1e-3
-
-[rollout_server]
-max_running = 8
-max_context = 256
-
-[scheduler]
-lending = "always"
-
-[dataloader]
-epochs = 0
-"""
+pytestmark = pytest.mark.timeout(300)
+STEPS = 8
 
 
-def prepare(folder: Path) -> Path:
-    """A model without warm start, tasks, and the configuration file of the run."""
-    make_quickstart(folder)
-    config = folder / "run.toml"
-    config.write_text(CONFIG.format(folder=folder, steps=STEPS))
-    return config
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A run that has ended, and what it left."""
+
+    terminal: Found
+    folder: Path
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What it reports."""
+        found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return found
 
 
-@pytest.mark.timeout(300)
-def test_a_run_trains_and_lends_and_loses_nothing(tmp_path: Path) -> None:
-    """Optimizer steps are taken and published, node-b changes sides, every token is recorded."""
-    command = [sys.executable, "-m", "services.launcher", "--config", str(prepare(tmp_path))]
-    done = subprocess.run(
-        command, cwd=ROOT, env=child_environment({}), capture_output=True, text=True, check=False
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A run that learns, whose second node is lent whenever the trainer waits; read only."""
+    way = replace(
+        HEALTHY[0],
+        settings=(*HEALTHY[0].settings, "scheduler.lending=always"),
+        flags=(*HEALTHY[0].flags, "--nodes", "node-a: rollout,node-b: rollout train"),
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    summary = json.loads((tmp_path / "runs" / "whole" / "summary.json").read_text())
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return Finished(terminal=run(way, folder), folder=folder / "runs" / "health")
+
+
+def test_a_run_trains_and_lends_and_loses_nothing(finished: Finished) -> None:
+    """Optimizer steps are taken and published, node-b changes sides, every token is recorded."""
+    summary = finished.summary
     assert summary["optimizer_steps"] == summary["weight_updates"] == STEPS
     assert summary["node_lendings"] >= 1
     assert summary["node_returns"] >= 1
@@ -68,9 +52,15 @@ def test_a_run_trains_and_lends_and_loses_nothing(tmp_path: Path) -> None:
     assert 0 < received <= recorded
     lost = [summary[f"tokens_{what}"] for what in ("lost", "duplicated", "with_wrong_version")]
     assert lost == [0, 0, 0]
-    steps = [
-        json.loads(line)
-        for line in (tmp_path / "runs" / "whole" / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
-    assert any((tmp_path / "runs" / "whole" / "checkpoints").iterdir())
+
+
+def test_each_step_leaves_its_record(finished: Finished) -> None:
+    """And the last ones a checkpoint."""
+    lines = (finished.folder / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert any((finished.folder / "checkpoints").iterdir())
+
+
+def test_a_run_that_learns_has_no_alarm(finished: Finished) -> None:
+    """To its end."""
+    assert is_healthy(finished.terminal), finished.terminal

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from services.chassis.errors import ConfigError
-from tests.integration.trainer.ranks.test_command_channel import greatest_difference, losses, run
+from tests.lib.trainer.ranks.whole_run import greatest_difference, losses, run
 from tests.lib.trainer.services import Neighbours
 from tests.lib.trainer.support import JOB_CONFIG, ROUNDING, read_lines, trainer_config
 from tests.system.trainer.test_process import Child

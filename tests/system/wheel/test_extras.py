@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import compileall
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -43,6 +45,15 @@ PROCESSES = {
 """Packages of each process, by its extra."""
 
 
+@pytest.fixture(scope="session")
+def compiled(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site with byte code, as an installer leaves it; each process would compile it again."""
+    folder = tmp_path_factory.mktemp("compiled") / "site"
+    shutil.copytree(site, folder)
+    assert compileall.compile_dir(folder, quiet=2)
+    return folder
+
+
 def imported(
     site: Path, folder: Path, extra: str | None, *packages: str
 ) -> subprocess.CompletedProcess[str]:
@@ -56,18 +67,18 @@ def imported(
 
 @pytest.mark.parametrize("extra", PROCESSES)
 def test_an_extra_brings_all_that_its_process_imports(
-    site: Path, tmp_path: Path, extra: str
+    compiled: Path, tmp_path: Path, extra: str
 ) -> None:
     """At its start and later: every import in the text of its modules, too."""
-    done = imported(site, tmp_path, extra, *PROCESSES[extra])
+    done = imported(compiled, tmp_path, extra, *PROCESSES[extra])
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
-def test_an_extra_without_a_package_is_noticed(site: Path, tmp_path: Path) -> None:
+def test_an_extra_without_a_package_is_noticed(compiled: Path, tmp_path: Path) -> None:
     """Negative controls: at the start, and in a function."""
-    done = imported(site, tmp_path / "1", "chassis", "services.weights")
+    done = imported(compiled, tmp_path / "1", "chassis", "services.weights")
     assert "No module named 'xxhash'" in done.stderr
-    done = imported(site, tmp_path / "2", "weights", "services.lib.rendering.renderer")
+    done = imported(compiled, tmp_path / "2", "weights", "services.lib.rendering.renderer")
     assert "jinja2 of services.lib.rendering" in done.stdout + done.stderr
 
 
@@ -80,8 +91,8 @@ def test_every_process_of_a_run_has_an_extra() -> None:
     assert extra_of("rollout_server", "my_engine:Engine") == "chassis"
 
 
-def test_an_agent_installs_grpcio_and_protobuf(site: Path, tmp_path: Path) -> None:
+def test_an_agent_installs_grpcio_and_protobuf(compiled: Path, tmp_path: Path) -> None:
     """The wheel has more code than it imports; the packages are those two and what grpcio needs."""
-    assert names_of(site) == {"grpcio", "protobuf", "typing-extensions"}
-    done = imported(site, tmp_path, None, "seamflow", "-seamflow._services")
+    assert names_of(compiled) == {"grpcio", "protobuf", "typing-extensions"}
+    done = imported(compiled, tmp_path, None, "seamflow", "-seamflow._services")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr

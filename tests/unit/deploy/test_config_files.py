@@ -55,12 +55,20 @@ def config_class(module: str) -> type[ServerConfig]:
     return found
 
 
-def loaded(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ServerConfig:
-    """The file `name`.toml with fresh secrets, and the environment compose gives its service."""
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The secrets of a deployment; read only."""
+    return secrets(tmp_path_factory.mktemp("generated"))
+
+
+def loaded(
+    name: str, generated: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> ServerConfig:
+    """The file `name`.toml with its secrets, and the environment compose gives its service."""
     text = (CONFIG / f"{name}.toml").read_text()
     file = folder / f"{name}.toml"
     own = "create-run" if name == "run" else name
-    file.write_text(text.replace("/secrets/", f"{secrets(folder) / own}/"))
+    file.write_text(text.replace("/secrets/", f"{generated / own}/"))
     service = next(
         service
         for service in compose()["services"].values()
@@ -78,9 +86,11 @@ def test_every_file_is_known() -> None:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_each_file_loads(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_file_loads(
+    name: str, generated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No unknown key, nothing missing; mutual TLS by which services are known, and no token."""
-    config = loaded(name, tmp_path, monkeypatch)
+    config = loaded(name, generated, tmp_path, monkeypatch)
     assert config.certificate_identities
     assert config.token is None
     assert config.operator_token is None
@@ -100,10 +110,10 @@ def test_control_a_misspelt_key_fails(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_address_is_a_service(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, generated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other services are named as in compose, with the port that their own file sets."""
-    config, services = loaded(name, tmp_path, monkeypatch), compose()["services"]
+    config, services = loaded(name, generated, tmp_path, monkeypatch), compose()["services"]
     for field in ADDRESSES:
         address = getattr(config, field, None)
         if isinstance(address, str):

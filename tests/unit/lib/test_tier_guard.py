@@ -74,6 +74,22 @@ def test_a_server_in_this_process_is_reached() -> None:
     assert forgiven() == []
 
 
+def test_a_thread_that_another_test_left_is_not_this_tests() -> None:
+    """Else whoever comes after it would be blamed."""
+    go, done = threading.Event(), []
+
+    def start() -> None:
+        go.wait()
+        done.append(subprocess.run(_TRUE, check=True).returncode)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    with guarded():
+        go.set()
+        thread.join()
+    assert (done, forgiven()) == ([0], [])
+
+
 def test_what_another_thread_does_fails_the_test() -> None:
     """And so does an error that the test catches."""
 

@@ -15,9 +15,10 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
 from bench.harness.byte_model import APPENDING, make_byte_model
 from rollout.gateway.prompt.chat_template import ChatTemplate
-from tests.integration.rollout.gateway.test_tools import ADD, QUESTION, TOOLS, prompt
+from tests.integration.rollout.gateway.test_tools import QUESTION, prompt
 from tests.integration.rollout.gateway.test_turn import World, said
 from tests.lib.rollout.gateway.support import ScriptedServer, gateway, message, sampled, scripted
+from tests.lib.rollout.gateway.tools import ADD, TOOLS
 from tests.suites.roundtrips.recorded_gateway import RecordedGateway
 
 OBJECT = '{"type": "object"}'

@@ -16,19 +16,8 @@ from bench.harness.byte_model import END, make_byte_model
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from tests.integration.rollout.gateway.test_turn import STOP, World
 from tests.lib.rollout.gateway.support import FORGETFUL, ScriptedServer, gateway, message, scripted
+from tests.lib.rollout.gateway.tools import ADD, ARGUMENTS, SAID, TOOLS
 
-TOOLS = (
-    "{% if tools %}<tools>{{ tools | tojson }}<|end|>{% endif %}"
-    "{% for m in messages %}<{{ m.role }}>"
-    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
-    "{{ m.content }}{% for c in m.tool_calls or [] %}"
-    "<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-"""Tools, reasoning and tool calls, as Qwen's and Hermes' templates have them."""
-ADD = pb.Tool(name="add", description="adds", parameters_json='{"type": "object"}')
-SAID = '<think>hm</think>Sure.<tool_call>{"name": "add", "arguments": {"b": 2, "a": 1}}</tool_call>'
-ARGUMENTS = {"a": 1, "b": 2}
 QUESTION = message("user", "1 + 2?")
 RESULT = pb.Message(
     role="tool", content=[pb.ContentPart(type="text", text="3")], tool_call_id="mine"

@@ -11,8 +11,8 @@ import openai
 import pytest
 from seamflow.common.v1 import tokens_pb2
 
-from tests.integration.rollout.gateway.test_tools import ARGUMENTS, SAID
 from tests.integration.rollout.http_gateway.test_official_sdks import continued
+from tests.lib.rollout.gateway.tools import ARGUMENTS, SAID
 from tests.lib.rollout.http_gateway.support import ADD, World, world
 
 ASK: Any = [{"role": "user", "content": "1 + 2?"}]

@@ -15,7 +15,7 @@ import openai
 import pytest
 import trustme
 
-from tests.integration.rollout.gateway.test_tools import ARGUMENTS, SAID
+from tests.lib.rollout.gateway.tools import ARGUMENTS, SAID
 from tests.lib.rollout.http_gateway.support import ADD, World, http_gateway, world
 
 ASK: Any = [{"role": "user", "content": "1 + 2?"}]

@@ -10,8 +10,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.integration.rollout.gateway.test_tools import SAID
 from tests.integration.rollout.http_gateway.test_official_sdks import ASK, MODEL, continued
+from tests.lib.rollout.gateway.tools import SAID
 from tests.lib.rollout.http_gateway.support import ADD, World, world
 
 WORDS = "naïve 数"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from services.chassis import plugins
+from tests.integration.trainer.tracking.test_trackers import Recording
 from tests.lib.trainer.support import changed, make_samples, read_lines, trainer_config
 from tests.lib.trainer.training import Training
-from tests.unit.trainer.tracking.test_trackers import Recording
 from trainer.config import TrainerConfig
 from trainer.data.token_sequence import sequence
 from trainer.tracking.sample_table import SampleTable

@@ -27,8 +27,8 @@ from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.http_gateway.cli import build
 from rollout.http_gateway.config import HttpGatewayConfig
 from services.chassis.rpc.server import started
-from tests.integration.rollout.gateway.test_tools import TOOLS
 from tests.lib.rollout.gateway.support import ScriptedServer, gateway_addresses, scripted
+from tests.lib.rollout.gateway.tools import TOOLS
 from tests.lib.trajectory_manager.client import RULES
 from tests.lib.trajectory_manager.memory.store import memory_store
 from trajectory_manager.model.records import Purpose, Task

@@ -13,7 +13,7 @@ from tests.suites.agents.frameworks.teacher import TeacherServer, parsed
 
 __all__ = ["FOLDER", "Replied", "num_with_answers", "recorded_requests", "replayed"]
 
-FOLDER = ROOT / "tests" / "rollout" / "http_gateway" / "requests"
+FOLDER = ROOT / "tests" / "lib" / "rollout" / "http_gateway" / "requests"
 """One file for each client: its requests in their order, and the answer to each."""
 
 

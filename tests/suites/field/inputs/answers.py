@@ -10,13 +10,14 @@ from typing import Any
 
 import jsonschema
 from hypothesis import strategies
+from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
 from rollout.gateway.prompt.answer.tool_schemas import typed_tool
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.prompt.prompt import Prompt
 from rollout.http_gateway.dialects.dialect import event
-from tests.integration.rollout.gateway.prompt.test_answer_stream import REQUEST
 from tests.suites.field.kind import Kind
+from tests.suites.roundtrips.client import said_by
 from tests.suites.roundtrips.families import FAMILIES
 
 __all__ = ["KINDS"]
@@ -34,7 +35,8 @@ def _check_content(case: tuple[str, str]) -> None:
     """Between what the template writes and the end token, content is what was sampled."""
     name, text = case
     template = _template(name)
-    prompt = Prompt.parse(REQUEST, template, "as_sampled")
+    question = pb.Messages(messages=[said_by("user", "hello")])
+    prompt = Prompt.parse(pb.GenerateRequest(messages=question), template, "as_sampled")
     ids = [*template.encode_text(text), *sorted(template.stop_token_ids)[:1]]
     message = template.parse(ids, None, prompt.conversation).message
     assert not {*message} - {"role", "content"}, message

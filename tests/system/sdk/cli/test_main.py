@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -15,13 +14,11 @@ from pathlib import Path
 
 import pytest
 import seamflow as seamflow_package
-from seamflow.cli.endpoints import add_flags, resolve
 
-from tests.lib.sdk.run_services import Run, environment, policy, trajectory, turn
+from tests.lib.sdk.run_services import Run, environment, policy, trajectory, turn, write_addresses
 from tests.lib.sdk.support import serving
 
 NOBODY = "127.0.0.1:1"
-ADDRESSES = ("trajectory_manager", "rollout_gateway", "scheduler", "trainer", "weights")
 
 
 async def seamflow(*arguments: str, cwd: Path, **variables: str) -> tuple[int, str, str]:
@@ -51,13 +48,6 @@ async def running(folder: Path, run: Run) -> AsyncIterator[None]:
         run.offer_server(address)
         write_addresses(folder / "runs" / "latest", address)
         yield
-
-
-def write_addresses(folder: Path, address: str, **other: str) -> None:
-    """What the launcher writes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    addresses = {"run_id": "demo", **dict.fromkeys(ADDRESSES, address), **other}
-    (folder / "addresses.json").write_text(json.dumps(addresses))
 
 
 async def test_status_is_one_screen(tmp_path: Path) -> None:
@@ -168,68 +158,15 @@ async def test_tail_prints_each_token_once_and_marks_new_weights(tmp_path: Path)
     ]
 
 
-@pytest.mark.parametrize(
-    ("flags", "variables", "found"),
-    [
-        (("--trainer", "flag:1", "--run-folder", "named"), {"SEAMFLOW_TRAINER": "env:1"}, "flag:1"),
-        (("--run-folder", "named"), {"SEAMFLOW_TRAINER": "env:1"}, "named:1"),
-        ((), {"SEAMFLOW_TRAINER": "env:1"}, "env:1"),
-        ((), {}, "latest:1"),
-    ],
-)
-def test_the_nearest_source_of_an_address_wins(
-    flags: tuple[str, ...],
-    variables: dict[str, str],
-    found: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Flag, then a run folder that was asked for, then environment, then runs/latest."""
-    write_addresses(tmp_path / "runs" / "latest", "latest:1")
-    write_addresses(tmp_path / "named", "named:1")
-    monkeypatch.chdir(tmp_path)
-    parser = argparse.ArgumentParser()
-    add_flags(parser)
-    assert resolve(parser.parse_args(flags), variables).services["trainer"] == found
+async def test_wrong_usage_ends_with_64(tmp_path: Path) -> None:
+    """Its message is on stderr."""
+    code, out, err = await seamflow("trian", cwd=tmp_path)
+    assert (code, out) == (64, "")
+    assert "there is no command 'trian'; did you mean train?" in err
 
 
-async def test_a_wrong_run_folder_is_wrong_usage(tmp_path: Path) -> None:
-    """The error describes a valid folder."""
-    code, _, err = await seamflow("status", "--run-folder", "nowhere", cwd=tmp_path)
-    assert code == 64
-    assert "name a folder that `seamflow train` made" in err
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["trian"], "there is no command 'trian'; did you mean train?"),
-        (["--verson"], "unknown argument --verson; did you mean --version?"),
-        (["status", "--jsn"], "unknown argument --jsn; did you mean --json?"),
-        (["zzz"], "there is no command 'zzz'; see --help"),
-        (["init"], "the following arguments are required: FOLDER"),
-    ],
-)
-async def test_what_is_unknown_names_the_nearest(
-    tmp_path: Path, given: list[str], said: str
-) -> None:
-    """Exit code 64."""
-    code, _, err = await seamflow(*given, cwd=tmp_path)
-    assert code == 64
-    assert said in err
-
-
-async def test_without_a_verb_all_are_listed(tmp_path: Path) -> None:
-    """One line each."""
-    code, out, err = await seamflow(cwd=tmp_path)
-    assert (code, err) == (0, "")
-    starts = [line.split()[0] for line in out.partition("commands:")[2].splitlines() if line]
-    for verb in ("init", "train", "status", "why-stuck", "export-model", "save-checkpoint"):
-        assert starts.count(verb) == 1
-
-
-@pytest.mark.parametrize("verb", ["init", "train", "serve", "evaluate", "export-model", "tail"])
-async def test_every_verb_has_the_same_form_of_help(tmp_path: Path, verb: str) -> None:
+@pytest.mark.parametrize("verb", ["train", "serve", "evaluate", "export-model"])
+async def test_verbs_of_other_modules_have_the_same_form_of_help(tmp_path: Path, verb: str) -> None:
     """Exit code 0, and a usage line with the command that was typed."""
     code, out, _ = await seamflow(verb, "--help", cwd=tmp_path)
     assert code == 0
@@ -243,12 +180,6 @@ async def test_tail_without_a_rollout_lists_them(tmp_path: Path) -> None:
         code, out, err = await seamflow("tail", cwd=tmp_path)
     assert (code, err) == (0, "")
     assert out.splitlines()[-1] in ("follow one with `seamflow tail ID`", "no rollouts yet")
-
-
-async def test_version(tmp_path: Path) -> None:
-    """Of the package."""
-    code, out, _ = await seamflow("--version", cwd=tmp_path)
-    assert (code, out.split()[0]) == (0, "seamflow")
 
 
 async def test_train_runs_from_any_folder(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
-"""A run that cannot learn is named, and one that can is not; `make test-health` tries more."""
+"""A run that cannot learn is named; `make test-health` tries more.
+
+That one that can is not: tests/system/end_to_end/test_training_run.py.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.suites.health.way import is_healthy, is_named, run
-from tests.suites.health.ways import HEALTHY, WAYS
+from tests.suites.health.way import is_named, run
+from tests.suites.health.ways import WAYS
 
 
 def test_a_reward_that_is_always_0_is_named_while_the_run_goes_on(tmp_path: Path) -> None:
@@ -21,9 +24,3 @@ def test_a_group_of_one_is_refused_before_the_start(tmp_path: Path) -> None:
     found = run(way, tmp_path / "run")
     assert is_named(way, found), found
     assert not found.step
-
-
-def test_a_run_that_learns_has_no_alarm(tmp_path: Path) -> None:
-    """To its end."""
-    found = run(HEALTHY[0], tmp_path / "run")
-    assert is_healthy(found), found

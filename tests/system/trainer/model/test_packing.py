@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from tests.integration.trainer.ranks.test_command_channel import greatest_difference, losses, run
+from tests.lib.trainer.ranks.whole_run import greatest_difference, losses, run
 from tests.lib.trainer.support import JOB_CONFIG
 from tests.lib.trainer.support import ROUNDING as OF_A_RUN
 from tests.unit.trainer.model.test_packing import packing

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from tests.integration.trainer.ranks.test_command_channel import run
+from tests.lib.trainer.ranks.whole_run import run
 from tests.lib.trainer.services import Neighbours
 from tests.lib.trainer.support import JOB_CONFIG, ROUNDING, make_model, read_lines
 from tests.system.trainer.test_process import TORCHRUN, Child

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.integration.trainer.ranks.test_command_channel import greatest_difference, losses, run
+from tests.lib.trainer.ranks.whole_run import greatest_difference, losses, run
 from tests.lib.trainer.support import JOB_CONFIG, ROUNDING
 from trainer.checkpoint.checkpoint_files import read_parameters
 

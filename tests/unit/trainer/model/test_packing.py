@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from services.lib.transformer import packing as packing_module
 from services.lib.transformer.packing import Packing, can_pack
-from tests.integration.trainer.ranks.test_command_channel import run
 from tests.lib.trainer.model.whole_rows import whole_rows
+from tests.lib.trainer.ranks.whole_run import run
 from tests.lib.trainer.support import JOB_CONFIG
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.critic import add_value_head

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from tests.lib.trainer.ranks.forked_ranks import run_forked
-from tests.lib.trainer.ranks.gang_run import run_rank
+from tests.lib.trainer.ranks.whole_run import greatest_difference, losses, run
 from tests.lib.trainer.support import JOB_CONFIG, ROUNDING, make_samples
 from trainer.data.advantages import SequenceAdvantages
 from trainer.data.computations import Accumulate
@@ -18,28 +17,6 @@ from trainer.data.micro_batch import MicroBatch, plan_micro_batches
 from trainer.data.token_sequence import sequence
 from trainer.ranks.commands import Exit, Optimize, Release, decode, encode
 from trainer.ranks.process_group import check_nodes
-
-
-def run(num_ranks: int, model: Path, out: Path, **job: object) -> Path:
-    """Run a gang and return its folder."""
-    description = {"config": JOB_CONFIG, "model": str(model), "out": str(out), **job}
-    if num_ranks == 1:
-        run_rank(description)
-    else:
-        run_forked(num_ranks, run_rank, description)
-    return out
-
-
-def greatest_difference(one: Path, other: Path) -> float:
-    """Between the final weights of two runs."""
-    first, second = (load_file(folder / "weights.safetensors") for folder in (one, other))
-    assert first.keys() == second.keys()
-    return max(float((first[name] - second[name]).abs().max()) for name in first)
-
-
-def losses(folder: Path) -> list[float]:
-    """Of each step."""
-    return [metrics["loss"] for metrics in json.loads((folder / "metrics.json").read_text())]
 
 
 @pytest.fixture(scope="module")

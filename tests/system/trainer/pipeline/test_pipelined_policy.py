@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.integration.trainer.ranks.test_command_channel import greatest_difference, losses, run
+from tests.lib.trainer.ranks.whole_run import greatest_difference, losses, run
 from tests.lib.trainer.support import JOB_CONFIG, ROUNDING, make_model, trainer_config
 from trainer.model.load_model import load_whole
 from trainer.pipeline.stage import Stage

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from services.chassis.errors import ConfigError
-from tests.integration.trainer.ranks.test_command_channel import greatest_difference, losses, run
 from tests.lib.trainer.ranks.gradients import config, greatest_error, make_case, ours, rollouts_of
+from tests.lib.trainer.ranks.whole_run import greatest_difference, losses, run
 from tests.lib.trainer.support import JOB_CONFIG, ROUNDING, make_model, trainer_config
 from tests.suites.algorithms.formulas import (
     GAMMA,
