@@ -1,0 +1,3 @@
+from tools.forecast.cli import main
+
+main()
