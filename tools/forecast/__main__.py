@@ -1,3 +1,3 @@
-from tools.forecast.cli import main
+from tools.forecast.forecast_command import main
 
 main()

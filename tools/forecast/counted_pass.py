@@ -8,7 +8,8 @@ optimizer's state are there. The update follows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -93,7 +94,7 @@ def counted_pass(
         _count_state(optimizer, parameters, live)
         for number, (whole, _) in enumerate(models.parts):
             divide(transformer_blocks(whole), number, live)
-        with live, flops:
+        with live, flops, _known_products(config.dtype):
             _pass(models, given, config, live)
             _update(optimizer, live)
     return Counted(
@@ -103,6 +104,21 @@ def counted_pass(
         trained=sum(each.numel() for each in parameters.values() if each.requires_grad),
         offloaded_bytes=host["bytes"],
     )
+
+
+@contextmanager
+def _known_products(dtype: str) -> Iterator[None]:
+    """Tensors without memory know the products of experts in bfloat16 alone; else another
+    operation of the same results takes their place."""
+    from transformers.integrations import moe
+
+    known = moe._can_use_grouped_mm
+    if dtype != "bfloat16":
+        moe._can_use_grouped_mm = lambda *_: False
+    try:
+        yield
+    finally:
+        moe._can_use_grouped_mm = known
 
 
 def _placed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -43,7 +44,8 @@ def _own_formulas() -> Mapping[Any, Callable[..., int]]:
     from transformers.integrations import moe  # noqa: F401 -- it declares operations
 
     aten, experts = torch.ops.aten, torch.ops.transformers
-    formulas = {
+    formulas: dict[Any, Callable[..., int]] = {
+        torch.ops.mkldnn._linear_pointwise: _linear,
         aten._scaled_dot_product_flash_attention_for_cpu: _attention,
         aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
         aten._grouped_mm: _grouped,
@@ -52,6 +54,11 @@ def _own_formulas() -> Mapping[Any, Callable[..., int]]:
     }
     wrap: Any = shape_wrapper
     return {operation: wrap(formula) for operation, formula in formulas.items()}
+
+
+def _linear(inputs: _Shape, weight: _Shape, *_: Any, **__: Any) -> int:
+    """Of [..., I] by [O, I]."""
+    return 2 * math.prod(inputs) * weight[0]
 
 
 def _attention(

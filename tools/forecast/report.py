@@ -21,8 +21,8 @@ def head_line(shape: RunShape, device: Device, size: EngineSize) -> str:
     """The run and what is assumed of its rollouts."""
     lengths = shape.lengths
     return (
-        f"{size.parameters / _GB:.2f}B parameters, {shape.devices} x {device.name}: {shape.ranks} "
-        f"ranks, {shape.engines} rollout servers; {shape.rollouts} rollouts a step of "
+        f"{size.parameters / _GB:.2f}B parameters, {shape.devices} x {device.name}; ranks: "
+        f"{shape.ranks}, rollout servers: {shape.engines}; {shape.rollouts} rollouts a step of "
         f"{lengths.mean} tokens, {lengths.longest} at most, {lengths.prompt} of them prompt"
     )
 
