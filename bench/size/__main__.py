@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from bench.report import Report
+from bench.size import forecast
 from bench.size.balance import balance
 from bench.size.loading import loading
 
@@ -19,10 +20,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="the first of five")
     first = parser.parse_args().seed
     seeds = range(first, first + _SEEDS)
-    balanced, loaded = balance(seeds), loading()
+    balanced = balance(seeds)
+    figures = {**balanced.figures, **loading(), **forecast.figures()}
     Report(
         bench="size",
-        figures={**balanced.figures, **loaded},
+        figures=figures,
         raw=balanced.raw,
         seeds=list(seeds),
         packages=("seamflow", "torch", "transformers"),

@@ -18,7 +18,7 @@ from typing import Any
 
 __all__ = ["loading"]
 
-_RANKS = 8
+_RANK, _RANKS = 3, 8
 _MIB = 1 << 20
 _POLL_SECONDS = 0.005
 _ALLOWED_MIB = 200
@@ -69,17 +69,19 @@ def _load(folder: Path) -> dict[str, float]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from trainer.config import TrainerConfig
-    from trainer.model.load_sharded import load_parts
+    from trainer.model.load_sharded import empty_models, shard
+    from trainer.model.load_slices import fill
 
-    dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=_RANKS)
+    dist.init_process_group("fake", store=FakeStore(), rank=_RANK, world_size=_RANKS)
     mesh = init_device_mesh("cpu", (_RANKS,))
     checkpoint = {"folder": folder / "checkpoints"}
     settings = {"run_id": "r", "model": folder, "dtype": "bfloat16", "checkpoint": checkpoint}
     config = TrainerConfig.model_validate(settings)
     before = _anonymous_mib()
-    policy: Any
     with _peak() as peak:
-        policy, _ = load_parts(config, mesh)
+        policy: Any = empty_models(config).policy
+        shard(policy, policy, config, mesh)
+        fill(policy, policy, folder, part=_RANK, num_parts=_RANKS)
     used = peak[0] - before
     with _peak() as peak:
         policy(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False)

@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -138,7 +139,7 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
             shutil.rmtree(layout.folder)
         raise
     if config.dry_run:
-        return _dry_run(plans, amount, settings)
+        return _dry_run(plans, amount, settings, config.forecast)
     model = str(Path(layout.path(config.model)).resolve())
     facts = {"run_id": layout.run_id, "model": model, "agents": config.kind_of_agents}
     facts |= {"config": str(layout.config_file), "folder": str(layout.folder)}
@@ -273,7 +274,10 @@ def _is_used(name: str, plans: Mapping[str, ProcessPlan]) -> bool:
 
 
 def _dry_run(
-    plans: Mapping[str, ProcessPlan], amount: str | None, settings: Mapping[str, ServerConfig]
+    plans: Mapping[str, ProcessPlan],
+    amount: str | None,
+    settings: Mapping[str, ServerConfig],
+    device: str,
 ) -> int:
     """Print what would be started; everything has been checked but the layers of an adapter."""
     adapters = adapted_layers(plans, settings)
@@ -282,7 +286,13 @@ def _dry_run(
     for line in (adapters, amount, "nothing was started"):
         if line:
             print(line, flush=True)
-    return ExitCode.CLEAN
+    return _forecast(device) if device else ExitCode.CLEAN
+
+
+def _forecast(device: str) -> int:
+    """Print the forecast of this command line's run; a process of its own has torch."""
+    forecast = (sys.executable, "-m", "tools.forecast", "--device", device, *sys.argv[1:])
+    return subprocess.run(forecast, check=False).returncode
 
 
 def _link_latest(folder: Path) -> None:

@@ -159,6 +159,9 @@ class LauncherConfig(RunRules):
     """Continue the run of this name from its newest checkpoint."""
     dry_run: bool = False
     """Check everything and print what would be started."""
+    forecast: str = ""
+    """With dry_run: a device, such as "h100-80", for which memory, seconds and cost of the run are
+    forecast too, as by `seamflow forecast`."""
     live: bool = True
     """Draw the live view if standard output is a terminal."""
 
@@ -181,6 +184,11 @@ class LauncherConfig(RunRules):
                 "have the tag 'train': give it to more of them"
             )
         self._check_scoring()
+        if self.forecast and not self.dry_run:
+            raise ValueError(
+                f"forecast is {self.forecast!r} without dry_run: give --dry-run too, or use "
+                f"`seamflow forecast --device {self.forecast}`"
+            )
         return self
 
     def _check_scoring(self) -> None:

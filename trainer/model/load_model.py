@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from trainer.model.token_predictions import check_predictions, predict_within
 __all__ = [
     "DTYPES",
     "Models",
+    "OnHost",
     "check_critic",
     "import_model_code",
     "load_models",
@@ -34,6 +35,8 @@ __all__ = [
     "prepared",
 ]
 
+OnHost = Callable[..., AbstractContextManager[Any]]
+"""`save_on_cpu`, or what takes its place; gets `pin_memory`."""
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -83,26 +86,34 @@ def _load_prepared(config: TrainerConfig, folder: Path) -> nn.Module:
     return prepared(load_whole(config, folder), config)
 
 
-def prepared(model: nn.Module, config: TrainerConfig) -> nn.Module:
-    """A model as the trainer computes with it, in place."""
+def prepared(model: nn.Module, config: TrainerConfig, on_host: OnHost | None = None) -> nn.Module:
+    """A model as the trainer computes with it, in place.
+
+    Args:
+        model: the model.
+        config: of the trainer.
+        on_host: keeps what is saved within it on the host, for `activation_offload`; None:
+            `save_on_cpu`.
+    """
     # Dropout would make log-probs differ from the engine's. Gradients are not affected.
     model.eval()
     use_onednn(model)
     if config.checkpoints_activations:
         for block in transformer_blocks(model):
-            _checkpoint_activations(block, offload=config.activation_offload, device=config.device)
+            host = partial(on_host or save_on_cpu, pin_memory=config.device == "cuda")
+            _checkpoint_activations(block, host if config.activation_offload else None)
     return model
 
 
-def _checkpoint_activations(block: nn.Module, *, offload: bool, device: str) -> None:
+def _checkpoint_activations(block: nn.Module, host: OnHost | None) -> None:
     """Checkpoint the activations of a block in place, so that parameters keep their names."""
     again = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
-    block.forward = partial(_offloaded, again, device == "cuda") if offload else again
+    block.forward = again if host is None else partial(_offloaded, again, host)
 
 
-def _offloaded(forward: Callable[..., Any], pin: bool, *args: Any, **kwargs: Any) -> Any:
+def _offloaded(forward: Callable[..., Any], host: OnHost, *args: Any, **kwargs: Any) -> Any:
     """The input that a checkpoint keeps goes to the host, and comes back for the recomputation."""
-    with save_on_cpu(pin_memory=pin):
+    with host():
         return forward(*args, **kwargs)
 
 

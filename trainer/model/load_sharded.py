@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -24,12 +24,48 @@ from services.lib.transformer.packing import can_pack
 from services.lib.transformer.transformer_blocks import transformer_blocks
 from trainer.config import TrainerConfig
 from trainer.model.critic import CriticModel, add_value_head
-from trainer.model.load_model import Models, check_critic, master_type, prepared
+from trainer.model.load_model import Models, OnHost, check_critic, master_type, prepared
 from trainer.model.load_slices import empty_causal, fill, materialize
 from trainer.model.lora import add_adapter
 from trainer.model.token_predictions import check_predictions, predict_within
 
-__all__ = ["OwnCritic", "load_parts", "load_sharded"]
+__all__ = ["EmptyModels", "empty_models", "load_sharded", "mixed_precision", "ranks_mesh", "shard"]
+
+
+def ranks_mesh(device: str, replicas: int) -> DeviceMesh:
+    """The mesh of a trainer's ranks: its last dimension is that of the parts of a model.
+
+    Raises:
+        ValueError: the replicas do not share the ranks evenly.
+    """
+    num_ranks = dist.get_world_size()
+    if replicas == 1:
+        return init_device_mesh(device, (num_ranks,))
+    if num_ranks % replicas:
+        raise ValueError(
+            f"replicas is {replicas} and there are {num_ranks} ranks: give a divisor of "
+            "their number"
+        )
+    shape = (replicas, num_ranks // replicas)
+    return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmptyModels:
+    """The models of a trainer, prepared and without memory for their parameters."""
+
+    policy: nn.Module
+    """The causal language model, with adapters and the critic's layer where they are set."""
+    critic: CriticModel | None
+    """The critic's own model."""
+    critic_base: nn.Module | None
+    """The causal language model that the critic's own is made of."""
+
+    @property
+    def parts(self) -> list[tuple[nn.Module, nn.Module]]:
+        """The models that are sharded, each after the causal language model that it is made of."""
+        pairs = ((self.policy, self.policy), (self.critic_base, self.critic))
+        return [(whole, model) for whole, model in pairs if whole is not None and model is not None]
 
 
 def load_sharded(config: TrainerConfig, mesh: DeviceMesh, *, critic: bool = False) -> Models:
@@ -43,67 +79,79 @@ def load_sharded(config: TrainerConfig, mesh: DeviceMesh, *, critic: bool = Fals
     Raises:
         ValueError: a folder is incomplete, or holds another kind of model.
     """
-    policy, own = load_parts(config, mesh, critic=critic)
-    check_predictions(policy, config.device)
-    packed = config.batch.packing and _packs(policy, own, config)
-    for model in filter(None, (policy, own and own.critic)):
+    folders = (config.model, _critic_folder(config))
+    check_model_folder(config.model)
+    if critic and config.critic == "model":
+        check_model_folder(folders[1])
+    models = empty_models(config, critic=critic)
+    part, num_parts = mesh.get_local_rank(mesh.ndim - 1), mesh.size(-1)
+    for (whole, model), folder in zip(models.parts, folders, strict=False):
+        shard(whole, model, config, mesh)
+        fill(model, whole, folder, part=part, num_parts=num_parts)
+    check_predictions(models.policy, config.device)
+    packed = config.batch.packing and _packs(models, config)
+    for _, model in models.parts:
         # After a forward pass without a backward one, the weights outside of the blocks are whole.
         cast(FSDPModule, model).reshard()
-    return Models(policy=policy, critic=None if own is None else own.critic, packed=packed)
+    return Models(policy=models.policy, critic=models.critic, packed=packed)
 
 
-def load_parts(
-    config: TrainerConfig, mesh: DeviceMesh, *, critic: bool = False
-) -> tuple[nn.Module, OwnCritic | None]:
-    """The policy's model and a critic's own, sharded and filled; nothing is computed with them.
+def empty_models(
+    config: TrainerConfig, *, critic: bool = False, on_host: OnHost | None = None
+) -> EmptyModels:
+    """The models as `load_sharded` shards them, from config.json alone; no weights are read.
 
-    Arguments and errors are those of `load_sharded`.
+    Args:
+        config: of the trainer.
+        critic: the algorithm has a critic.
+        on_host: as that of `prepared`.
+
+    Raises:
+        ValueError: transformers does not know such a model, or it takes no adapter.
     """
-    policy = _empty(config, config.model)
+    policy = _empty(config, config.model, on_host)
     if config.lora.rank:
         add_adapter(policy, config)
     if critic and config.critic == "layer":
         add_value_head(policy)
     predict_within(policy)
-    own = _empty_critic(config, policy) if critic and config.critic == "model" else None
-    shard = partial(
-        fully_shard, mesh=mesh, mp_policy=_precision(config.dtype), offload_policy=_place(config)
-    )
-    _load(policy, policy, config, config.model, shard, mesh)
-    if own is not None:
-        _load(own.model, own.critic, config, own.folder, shard, mesh)
-    return policy, own
+    if not critic or config.critic != "model":
+        return EmptyModels(policy=policy, critic=None, critic_base=None)
+    base = _empty(config, _critic_folder(config), on_host)
+    check_critic(base, policy, _critic_folder(config))
+    return EmptyModels(policy=policy, critic=CriticModel(base), critic_base=base)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnCritic:
-    """A critic's own model."""
+def shard(whole: nn.Module, model: nn.Module, config: TrainerConfig, mesh: DeviceMesh) -> None:
+    """Shard a model without memory, block by block and the rest, and give it memory.
 
-    critic: CriticModel
-    """What is computed with."""
-    model: nn.Module
-    """The causal language model that it is made of."""
-    folder: Path
-    """Of its weights."""
-
-
-def _empty_critic(config: TrainerConfig, policy: nn.Module) -> OwnCritic:
-    folder = config.critic_model or config.model
-    model = _empty(config, folder)
-    check_critic(model, policy, folder)
-    return OwnCritic(critic=CriticModel(model), model=model, folder=folder)
+    Args:
+        whole: the causal language model that it is made of.
+        model: what is sharded: `whole`, or a critic made of it.
+        config: of the trainer.
+        mesh: of the ranks.
+    """
+    precision, place = mixed_precision(config.dtype), _place(config)
+    for module in (*transformer_blocks(whole), model):
+        fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=place)
+    materialize(model, "cpu" if config.cpu_offload else config.device)
 
 
-def _packs(policy: nn.Module, own: OwnCritic | None, config: TrainerConfig) -> bool:
+def _critic_folder(config: TrainerConfig) -> Path:
+    return config.critic_model or config.model
+
+
+def _packs(models: EmptyModels, config: TrainerConfig) -> bool:
     precision = torch.bfloat16 if config.dtype == "bfloat16" else None
-    packed = can_pack(policy, device=config.device, precision=precision)
-    if own is None or not packed:
+    packed = can_pack(models.policy, device=config.device, precision=precision)
+    critic = models.critic
+    if critic is None or not packed:
         return packed
-    hidden = partial(_last_hidden, own.critic)
-    if not can_pack(own.critic.backbone, hidden, device=config.device, precision=precision):
+    hidden = partial(_last_hidden, critic)
+    if not can_pack(critic.backbone, hidden, device=config.device, precision=precision):
         raise ValueError(
-            f"critic_model {own.folder} cannot compute packed rows, the policy can: set "
-            "batch.packing to false, or give another critic_model"
+            f"critic_model {_critic_folder(config)} cannot compute packed rows, the policy can: "
+            "set batch.packing to false, or give another critic_model"
         )
     return True
 
@@ -115,39 +163,13 @@ def _last_hidden(critic: CriticModel, **arguments: Any) -> torch.Tensor:
     return hidden.float()
 
 
-def _empty(config: TrainerConfig, folder: Path) -> nn.Module:
-    check_model_folder(folder)
+def _empty(config: TrainerConfig, folder: Path, on_host: OnHost | None) -> nn.Module:
     model: nn.Module = empty_causal(folder, master_type(config))
-    return prepared(model, config)
+    return prepared(model, config, on_host)
 
 
-def _load(
-    whole: nn.Module,
-    model: nn.Module,
-    config: TrainerConfig,
-    folder: Path,
-    shard: Callable[[nn.Module], object],
-    mesh: DeviceMesh,
-) -> None:
-    """Shard a model without memory, block by block and the rest, and fill it.
-
-    Args:
-        whole: the causal language model, whose names the folder has.
-        model: what is sharded: `whole`, or a critic made of it.
-        config: of the trainer.
-        folder: of the weights.
-        shard: one module.
-        mesh: of the ranks.
-    """
-    for block in transformer_blocks(whole):
-        shard(block)
-    shard(model)
-    materialize(model, "cpu" if config.cpu_offload else config.device)
-    part, num_parts = mesh.get_local_rank(mesh.ndim - 1), mesh.size(-1)
-    fill(model, whole, folder, part=part, num_parts=num_parts)
-
-
-def _precision(dtype: str) -> MixedPrecisionPolicy:
+def mixed_precision(dtype: str) -> MixedPrecisionPolicy:
+    """Types of the gathered weights and of the sums of gradients."""
     if dtype != "bfloat16":
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

@@ -7,14 +7,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint import checkpoint_files
 from trainer.config import TrainerConfig
 from trainer.data.computations import Accumulate, Predict
 from trainer.model.load_model import DTYPES
-from trainer.model.load_sharded import load_sharded
+from trainer.model.load_sharded import load_sharded, ranks_mesh
 from trainer.pipeline.pipeline_backend import PipelineBackend
 from trainer.policy.backend import Backend
 from trainer.policy.policy import Policy
@@ -140,23 +139,9 @@ def _backend(config: TrainerConfig, store: Store | None, replicas: int) -> Backe
     algorithm = make_algorithm(config)
     if config.backend == "pipeline":
         return PipelineBackend(config, algorithm, store)
-    mesh = _mesh(config.device, replicas)
+    mesh = ranks_mesh(config.device, replicas)
     models = load_sharded(config, mesh, critic=algorithm.critic)
     return ShardedBackend(models, mesh, algorithm, config)
-
-
-def _mesh(device: str, replicas: int) -> DeviceMesh:
-    """Raises `ValueError` if the replicas do not share the ranks evenly."""
-    num_ranks = dist.get_world_size()
-    if replicas == 1:
-        return init_device_mesh(device, (num_ranks,))
-    if num_ranks % replicas:
-        raise ValueError(
-            f"replicas is {replicas} and there are {num_ranks} ranks: give a divisor of "
-            "their number"
-        )
-    shape = (replicas, num_ranks // replicas)
-    return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
 
 
 def _place() -> tuple[int, int]:

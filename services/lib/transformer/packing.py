@@ -33,7 +33,7 @@ from services.lib.transformer.row_rope import row_rope
 from services.lib.transformer.shared_prefix import shared_tokens
 from services.lib.transformer.similar_rows import similar_rows
 
-__all__ = ["Packing", "can_pack"]
+__all__ = ["Packing", "can_pack", "claims_to_pack", "use_rows"]
 
 _ATTENTION = "seamflow_rows"
 _LAYERS = {"full_attention", "sliding_attention"}
@@ -112,13 +112,13 @@ def can_pack(
     """
     if outputs is None and "logits_to_keep" not in signature(model.forward).parameters:
         return False
-    if not _claims_to(model):
+    if not claims_to_pack(model):
         return False
     outputs = outputs or partial(_logprobs, model)
     device = device or str(next(model.parameters()).device)
     expected, before = _try_padded(outputs, device), model.config._attn_implementation  # type: ignore[union-attr]
     try:
-        _use_rows(model)
+        use_rows(model)
         error = (_try_packed(outputs, device) - expected).abs().max().item()
     except Exception as problem:  # any error: fall back to padded rows
         get_logger().warning("packing_failed", reason=f"{type(problem).__name__}: {problem}")
@@ -130,7 +130,8 @@ def can_pack(
     return packs
 
 
-def _claims_to(model: nn.Module) -> bool:
+def claims_to_pack(model: nn.Module) -> bool:
+    """Whether a model declares what packed rows need; `can_pack` verifies it."""
     flags = ("_supports_sdpa", "_supports_attention_backend")
     layers = getattr(model.config, "layer_types", None) or ()
     return (
@@ -167,7 +168,8 @@ def _try_packed(outputs: Outputs, device: str) -> torch.Tensor:
     return outputs(**packing.arguments, logits_to_keep=places)[0].float()
 
 
-def _use_rows(model: nn.Module) -> None:
+def use_rows(model: nn.Module) -> None:
+    """Let the attention of a model take packed rows, in place."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(_ATTENTION, _attention)

@@ -42,6 +42,7 @@ PROCESSES = {
     "environments": ("services.environments",),
     "tool-loop": ("services.tool_loop",),
     "launcher": ("services.launcher",),
+    "quickstart": ("tools.forecast",),
 }
 """Packages of each process, by its extra."""
 

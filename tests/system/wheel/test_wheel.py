@@ -23,6 +23,7 @@ SERVICES = (
     "trainer",
     "adapters",
     "tools/backup",
+    "tools/forecast",
     "tools/planning",
 )
 COMMAND = "from seamflow.cli.main import main; main()"

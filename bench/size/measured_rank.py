@@ -1,0 +1,84 @@
+"""A rank of a trainer whose bytes torch's allocator reports: `-m bench.size.measured_rank`.
+
+It trains a step, then measures the second micro-batch of the next step and its update.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from itertools import accumulate
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from tools.forecast.sample_rows import sample_rows
+from trainer.algorithms.base import make_algorithm
+from trainer.config import TrainerConfig
+from trainer.data.computations import Accumulate
+from trainer.model.load_sharded import load_sharded, ranks_mesh
+from trainer.policy.policy import Policy
+from trainer.policy.sharded_backend import ShardedBackend
+
+__all__ = ["measured_bytes"]
+
+
+def measured_bytes(config: TrainerConfig, rollout_tokens: int, prompt_tokens: int) -> int:
+    """The most bytes of tensors on this rank at a time. Collective.
+
+    Args:
+        config: of the trainer.
+        rollout_tokens: of each rollout.
+        prompt_tokens: tokens of it that are not trained.
+    """
+    algorithm, mesh = make_algorithm(config), ranks_mesh("cpu", 1)
+    backend = ShardedBackend(load_sharded(config, mesh), mesh, algorithm, config)
+    policy = Policy(backend, config)
+    rows = sample_rows(config.batch.micro_batch_tokens, rollout_tokens, prompt_tokens)
+    trained = int(rows.loss_mask_BT.sum())
+    command = Accumulate(
+        weight_version=0, num_tokens=trained, denominator=trained, micro_batches=(rows,)
+    )
+    policy.accumulate(command)
+    policy.optimize(1)
+    policy.accumulate(command)
+    before = sum(tensor.nbytes for tensor in policy.device_tensors())
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        policy.accumulate(command)
+        policy.optimize(2)
+    return before + _highest(recorded)
+
+
+def _highest(recorded: profile) -> int:
+    """The most bytes that were allocated and not freed again."""
+    assert recorded.profiler is not None
+    assert recorded.profiler.kineto_results is not None
+    events = recorded.profiler.kineto_results.events()
+    changes: Iterable[int] = [
+        event.nbytes()  # type: ignore[attr-defined]
+        for event in sorted(events, key=lambda each: each.start_ns())
+        if event.name() == "[memory]"
+    ]
+    return max(accumulate(changes))
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config", type=Path, required=True, help="settings as JSON")
+    parser.add_argument("--store", required=True, help="file in which ranks meet")
+    for name in ("--rank", "--ranks", "--rollout-tokens", "--prompt-tokens"):
+        parser.add_argument(name, type=int, required=True)
+    given = parser.parse_args()
+    dist.init_process_group(
+        "gloo", init_method=f"file://{given.store}", rank=given.rank, world_size=given.ranks
+    )
+    config = TrainerConfig.model_validate_json(given.config.read_text(encoding="utf-8"))
+    found = measured_bytes(config, given.rollout_tokens, given.prompt_tokens)
+    print(json.dumps({"bytes": found}), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,70 @@
+"""What is counted with a few blocks is what all blocks give, and settings act as they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.size.small_models import KINDS
+from tests.lib.trainer.support import trainer_config
+from tools.forecast.counted_pass import ACTIVATIONS, LOGITS, OPTIMIZER, WEIGHTS
+from tools.forecast.training_count import TrainingCount, count_training
+
+RANKS = 2
+SIZE = {
+    "vocab_size": 500,
+    "hidden_size": 32,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
+
+
+def count(
+    folder: Path, kind: str = "tied", *, whole: bool = False, ranks: int = RANKS, **settings: object
+) -> TrainingCount:
+    """Of a small model, by its config.json alone."""
+    (folder / "config.json").write_text(json.dumps({**SIZE, **KINDS[kind]}))
+    config = trainer_config(
+        run_id="r",
+        model=folder,
+        checkpoint__folder=folder,
+        **{"batch__micro_batch_tokens": 128, "dtype": "bfloat16", **settings},
+    )
+    return count_training(config, ranks=ranks, rollout_tokens=64, prompt_tokens=16, whole=whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_few_blocks_tell_of_all(tmp_path: Path, kind: str, checkpointing: bool) -> None:
+    """Byte for byte, and operation for operation."""
+    settings = {"activation_checkpointing": checkpointing}
+    assert count(tmp_path, kind, **settings) == count(tmp_path, kind, whole=True, **settings)
+
+
+def test_each_setting_takes_what_it_says(tmp_path: Path) -> None:
+    """Counted again with it; the control is the count without."""
+    plain = count(tmp_path)
+    again = count(tmp_path, activation_checkpointing=True)
+    assert again.by_part[ACTIVATIONS] < plain.by_part[ACTIVATIONS] / 2
+    assert again.flops > plain.flops
+    offloaded = count(tmp_path, activation_checkpointing=True, activation_offload=True)
+    assert offloaded.device_bytes < again.device_bytes
+    assert offloaded.host_bytes > again.host_bytes == 0
+    halves = count(tmp_path, ranks=2 * RANKS)
+    assert halves.by_part[WEIGHTS] == plain.by_part[WEIGHTS] / 2
+    few = count(tmp_path, batch__logit_tokens=16)
+    assert few.by_part[LOGITS] < plain.by_part[LOGITS]
+
+
+def test_state_is_the_closed_form(tmp_path: Path) -> None:
+    """4 bytes for a weight, 8 for AdamW, over the ranks; none where the host has them."""
+    plain = count(tmp_path)
+    assert plain.by_part[WEIGHTS] == 4 * plain.parameters / RANKS
+    assert plain.by_part[OPTIMIZER] == pytest.approx(8 * plain.trained / RANKS, rel=0.01)
+    hosted = count(tmp_path, cpu_offload=True)
+    assert (hosted.by_part[WEIGHTS], hosted.by_part[OPTIMIZER]) == (0, 0)
+    assert hosted.host_bytes >= 16 * plain.parameters / RANKS

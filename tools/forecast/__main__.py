@@ -1,0 +1,3 @@
+from tools.forecast.forecast_command import main
+
+main()

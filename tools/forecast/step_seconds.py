@@ -1,0 +1,191 @@
+"""Seconds of a step by rooflines: work over what a device attains of its peaks."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from scheduler.model.stage_profile import StageProfile
+from scheduler.policy.roofline import attained_flops
+from tools.forecast.devices import Device
+from tools.forecast.engine_size import EngineSize
+from tools.forecast.run_shape import RunShape
+from tools.forecast.training_count import TrainingCount
+from tools.planning.dataflow import Dataflow, Kind, Role
+from tools.planning.timeline import Timeline
+from trainer.model.load_model import DTYPES
+from trainer.model.load_sharded import mixed_precision
+
+__all__ = ["SHARE_BANDWIDTH", "SHARE_FLOPS", "SHARE_LINK", "StepSeconds", "step_seconds"]
+
+SHARE_FLOPS = 0.4
+"""Share of peak FLOP/s that training and prefill attain."""
+SHARE_BANDWIDTH = 0.6
+"""Share of a device's bandwidth that decoding attains."""
+SHARE_LINK = 0.7
+"""Share of a link's bandwidth that collectives and copies attain."""
+_OPTIMIZER_READS = 2
+"""Times that an update passes over weights, gradients and optimizer state: read and written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSeconds:
+    """One optimizer step of a run that goes on."""
+
+    training: float
+    """Forward and backward passes, and the update."""
+    traffic: float
+    """Of FSDP's collectives, within `training`, which hides them as far as it is longer."""
+    generation: float
+    """Of a step's rollouts on all rollout servers."""
+    tail: float
+    """Within `generation`: the longest rollouts, when all others have ended."""
+    publish: float
+    """From the trainer to the rollout servers."""
+    switch: float
+    """Of a node from one activity to another; 0: no node has both."""
+    step: float
+    """From one update to the next."""
+    idle: float
+    """Share of all node-seconds in which a node does nothing."""
+
+
+def step_seconds(
+    shape: RunShape, count: TrainingCount, size: EngineSize, device: Device
+) -> StepSeconds:
+    """Estimate a step.
+
+    Args:
+        shape: of the run.
+        count: of a micro-batch of rollouts of mean length.
+        size: of the model in an engine.
+        device: of all nodes.
+    """
+    traffic = _traffic(shape, count, device)
+    training = max(_compute(shape, count, device), traffic) + _update(count, shape, device)
+    generation, tail = _generation(shape, size, device, shape.engines)
+    publish = size.weight_bytes / (SHARE_LINK * device.network)
+    switch = _switch(shape, count, size, device)
+    played = _timeline(shape, size, device, training + publish, switch)
+    busy = shape.trainer_nodes * training + shape.engines * (generation - tail)
+    return StepSeconds(
+        training=training,
+        traffic=traffic,
+        generation=generation,
+        tail=tail,
+        publish=publish,
+        switch=switch,
+        step=played,
+        idle=max(0.0, 1 - busy / (len(shape.nodes) * played)),
+    )
+
+
+def _tokens(shape: RunShape) -> float:
+    """That a rank computes in a step."""
+    epochs = shape.trainer.algorithm.num_epochs
+    return epochs * shape.rollouts * shape.lengths.mean / shape.ranks
+
+
+def _compute(shape: RunShape, count: TrainingCount, device: Device) -> float:
+    flops = count.flops / count.tokens * _tokens(shape)
+    return flops / (SHARE_FLOPS * device.peak(shape.trainer.dtype))
+
+
+def _traffic(shape: RunShape, count: TrainingCount, device: Device) -> float:
+    """Weights are gathered twice for each micro-batch, gradients added up once."""
+    parts = shape.ranks // shape.trainer.replicas
+    precision, own = mixed_precision(shape.trainer.dtype), DTYPES[shape.trainer.dtype]
+    weight = (precision.param_dtype or own).itemsize
+    gradient = (precision.reduce_dtype or own).itemsize
+    whole = 2 * weight * count.parameters + gradient * count.trained
+    passes = math.ceil(_tokens(shape) / count.tokens)
+    link = device.link if shape.trainer_nodes == 1 else device.network
+    return passes * whole * (parts - 1) / parts / (SHARE_LINK * link)
+
+
+def _update(count: TrainingCount, shape: RunShape, device: Device) -> float:
+    """AdamW passes over its state; on the host it comes over the link there and back."""
+    state = 16 * count.trained / (shape.ranks // shape.trainer.replicas)
+    if shape.trainer.cpu_offload:
+        return state / (SHARE_LINK * device.host_link)
+    return _OPTIMIZER_READS * state / (SHARE_BANDWIDTH * device.bandwidth)
+
+
+def _generation(
+    shape: RunShape, size: EngineSize, device: Device, engines: int
+) -> tuple[float, float]:
+    """Seconds of a step's rollouts on some engines, and of the tail within them."""
+    lengths = shape.lengths
+    own = math.ceil(shape.rollouts / engines)
+    running = min(own, shape.rollout.max_running, _room(shape, size, device))
+    sampled, waves = lengths.mean - lengths.prompt, own / running
+    context = (lengths.mean + lengths.prompt) / 2
+    decoding = waves * sampled * _decode_step(shape, size, device, running, context)
+    flops = 2 * size.active_parameters * own * lengths.prompt
+    prefill = flops / (SHARE_FLOPS * device.flops * shape.tensor_parallel)
+    left = lengths.longest - lengths.mean
+    tail = left * _decode_step(shape, size, device, 1, lengths.longest)
+    # With staleness the next rollouts start while the last ones go on.
+    tail = tail if shape.max_staleness == 0 else 0.0
+    return prefill + decoding + tail, tail
+
+
+def _room(shape: RunShape, size: EngineSize, device: Device) -> int:
+    """Rollouts of mean length whose KV cache an engine's devices hold, at least one."""
+    free = shape.tensor_parallel * device.usable_bytes - size.weight_bytes
+    return max(1, int(free / (size.kv_bytes * shape.lengths.mean)))
+
+
+def _decode_step(
+    shape: RunShape, size: EngineSize, device: Device, running: int, context: float
+) -> float:
+    """Seconds of one token of each of `running` sequences of `context` tokens."""
+    num_bytes = size.bytes_of_step(running) + running * size.kv_bytes * context
+    flops = 2 * size.active_parameters * running
+    bandwidth, peak = SHARE_BANDWIDTH * device.bandwidth, SHARE_FLOPS * device.flops
+    attained = attained_flops(flops / num_bytes, bandwidth, peak)
+    return flops / (attained * shape.tensor_parallel)
+
+
+def _switch(shape: RunShape, count: TrainingCount, size: EngineSize, device: Device) -> float:
+    """The trainer's state goes to the host and back, the engine's weights come back."""
+    if not any({"rollout", "train"} <= set(tags) for tags in shape.nodes):
+        return 0.0
+    state = 12 * count.trained / (shape.ranks // shape.trainer.replicas)
+    weights = size.weight_bytes / shape.tensor_parallel
+    return (2 * state + weights) / 2 / (SHARE_LINK * device.host_link)
+
+
+def _timeline(
+    shape: RunShape, size: EngineSize, device: Device, training: float, switch: float
+) -> float:
+    """Seconds of an iteration on the run's nodes, by the timeline of `seamflow planning`."""
+    generation = {n: _generation(shape, size, device, n)[0] for n in range(1, shape.engines + 1)}
+    roles = (
+        Role(
+            tag="rollout",
+            profile=StageProfile.of(generation),
+            elastic=True,
+            switch_seconds=switch,
+        ),
+        Role(
+            tag="train",
+            profile=StageProfile.of({shape.trainer_nodes: training}),
+            switch_seconds=switch,
+            after=("rollout",) if shape.max_staleness == 0 else (),
+        ),
+    )
+    groups = Counter(filter(None, _kinds(shape)))
+    return Timeline(Dataflow(roles=roles), sorted(groups.items())).seconds
+
+
+def _kinds(shape: RunShape) -> list[Kind]:
+    """The roles of each node; of the nodes that can train, the first ones do."""
+    kinds: list[Kind] = []
+    free = shape.trainer_nodes
+    for tags in shape.nodes:
+        trains = "train" in tags and free > 0
+        free -= trains
+        kinds.append((*((0,) if "rollout" in tags else ()), *((1,) if trains else ())))
+    return kinds
