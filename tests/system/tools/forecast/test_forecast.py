@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.size.forecast import memory_error
-from bench.size.small_models import KINDS
+from bench.size.small_models import KINDS, make_model
 
 ROOT = Path(__file__).parents[4]
 PAGE = ROOT / "docs" / "forecast.md"
@@ -72,7 +72,7 @@ def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
     ("flags", "said"),
     [
         (("--device", "h100"), "--device is 'h100': give one of h100-80, h200-141"),
-        (("--device", "h100-80", "--mean-tokens", "9000"), "each must be above the one before"),
+        (("--device", "h100-80", "--mean-tokens", "90000"), "each must be above the one before"),
         (
             ("--device", "h100-80", "--set", "trainer.backend=pipeline"),
             "a forecast counts the fsdp",
@@ -86,3 +86,35 @@ def test_a_mistake_is_one_line(tmp_path: Path, flags: tuple[str, ...], said: str
     assert done.returncode in (64, 78)
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def dry_run(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Of a small model whose agents come from outside."""
+    settings = f'name = "run"\nmodel = "{make_model(folder / "small", "tied")}"\nraw_tokens = true'
+    (folder / "run.toml").write_text(f"[launcher]\n{settings}\n")
+    return subprocess.run(
+        [sys.executable, "-m", "services.launcher", "--config", "run.toml", *flags],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'sdk'}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.timeout(400)
+def test_a_dry_run_ends_with_a_forecast_where_a_device_is_given(tmp_path: Path) -> None:
+    """Control: without the setting there is none."""
+    done = dry_run(tmp_path, "--dry-run", "--forecast", "l40s-48")
+    assert done.returncode == 0, done.stderr
+    _, _, forecast_lines = done.stdout.partition("nothing was started\n")
+    assert "l40s-48; ranks: 1" in forecast_lines.splitlines()[0]
+    assert forecast_lines.splitlines()[-1].startswith("1000 steps: ")
+    assert dry_run(tmp_path, "--dry-run").stdout.endswith("nothing was started\n")
+
+
+def test_a_forecast_alone_is_another_command(tmp_path: Path) -> None:
+    """The setting belongs to a dry run."""
+    done = dry_run(tmp_path, "--forecast", "l40s-48")
+    assert done.returncode == 78
+    assert "seamflow forecast --device l40s-48" in done.stderr
