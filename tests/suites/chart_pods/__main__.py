@@ -8,6 +8,7 @@ nothing here schedules, watches objects, applies network policies or scales.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from seamflow.release import __version__
@@ -43,6 +45,11 @@ try:
 except OSError:
     is_read_only = True
 print(is_read_only, int(status["CapEff"], 16), int(status["NoNewPrivs"]), os.getuid())
+"""
+_LINES = """
+import pathlib
+file = pathlib.Path("/state/evaluation.jsonl")
+print(file.read_text() if file.exists() else "", end="")
 """
 _console = Console()
 
@@ -75,6 +82,7 @@ def _drill(data_root: Path, build: bool) -> dict[str, float]:
                 **_installed(release),
                 **_confined(release),
                 **_trained(release),
+                **_evaluated(release),
                 **_agent(release, Path(folder)),
                 **_store_outage(release),
                 **_deleted(release),
@@ -136,6 +144,23 @@ def _trained(release: Cluster) -> dict[str, float]:
     began = time.monotonic()
     _wait_for(f"optimizer step {wanted}", lambda: _steps(release) >= wanted)
     return {"steps_trained": float(_steps(release)), "seconds_to_steps": time.monotonic() - began}
+
+
+def _evaluated(release: Cluster) -> dict[str, float]:
+    """The first weights before the first step, and later ones beside training."""
+    (name,) = release.pods_of("evaluator")
+    began = time.monotonic()
+    _wait_for("a second evaluation", lambda: len(_evaluations(name)) > 1)
+    first, *_ = _evaluations(name)
+    assert first["label"] == "before", first
+    return {
+        "evaluations": float(len(_evaluations(name))),
+        "seconds_to_evaluations": time.monotonic() - began,
+    }
+
+
+def _evaluations(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in docker("exec", name, "python", "-c", _LINES).splitlines()]
 
 
 def _steps(release: Cluster) -> int:

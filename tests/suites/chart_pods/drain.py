@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.suites.chart_pods.cluster import Cluster
-from tests.suites.chart_pods.pod import docker
+from tests.suites.chart_pods.pod import docker, stop
 from tests.suites.chart_pods.probes import status_of
 
 __all__ = ["Drained", "busy", "drained"]
@@ -39,19 +39,19 @@ class Drained:
 def drained(
     release: Cluster, name: str, on_not_ready: Callable[[], object] | None = None
 ) -> Drained:
-    """SIGTERM, then SIGKILL after the grace period of the pod, as `docker stop` does."""
+    """The pod's preStop command, SIGTERM, then SIGKILL after the grace period."""
     address = release.prober.states()[name].address
-    stop = threading.Thread(target=docker, args=("stop", name))
+    ending = threading.Thread(target=stop, args=(release.pods[name], name))
     began = time.monotonic()
-    stop.start()
+    ending.start()
     seen: list[int] = []
-    while stop.is_alive():
+    while ending.is_alive():
         status = status_of(address, _ADMIN_PORT, "/readyz", timeout=1.0)
         if status == _NOT_READY and _NOT_READY not in seen and on_not_ready is not None:
             on_not_ready()
         seen += [] if status is None else [status]
         time.sleep(_PAUSE_SECONDS)
-    stop.join()
+    ending.join()
     state = json.loads(docker("inspect", "--format", "{{json .State}}", name))
     after = seen[seen.index(_NOT_READY) :] if _NOT_READY in seen else []
     return Drained(

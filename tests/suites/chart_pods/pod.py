@@ -12,7 +12,7 @@ from typing import Any
 from tests.lib.deploy.chart import Object, environment
 from tests.suites.chart_pods.volumes import Volumes
 
-__all__ = ["NAMESPACE", "NETWORK", "Workload", "docker", "run", "workloads"]
+__all__ = ["NAMESPACE", "NETWORK", "Workload", "docker", "run", "stop", "workloads"]
 
 NETWORK = "seamflow-pods"
 NAMESPACE = "training"
@@ -24,6 +24,7 @@ _SPEC = _OF_THE_CLUSTER | {"containers", "volumes", "securityContext", "restartP
 _SPEC |= {"terminationGracePeriodSeconds"}
 _CONTAINER = {"name", "image", "imagePullPolicy", "args", "env", "ports", "securityContext"}
 _CONTAINER |= {"resources", "volumeMounts", "startupProbe", "livenessProbe", "readinessProbe"}
+_CONTAINER |= {"lifecycle"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +103,14 @@ def run(workload: Workload, pod_name: str, volumes: Volumes, *, confined: bool =
         container["image"],
         *map(str, container["args"]),
     )
+
+
+def stop(workload: Workload, pod_name: str) -> None:
+    """End a pod as kubelet does: its preStop command, then SIGTERM, then SIGKILL."""
+    hook = workload.container.get("lifecycle", {}).get("preStop")
+    if hook is not None:
+        docker("exec", pod_name, *map(str, hook["exec"]["command"]))
+    docker("stop", pod_name)
 
 
 def _aliases(workload: Workload, pod_name: str) -> Iterator[str]:
