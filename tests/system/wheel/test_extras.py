@@ -86,9 +86,11 @@ def test_an_extra_without_a_package_is_noticed(compiled: Path, tmp_path: Path) -
 
 def test_every_process_of_a_run_has_an_extra() -> None:
     """By the name of its table, which is how the launcher finds it."""
-    assert {extra_of(table, "torch") for table in CLASSES} | {"sglang", "launcher"} == set(
-        PROCESSES
-    )
+    assert {extra_of(table, "torch") for table in CLASSES} | {
+        "sglang",
+        "launcher",
+        "quickstart",
+    } == set(PROCESSES)
     assert extra_of("rollout_server", "sglang") == "sglang"
     assert extra_of("rollout_server", "my_engine:Engine") == "chassis"
 
