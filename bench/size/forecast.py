@@ -35,7 +35,7 @@ _SECONDS = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedStep:
-    """A step of which somebody has published the seconds, on H100s."""
+    """A training step on H100s whose seconds were published."""
 
     model: str
     """Of `_MODELS`."""

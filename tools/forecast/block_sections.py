@@ -30,7 +30,7 @@ def divide(blocks: Sequence[nn.Module], model: int, live: LiveBytes) -> None:
     Args:
         blocks: sharded already, so that what FSDP does before a block is before its section.
         model: its number.
-        live: is told.
+        live: counts the sections and what is held in each.
     """
     for index, block in enumerate(blocks):
         place = index if index < _ENDS else index - len(blocks)

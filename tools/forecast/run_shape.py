@@ -32,7 +32,7 @@ class Lengths:
     mean: int
     """On average: what takes time."""
     prompt: int
-    """Tokens of a rollout that nobody samples."""
+    """Prompt tokens of a rollout, which are not sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,7 +68,7 @@ def test_ranks_with_different_data_make_the_same_calls(
 
 
 def test_a_rank_that_skips_a_forward_pass_is_an_error_at_once(model: Path, tmp_path: Path) -> None:
-    """Negative control: a mismatch is named, and nobody hangs."""
+    """Negative control: the mismatch is an error on every rank, and no rank hangs."""
     job = {"model": str(model), "out": str(tmp_path), "config": JOB_CONFIG, **ONE_GROUP}
     codes = exit_codes(RANKS, _skipping, job)
     assert 0 not in codes
