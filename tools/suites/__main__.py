@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from bench.provenance import provenance
 from tools.suites.passes import Suite, last_passes, next_in_rotation, record_pass, suites
 
 __all__ = ["main"]
@@ -36,7 +37,7 @@ def main() -> None:
 
 def _run(suite: Suite, minutes: float | None) -> int:
     print(f"make {suite.name}: {suite.about}", flush=True)
-    began = time.monotonic()
+    began, about = time.monotonic(), provenance({})
     command = [sys.executable, "-m", "tools.suites.contained", "make", suite.name]
     with subprocess.Popen(command, cwd=ROOT) as process:
         try:
@@ -47,7 +48,7 @@ def _run(suite: Suite, minutes: float | None) -> int:
             print(f"{suite.name} was ended after {minutes:g} minutes: neither passed nor failed")
             return 0
     if code == 0:
-        done = record_pass(ROOT, suite.name, time.monotonic() - began)
+        done = record_pass(ROOT, suite.name, time.monotonic() - began, about)
         print(f"{suite.name} passed on {done.commit} in {done.seconds:.0f} s")
     return code
 

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.provenance import provenance
-
 __all__ = ["Pass", "Suite", "last_passes", "next_in_rotation", "record_pass", "suites"]
 
 _SUITES = Path("bench/suites.toml")
@@ -55,9 +53,15 @@ def last_passes(root: Path) -> dict[str, Pass]:
     return {name: Pass(**about) for name, about in found.items()}
 
 
-def record_pass(root: Path, name: str, seconds: float) -> Pass:
-    """Note that a suite has passed whole on the present commit."""
-    about = provenance({})
+def record_pass(root: Path, name: str, seconds: float, about: Mapping[str, object]) -> Pass:
+    """Note that a suite has passed whole.
+
+    Args:
+        root: of the tree.
+        name: of the suite.
+        seconds: how long it took.
+        about: `provenance` from before the run: a suite writes its result into the tree.
+    """
     done = Pass(date=str(about["date"]), commit=str(about["commit"]), seconds=round(seconds))
     passes = {**last_passes(root), name: done}
     lines = {each: asdict(passes[each]) for each in sorted(passes)}

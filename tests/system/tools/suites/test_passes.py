@@ -33,11 +33,12 @@ def test_the_one_that_passed_longest_ago_is_next() -> None:
 def test_a_pass_replaces_the_one_before_and_no_other(tmp_path: Path) -> None:
     """Read back from the file."""
     (tmp_path / "bench").mkdir()
-    record_pass(tmp_path, "b", 61.4)
-    first = record_pass(tmp_path, "a", 10.0)
-    second = record_pass(tmp_path, "b", 62.0)
+    before = {"commit": "01234567", "date": "2026-11-01", "machine": "any"}
+    record_pass(tmp_path, "b", 61.4, before)
+    first = record_pass(tmp_path, "a", 10.0, before)
+    second = record_pass(tmp_path, "b", 62.0, before)
     assert last_passes(tmp_path) == {"a": first, "b": second}
-    assert second.seconds == 62
+    assert second == Pass(date="2026-11-01", commit="01234567", seconds=62)
 
 
 def test_each_suite_is_a_target_and_has_a_short_form_among_the_tests() -> None:
