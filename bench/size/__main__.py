@@ -7,7 +7,10 @@ import argparse
 from bench.report import Report
 from bench.size import forecast
 from bench.size.balance import balance
+from bench.size.fitting import fitting
+from bench.size.four_ranks import four_ranks
 from bench.size.loading import loading
+from bench.size.training_speed import training_speed
 
 __all__ = ["main"]
 
@@ -21,7 +24,14 @@ def main() -> None:
     first = parser.parse_args().seed
     seeds = range(first, first + _SEEDS)
     balanced = balance(seeds)
-    figures = {**balanced.figures, **loading(), **forecast.figures()}
+    figures = {
+        **balanced.figures,
+        **loading(),
+        **four_ranks(),
+        **fitting(),
+        **forecast.figures(),
+        **training_speed(),
+    }
     Report(
         bench="size",
         figures=figures,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
+from bench.size.model_shapes import MODELS
 from bench.size.small_models import KINDS, make_model
 from rollout.server.config import RolloutServerConfig
 from tools.forecast.devices import device
@@ -38,7 +38,7 @@ class PublishedStep:
     """A training step on H100s whose seconds were published."""
 
     model: str
-    """Of `_MODELS`."""
+    """Of `MODELS`."""
     mode: str
     """"on policy": all devices generate, then train; "one step off": half of them do each."""
     devices: int
@@ -71,40 +71,6 @@ PUBLISHED = tuple(
         ("qwen3-32b", "one step off", 64, 4, 3207, 215.0),
     )
 )
-_QWEN3 = {"vocab_size": 151936, "head_dim": 128, "tie_word_embeddings": False}
-_MODELS: Mapping[str, Mapping[str, Any]] = {
-    "llama-3.1-8b": {
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "tie_word_embeddings": False,
-    },
-    "qwen3-30b-a3b": {
-        **_QWEN3,
-        "model_type": "qwen3_moe",
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-    },
-    "qwen3-32b": {
-        **_QWEN3,
-        "model_type": "qwen3",
-        "hidden_size": 5120,
-        "intermediate_size": 25600,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-    },
-}
 
 
 def figures() -> dict[str, float]:
@@ -181,7 +147,7 @@ def step_error(step: PublishedStep) -> float:
 def forecast_seconds(step: PublishedStep) -> float:
     """Seconds of a step by the forecast, with the published run's passes for log-probs."""
     with TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(_MODELS[step.model]))
+        (Path(folder) / "config.json").write_text(json.dumps(MODELS[step.model]))
         shape = _shape(step, Path(folder))
         count = count_training(
             shape.trainer,

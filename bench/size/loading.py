@@ -11,29 +11,20 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["loading"]
+from bench.size.model_shapes import MODELS
+
+__all__ = ["loading", "make_large_model"]
 
 _RANK, _RANKS = 3, 8
 _MIB = 1 << 20
 _POLL_SECONDS = 0.005
 _ALLOWED_MIB = 200
 """Beside this rank's part and one block, for whatever else a process takes."""
-# Qwen2.5-0.5B's: 494 million parameters, of which the embeddings are 136.
-_SHAPE: Mapping[str, Any] = {
-    "model_type": "qwen2",
-    "vocab_size": 151936,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "tie_word_embeddings": True,
-}
 
 
 def loading() -> dict[str, float]:
@@ -47,18 +38,20 @@ def loading() -> dict[str, float]:
     return found
 
 
-def _make(folder: Path) -> None:
+def make_large_model(folder: Path) -> Path:
+    """Write a model of 494 million random parameters with its tokenizer; its folder."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from bench.harness.byte_model import make_byte_model
 
     make_byte_model(folder)
-    given = dict(_SHAPE)
+    given = dict(MODELS["qwen2.5-0.5b"])
     config = AutoConfig.for_model(given.pop("model_type"), **given)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
+    return folder
 
 
 def _load(folder: Path) -> dict[str, float]:
@@ -125,6 +118,6 @@ def _anonymous_mib() -> float:
 if __name__ == "__main__":
     _folder = Path(sys.argv[1])
     if sys.argv[2] == "make":
-        _make(_folder)
+        make_large_model(_folder)
     else:
         print(json.dumps(_load(_folder)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["KINDS", "make_model"]
+__all__ = ["KINDS", "make_model", "save_model"]
 
 _SIZE = {
     "vocab_size": 1024,
@@ -35,10 +35,14 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 
 def make_model(folder: Path, kind: str) -> Path:
     """Write a model of a kind with its tokenizer; its folder."""
+    return save_model(folder, {**_SIZE, **KINDS[kind]})
+
+
+def save_model(folder: Path, settings: Mapping[str, Any]) -> Path:
+    """Write a model of this configuration with a tokenizer of two words; its folder."""
     from tokenizers import Tokenizer, models
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-    settings = {**_SIZE, **KINDS[kind]}
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
