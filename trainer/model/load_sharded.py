@@ -27,6 +27,7 @@ from trainer.model.critic import CriticModel, add_value_head
 from trainer.model.load_model import Models, OnHost, check_critic, master_type, prepared
 from trainer.model.load_slices import empty_causal, fill, materialize
 from trainer.model.lora import add_adapter
+from trainer.model.memory_check import check_memory
 from trainer.model.token_predictions import check_predictions, predict_within
 
 __all__ = ["EmptyModels", "empty_models", "load_sharded", "mixed_precision", "ranks_mesh", "shard"]
@@ -77,7 +78,7 @@ def load_sharded(config: TrainerConfig, mesh: DeviceMesh, *, critic: bool = Fals
         critic: the algorithm has a critic.
 
     Raises:
-        ValueError: a folder is incomplete, or holds another kind of model.
+        ValueError: a folder is incomplete, holds another kind of model, or its model cannot fit.
     """
     folders = (config.model, _critic_folder(config))
     check_model_folder(config.model)
@@ -85,6 +86,7 @@ def load_sharded(config: TrainerConfig, mesh: DeviceMesh, *, critic: bool = Fals
         check_model_folder(folders[1])
     models = empty_models(config, critic=critic)
     part, num_parts = mesh.get_local_rank(mesh.ndim - 1), mesh.size(-1)
+    check_memory((model for _, model in models.parts), config, num_parts)
     for (whole, model), folder in zip(models.parts, folders, strict=False):
         shard(whole, model, config, mesh)
         fill(model, whole, folder, part=part, num_parts=num_parts)
