@@ -63,7 +63,7 @@ def _load(folder: Path) -> dict[str, float]:
 
     from trainer.config import TrainerConfig
     from trainer.model.load_sharded import empty_models, shard
-    from trainer.model.load_slices import fill
+    from trainer.model.load_slices import fill, folder_tensors
 
     dist.init_process_group("fake", store=FakeStore(), rank=_RANK, world_size=_RANKS)
     mesh = init_device_mesh("cpu", (_RANKS,))
@@ -74,7 +74,8 @@ def _load(folder: Path) -> dict[str, float]:
     with _peak() as peak:
         policy: Any = empty_models(config).policy
         shard(policy, policy, config, mesh)
-        fill(policy, policy, folder, part=_RANK, num_parts=_RANKS)
+        own = dict(folder_tensors(policy, policy))
+        fill(own, policy, folder, part=_RANK, num_parts=_RANKS)
     used = peak[0] - before
     with _peak() as peak:
         policy(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False)

@@ -15,13 +15,10 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from services.lib.transformer.load_causal import load_causal
-from services.lib.transformer.packing import can_pack
 from services.lib.transformer.transformer_blocks import transformer_blocks
 from trainer.config import TrainerConfig
-from trainer.model.critic import CriticModel, add_value_head
-from trainer.model.lora import add_adapter
+from trainer.model.critic import CriticModel
 from trainer.model.onednn_linear import use_onednn
-from trainer.model.token_predictions import check_predictions, predict_within
 
 __all__ = [
     "DTYPES",
@@ -29,7 +26,6 @@ __all__ = [
     "OnHost",
     "check_critic",
     "import_model_code",
-    "load_models",
     "load_whole",
     "master_type",
     "prepared",
@@ -50,40 +46,6 @@ class Models:
     """The critic's own model, if `critic` is "model"."""
     packed: bool
     """Whether they compute packed rows."""
-
-
-def load_models(config: TrainerConfig, *, critic: bool = False) -> Models:
-    """Load the causal language model of `config.model`, and a critic.
-
-    Raises:
-        ValueError: a folder is incomplete, or holds another kind of model.
-    """
-    model = _load_prepared(config, config.model)
-    if config.lora.rank:
-        add_adapter(model, config)
-    predict_within(model)
-    check_predictions(model, str(next(model.parameters()).device))
-    packed = config.batch.packing and can_pack(model)
-    if critic and config.critic == "layer":
-        add_value_head(model)
-    own = _load_critic(config, model, packed) if critic and config.critic == "model" else None
-    return Models(policy=model, critic=own, packed=packed)
-
-
-def _load_critic(config: TrainerConfig, policy: nn.Module, packed: bool) -> CriticModel:
-    folder = config.critic_model or config.model
-    model = _load_prepared(config, folder)
-    check_critic(model, policy, folder)
-    if packed and not can_pack(model):
-        raise ValueError(
-            f"critic_model {folder} cannot compute packed rows, the policy can: set batch.packing "
-            "to false, or give another critic_model"
-        )
-    return CriticModel(model)
-
-
-def _load_prepared(config: TrainerConfig, folder: Path) -> nn.Module:
-    return prepared(load_whole(config, folder), config)
 
 
 def prepared(model: nn.Module, config: TrainerConfig, on_host: OnHost | None = None) -> nn.Module:

@@ -25,7 +25,7 @@ from services.lib.transformer.transformer_blocks import transformer_blocks
 from trainer.config import TrainerConfig
 from trainer.model.critic import CriticModel, add_value_head
 from trainer.model.load_model import Models, OnHost, check_critic, master_type, prepared
-from trainer.model.load_slices import empty_causal, fill, materialize
+from trainer.model.load_slices import empty_causal, fill, folder_tensors, materialize
 from trainer.model.lora import add_adapter
 from trainer.model.memory_check import check_memory
 from trainer.model.token_predictions import check_predictions, predict_within
@@ -89,7 +89,8 @@ def load_sharded(config: TrainerConfig, mesh: DeviceMesh, *, critic: bool = Fals
     check_memory((model for _, model in models.parts), config, num_parts)
     for (whole, model), folder in zip(models.parts, folders, strict=False):
         shard(whole, model, config, mesh)
-        fill(model, whole, folder, part=part, num_parts=num_parts)
+        own = dict(folder_tensors(model, whole))
+        fill(own, whole, folder, part=part, num_parts=num_parts)
     check_predictions(models.policy, config.device)
     packed = config.batch.packing and _packs(models, config)
     for _, model in models.parts:

@@ -8,7 +8,7 @@ second model without memory, whose parameters are rows of this rank, and the res
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from services.lib.model_files.weight_headers import weight_files
 from trainer.model.critic import is_critic
 from trainer.model.lora import is_adapter, plain_name
 
-__all__ = ["empty_causal", "fill", "materialize"]
+__all__ = ["empty_causal", "fill", "folder_tensors", "materialize"]
 
 _SHOWN = 3
 _NUMBER = re.compile(r"\.(\d+)\.")
@@ -77,12 +77,19 @@ def materialize(model: nn.Module, device: str) -> None:
         torch.__future__.set_swap_module_params_on_conversion(swap)
 
 
-def fill(model: nn.Module, whole: Any, folder: Path, *, part: int = 0, num_parts: int = 1) -> None:
-    """Copy the weights of a folder into a model; adapters and a critic's layer are not in there.
+def fill(
+    wanted: Mapping[str, torch.Tensor],
+    whole: Any,
+    folder: Path,
+    *,
+    part: int = 0,
+    num_parts: int = 1,
+) -> None:
+    """Copy the weights of a folder into this rank's tensors; no others are read.
 
     Args:
-        model: to be filled; sharded, or with fewer modules than `whole`.
-        whole: the causal language model whose names the folder has; an adapter may be added to it.
+        wanted: by the folder's names, such as `folder_tensors` of a sharded model.
+        whole: the causal language model whose names these are.
         folder: Hugging Face folder with safetensors.
         part: of this rank, from 0: `torch.chunk` cuts dimension 0.
         num_parts: of each parameter.
@@ -93,12 +100,11 @@ def fill(model: nn.Module, whole: Any, folder: Path, *, part: int = 0, num_parts
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    wanted = dict(_of_folder(model, whole))
     rows = _Rows(whole.config, next(iter(whole.parameters())).dtype, part, num_parts)
     missing = set(wanted)
     with ExitStack() as stack:
         for sources in _by_block(_slices(folder, stack)):
-            for name, local in rows.read(sources):
+            for name, local in rows.read(sources, wanted.keys()):
                 for own in rows.aliases(name) & wanted.keys():
                     _copy(wanted[own], local, own, folder)
                     missing.discard(own)
@@ -112,8 +118,13 @@ def fill(model: nn.Module, whole: Any, folder: Path, *, part: int = 0, num_parts
         )
 
 
-def _of_folder(model: nn.Module, whole: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """This rank's part of what a folder has, by the folder's names."""
+def folder_tensors(model: nn.Module, whole: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """This rank's part of what a folder has, by its names: no adapters, no critic's layer.
+
+    Args:
+        model: sharded, or with fewer modules than `whole`.
+        whole: the causal language model that it is made of; an adapter may be added to it.
+    """
     names = {id(each): name for name, each in (*whole.named_parameters(), *whole.named_buffers())}
     persistent = model.state_dict()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -166,12 +177,18 @@ class _Rows:
         """Names of the same parameter, which is tied."""
         return self._aliases.get(name, {name})
 
-    def read(self, sources: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and local rows of what the entries of a folder are."""
+    def read(
+        self, sources: Mapping[str, Any], wanted: Set[str]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and local rows of what the entries of a folder are, if a name of it is wanted."""
         from transformers.core_model_loading import convert_and_load_state_dict_in_model
         from transformers.modeling_utils import LoadStateDictConfig
 
-        targets = dict(self._targets(sources))
+        targets = {
+            key: target
+            for key, target in self._targets(sources)
+            if any(self.aliases(name) & wanted for name in target.names)
+        }
         for target in targets.values():
             for name in target.names:
                 self._set_empty(name, by_rows=target.by_rows)

@@ -22,9 +22,10 @@ from trainer.config import TrainerConfig
 from trainer.data.computations import Accumulate, Predict
 from trainer.model.checkpoint_names import checkpoint_tensors
 from trainer.model.critic import CRITIC, is_critic
-from trainer.model.load_model import Models, load_models
+from trainer.model.load_sharded import EmptyModels, empty_models
 from trainer.pipeline.interpreter import Interpreter, StageWork
 from trainer.pipeline.layout import POLICY, Layout, layout_of
+from trainer.pipeline.load_stages import load_stages
 from trainer.pipeline.master_weights import MasterWeights
 from trainer.pipeline.messages import Peers
 from trainer.pipeline.separable import check_separable
@@ -79,12 +80,13 @@ class PipelineBackend:
             check_separable(algorithm, config.algorithm.name)
         self._rank, world_size = dist.get_rank(), dist.get_world_size()
         self._layout = layout_of(world_size, critic_stages(config, world_size))
-        models = load_models(config, critic=algorithm.critic)
-        owners = _owners(models, self._layout)
-        buffers = dict(_persistent_buffers(models.policy))
-        vocabulary_size = int(cast(Any, models.policy).get_input_embeddings().weight.shape[0])
-        sizes = {name: p.detach().to("meta") for name, p in models.policy.named_parameters()}
-        self._stages = dict(_stages(models, self._layout, self._rank, config))
+        models = empty_models(config, critic=algorithm.critic)
+        self._owners = _owners(models, self._layout)
+        self._sizes = {n: p.detach().to("meta") for n, p in models.policy.named_parameters()}
+        embeddings = cast(Any, models.policy).get_input_embeddings()
+        self.vocabulary_size = int(embeddings.weight.shape[0])
+        loaded = load_stages(config, self._layout, self._rank, critic=algorithm.critic)
+        self._stages, self._buffers, self.packed = loaded.stages, loaded.buffers, loaded.packed
         named, self._masters = _named(self._stages), None
         if config.dtype == "bfloat16":
             self._masters = MasterWeights(named, torch.bfloat16)
@@ -92,12 +94,10 @@ class PipelineBackend:
             self._masters.parameters if self._masters else named
         )
         self._algorithm, self._config = algorithm, config
-        self._owners, self._buffers, self._sizes = owners, buffers, sizes
-        self.packed, self.vocabulary_size = models.packed, vocabulary_size
         self._interpreter = Interpreter(
             self._layout, self._rank, Peers(self._layout, self._rank, config.device, store)
         )
-        self._shared = dict(self._shared_gradients(models.policy))
+        self._shared = dict(self._shared_gradients())
 
     def counts(self, name: str) -> bool:
         """The first rank that has a parameter."""
@@ -219,7 +219,7 @@ class PipelineBackend:
             return HiddenStates(stage, inputs)
         return (PolicyLoss if model == POLICY else CriticLoss)(stage, inputs, loss)
 
-    def _shared_gradients(self, policy: nn.Module) -> Iterator[tuple[str, ProcessGroup]]:
+    def _shared_gradients(self) -> Iterator[tuple[str, ProcessGroup]]:
         """By name of a parameter that this rank shares with others: their group. Collective."""
         groups: dict[tuple[int, ...], Any] = {}
         for name, ranks in sorted(self._owners.items()):
@@ -228,25 +228,6 @@ class PipelineBackend:
                     groups[ranks] = dist.new_group(list(ranks))
                 if self._rank in ranks:
                     yield name, groups[ranks]
-
-
-def _stages(
-    models: Models, layout: Layout, rank: int, config: TrainerConfig
-) -> Iterator[tuple[int, Stage]]:
-    for model, index in layout.stages_on(rank).items():
-        whole = models.policy if model == POLICY else models.critic
-        assert whole is not None, "a layout with a critic is for a critic model"
-        yield (
-            model,
-            Stage(
-                whole,
-                index,
-                len(layout.ranks[model]),
-                packed=models.packed,
-                device=config.device,
-                logit_tokens=config.batch.logit_tokens,
-            ),
-        )
 
 
 def _named(stages: dict[int, Stage]) -> dict[str, nn.Parameter]:
@@ -258,7 +239,7 @@ def _named(stages: dict[int, Stage]) -> dict[str, nn.Parameter]:
     }
 
 
-def _owners(models: Models, layout: Layout) -> dict[str, tuple[int, ...]]:
+def _owners(models: EmptyModels, layout: Layout) -> dict[str, tuple[int, ...]]:
     """The ranks that hold each parameter; the first one saves it."""
     policy, *replicas = layout.ranks
     found: dict[str, tuple[int, ...]] = {
@@ -283,14 +264,6 @@ def _shared_embeddings(model: Any) -> str | None:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     embeddings = model.get_input_embeddings().weight
     return names[id(embeddings)] if output.weight is embeddings else None
-
-
-def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Which never change, so that any rank has them."""
-    persistent = model.state_dict()
-    for name, buffer in model.named_buffers():
-        if name in persistent:
-            yield name, buffer
 
 
 def _broadcast(numbers: dict[str, float], source: int, device: str) -> dict[str, float]:

@@ -6,7 +6,9 @@ layer at the last. Later stages get the hidden states of the one before as `inpu
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,43 @@ from trainer.data.micro_batch import weightless
 from trainer.model.critic import VALUE_HEAD, CriticModel
 from trainer.policy.model_input import ModelInput, model_input, predicted
 
-__all__ = ["Stage", "parameter_stages"]
+__all__ = ["Stage", "Trial", "parameter_stages", "try_whole"]
 
 _NEEDED = ("layers", "embed_tokens", "norm")
 _TOLERANCE = 1e-3
 """Of hidden states, logits and values, relative to the greatest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What a whole model computes for a few tokens: its stages must do the same."""
+
+    given: ModelInput
+    hidden: Mapping[int, torch.Tensor]
+    """Into layers, by their number."""
+    output: torch.Tensor
+    """Of the model."""
+
+
+@torch.no_grad()
+def try_whole(
+    model: nn.Module, num_stages: int, *, packed: bool, device: str, logit_tokens: int = 1024
+) -> Trial:
+    """Pass a few tokens through a model. Collective if it is sharded.
+
+    Raises:
+        ValueError: the model cannot be cut, or has fewer layers than stages.
+    """
+    layers = _backbone(model).layers
+    starts = [_span(model, index, num_stages).start for index in range(1, num_stages)]
+    given = _trial_input(packed, row_rope(model) is not None, device)
+    hidden: dict[int, torch.Tensor] = {}
+    hooks = [_watch(layers[number], number, hidden) for number in starts]
+    with _value_head_of_ones(model):
+        output = _output(model, given.arguments, given, logit_tokens)
+    for hook in hooks:
+        hook.remove()
+    return Trial(given=given, hidden=hidden, output=output)
 
 
 class Stage(nn.Module):
@@ -33,14 +67,7 @@ class Stage(nn.Module):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        index: int,
-        num_stages: int,
-        *,
-        packed: bool,
-        device: str,
-        logit_tokens: int = 1024,
+        self, model: nn.Module, index: int, num_stages: int, *, logit_tokens: int = 1024
     ) -> None:
         super().__init__()
         self.is_first, self.is_last = index == 0, index == num_stages - 1
@@ -51,22 +78,21 @@ class Stage(nn.Module):
         self.hidden_size = _backbone(model).config.hidden_size
         """Of what passes from stage to stage."""
         self._span, self._logit_tokens = _span(model, index, num_stages), logit_tokens
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        _set_value_head(model, 1.0)  # at first 0, which hides what is before it
-        given, hidden, expected = self._tried(_trial_input(packed, self.by_row, device))
+        names = {id(each): name for name, each in _tensors(model)}
         self._cut()
-        self.trained = {names[id(each)]: each for each in model.parameters()}
+        self.names = {name: names[id(each)] for name, each in _tensors(model)}
+        """Of parameters and buffers in the whole model, by their names here."""
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
         """Its parameters by their names in the whole model."""
-        for parameter in self.trained.values():
-            # Not in the file they were loaded from, whose memory cannot be released.
-            parameter.data = parameter.data.clone()
-        self._compare(given, hidden, expected)
-        _set_value_head(model, 0.0)
+        return {self.names[name]: each for name, each in self.model.named_parameters()}
 
     @property
     def dtype(self) -> torch.dtype:
         """Of what passes from stage to stage."""
-        return next(iter(self.trained.values())).dtype
+        dtype: torch.dtype = next(self.model.parameters()).dtype
+        return dtype
 
     def forward(self, given: ModelInput, hidden: torch.Tensor | None) -> torch.Tensor:
         """Hidden states; of the last stage predictions, or values of a critic's own model.
@@ -98,23 +124,16 @@ class Stage(nn.Module):
             _drop_output(self.model)
 
     @torch.no_grad()
-    def _tried(self, given: ModelInput) -> tuple[ModelInput, torch.Tensor | None, torch.Tensor]:
-        """What the whole model passes to this stage, and on from it."""
-        layers = _backbone(self.model).layers
-        seen: dict[int, torch.Tensor] = {}
-        edges = [n for n in (self._span.start, self._span.stop) if 0 < n < len(layers)]
-        hooks = [_watch(layers[n], n, seen) for n in edges]
-        output = _output(self.model, given.arguments, given, self._logit_tokens)
-        for hook in hooks:
-            hook.remove()
-        return given, seen.get(self._span.start), seen.get(self._span.stop, output)
+    def check(self, trial: Trial) -> None:
+        """Check that the stage computes what the whole model does.
 
-    @torch.no_grad()
-    def _compare(
-        self, given: ModelInput, hidden: torch.Tensor | None, expected: torch.Tensor
-    ) -> None:
-        """Check that the stage computes what the whole model does."""
-        error = (self(given, hidden) - expected).abs().max().item()
+        Raises:
+            ValueError: it does not.
+        """
+        hidden = None if self.is_first else trial.hidden[self._span.start]
+        expected = trial.output if self.is_last else trial.hidden[self._span.stop]
+        with _value_head_of_ones(self.model):
+            error = (self(trial.given, hidden) - expected).abs().max().item()
         if not error <= _TOLERANCE * max(1.0, expected.abs().max().item()):
             raise ValueError(
                 f"{type(self.model).__name__} cannot be cut into stages, a stage differs from the "
@@ -168,12 +187,21 @@ def _output(
     return found
 
 
-@torch.no_grad()
-def _set_value_head(model: nn.Module, weight: float) -> None:
-    """The weights of a critic model's layer, if it has not been dropped."""
+def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+@contextmanager
+def _value_head_of_ones(model: nn.Module) -> Iterator[None]:
+    """Within the block: at first the layer of a critic's model is 0, which hides what is before."""
     head = getattr(model, VALUE_HEAD) if isinstance(model, CriticModel) else None
-    if isinstance(head, nn.Linear):
-        head.weight.fill_(weight)
+    weight = head.weight if isinstance(head, nn.Linear) else None
+    if weight is not None:
+        weight.fill_(1.0)
+    yield
+    if weight is not None:
+        weight.zero_()
 
 
 def _drop_output(model: Any) -> None:

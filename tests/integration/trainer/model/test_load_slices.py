@@ -12,8 +12,9 @@ from torch import nn
 
 from services.lib.transformer.load_causal import load_causal
 from tests.suites.models.architectures import ARCHITECTURES
+from trainer.model import load_slices
 from trainer.model.checkpoint_names import checkpoint_tensors
-from trainer.model.load_slices import empty_causal, fill
+from trainer.model.load_slices import empty_causal, fill, folder_tensors
 
 TRAINED = [name for name, each in ARCHITECTURES.items() if each.trains]
 
@@ -42,7 +43,7 @@ def rows_of(folder: Path, part: int, num_parts: int) -> tuple[Any, dict[str, tor
                 if id(parameter) not in seen:
                     seen[id(parameter)] = nn.Parameter(chunk_of(parameter, part, num_parts))
                 module._parameters[last] = seen[id(parameter)]
-    fill(held, whole, folder, part=part, num_parts=num_parts)
+    fill(dict(folder_tensors(held, whole)), whole, folder, part=part, num_parts=num_parts)
     return whole, {name: each.detach() for name, each in held.named_parameters()}
 
 
@@ -96,3 +97,43 @@ def test_weights_of_another_size_are_refused(folders: Path, tmp_path: Path) -> N
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"model\.norm\.weight"):
         rows_of(tmp_path, 0, 1)
+
+
+class Watched:
+    """An entry of a folder that notes when it is read."""
+
+    def __init__(self, name: str, entry: Any, read: set[str]) -> None:
+        self._name, self._entry, self._read = name, entry, read
+
+    def __getitem__(self, key: Any) -> torch.Tensor:
+        """Its numbers."""
+        self._read.add(self._name)
+        tensor: torch.Tensor = self._entry[key]
+        return tensor
+
+    def __getattr__(self, name: str) -> Any:
+        """Shape and type, which are in the file's head."""
+        return getattr(self._entry, name)
+
+
+def test_of_a_folder_only_what_is_wanted_is_read(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a stage of a pipeline wants the weights of its layers alone."""
+    read: set[str] = set()
+    slices = load_slices._slices
+    monkeypatch.setattr(
+        load_slices,
+        "_slices",
+        lambda *given: {name: Watched(name, e, read) for name, e in slices(*given).items()},
+    )
+    folder, prefix = made("qwen3", folders), "model.layers.1."
+    whole, held = empty_causal(folder, torch.float32), load_causal(folder, torch.float32)
+    wanted = {
+        name: torch.full_like(each, torch.nan)
+        for name, each in held.state_dict().items()
+        if name.startswith(prefix)
+    }
+    fill(wanted, whole, folder)
+    assert read == wanted.keys()
+    assert all(tensor.equal(held.state_dict()[name]) for name, tensor in wanted.items())

@@ -185,4 +185,4 @@ def test_a_model_with_fewer_layers_than_ranks_is_refused(model: Path) -> None:
     """The message names the layers and what to change."""
     config = trainer_config(run_id="r", checkpoint__folder="c", model=model)
     with pytest.raises(ValueError, match="has 2 layers and cannot be cut into 3"):
-        Stage(load_whole(config, model), 0, 3, packed=False, device="cpu")
+        Stage(load_whole(config, model), 0, 3)

@@ -12,7 +12,7 @@ from services.lib.transformer.packing import can_pack
 from tests.unit.trainer.model.test_packing import PACKED, batch_of, make, random_rows
 from trainer.model.critic import CriticModel
 from trainer.model.token_predictions import predictions
-from trainer.pipeline.stage import Stage, parameter_stages
+from trainer.pipeline.stage import Stage, parameter_stages, try_whole
 from trainer.policy.model_input import model_input, predicted
 
 UNCUTTABLE = {"gpt2", "gpt_neox"}
@@ -26,9 +26,16 @@ def cut(kind: str, *, packed: bool, critic: bool) -> list[Stage]:
         model: nn.Module = make(kind, **PACKED[kind])
         if packed:
             assert can_pack(model)
-        model = CriticModel(model) if critic else model
-        stages.append(Stage(model, index, 2, packed=packed, device="cpu"))
+        stages.append(checked(CriticModel(model) if critic else model, index, packed=packed))
     return stages
+
+
+def checked(model: nn.Module, index: int, *, packed: bool = False) -> Stage:
+    """One of two stages, compared with the whole model that it is cut from."""
+    trial = try_whole(model, 2, packed=packed, device="cpu")
+    stage = Stage(model, index, 2)
+    stage.check(trial)
+    return stage
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -55,7 +62,7 @@ def test_stages_of_a_rope_that_depends_on_the_length_compute_each_row_as_if_alon
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
     models = [make("qwen3", rope_parameters=rope, max_position_embeddings=16) for _ in range(3)]
     rows = [list(range(8)) * 4, list(range(9))]
-    stages = [Stage(models[n], n, 2, packed=False, device="cpu") for n in range(2)]
+    stages = [checked(models[n], n) for n in range(2)]
     given = model_input(batch_of(rows), "cpu", packed=False, by_row=stages[0].by_row)
     with torch.no_grad():
         found = stages[1](given, stages[0](given, None))
@@ -87,7 +94,7 @@ def test_a_critic_is_cut_as_the_policy_is() -> None:
 def test_a_model_of_other_parts_is_refused(kind: str) -> None:
     """It says what is missing."""
     with pytest.raises(ValueError, match="cannot be cut into stages, it has no"):
-        Stage(make(kind, **PACKED[kind]), 0, 2, packed=False, device="cpu")
+        checked(make(kind, **PACKED[kind]), 0)
 
 
 class Counting(nn.Module):
@@ -113,7 +120,7 @@ def test_a_stage_that_differs_from_the_model_is_refused(index: int, critic: bool
     model.model.layers[index] = Counting(model.model.layers[index], model.model)
     whole = CriticModel(model) if critic else model
     with pytest.raises(ValueError, match="a stage differs from the whole"):
-        Stage(whole, index, 2, packed=False, device="cpu")
+        checked(whole, index)
 
 
 def test_a_critic_s_values_are_0_at_first() -> None:
