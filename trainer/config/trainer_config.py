@@ -84,6 +84,10 @@ class TrainerConfig(ServerConfig):
     """Copies of the models in the fsdp backend, each sharded over an equal share of the ranks
     (HSDP): a divisor of the number of ranks. With two or more, a rank that is killed costs no
     restart."""
+    context_parallel: int = Field(1, gt=0)
+    """Ranks that compute each micro-batch of packed rows together in the fsdp backend, a slice of
+    its tokens each, for rows beyond the memory of one: a divisor of the ranks of a replica and of
+    the model's attention heads."""
     pipeline: PipelineConfig = PipelineConfig()
     """The pipeline backend."""
     gang: GangConfig = GangConfig()
@@ -116,6 +120,11 @@ class TrainerConfig(ServerConfig):
             raise ValueError(
                 "activation_offload is true without activation_checkpointing: set that to true, or "
                 "leave both out"
+            )
+        if self.context_parallel > 1 and not self.batch.packing:
+            raise ValueError(
+                f"context_parallel is {self.context_parallel} with batch.packing false: its ranks "
+                "share the tokens of packed rows; set batch.packing to true, or it to 1"
             )
         if self.batch.start_at_tail and self.scheduler is None:
             raise ValueError(
@@ -202,6 +211,7 @@ class TrainerConfig(ServerConfig):
             "lora.rank": self.lora.rank,
             "cpu_offload": self.cpu_offload,
             "replicas": self.replicas if self.replicas > 1 else 0,
+            "context_parallel": self.context_parallel if self.context_parallel > 1 else 0,
         }
         for name, value in given.items():
             if value:

@@ -14,8 +14,8 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
+from services.lib.transformer.can_pack import can_pack
 from services.lib.transformer.load_causal import load_causal
-from services.lib.transformer.packing import can_pack
 from services.lib.transformer.transformer_blocks import transformer_blocks
 from trainer.config import TrainerConfig
 from trainer.model.critic import CriticModel, add_value_head

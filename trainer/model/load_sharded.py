@@ -20,9 +20,10 @@ from torch.distributed.fsdp import (
 )
 
 from services.lib.model_files.model_folder import check_model_folder
-from services.lib.transformer.packing import can_pack
+from services.lib.transformer.can_pack import can_pack
 from services.lib.transformer.transformer_blocks import transformer_blocks
 from trainer.config import TrainerConfig
+from trainer.model.context_ranks import check_heads, check_packed
 from trainer.model.critic import CriticModel, add_value_head
 from trainer.model.load_model import Models, OnHost, check_critic, master_type, prepared
 from trainer.model.load_slices import empty_causal, fill, materialize
@@ -84,12 +85,15 @@ def load_sharded(config: TrainerConfig, mesh: DeviceMesh, *, critic: bool = Fals
     if critic and config.critic == "model":
         check_model_folder(folders[1])
     models = empty_models(config, critic=critic)
+    for whole, _ in models.parts:
+        check_heads(whole, config.context_parallel)
     part, num_parts = mesh.get_local_rank(mesh.ndim - 1), mesh.size(-1)
     for (whole, model), folder in zip(models.parts, folders, strict=False):
         shard(whole, model, config, mesh)
         fill(model, whole, folder, part=part, num_parts=num_parts)
     check_predictions(models.policy, config.device)
     packed = config.batch.packing and _packs(models, config)
+    check_packed(models.policy, config.context_parallel, packed=packed)
     for _, model in models.parts:
         # After a forward pass without a backward one, the weights outside of the blocks are whole.
         cast(FSDPModule, model).reshard()

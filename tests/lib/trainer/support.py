@@ -54,26 +54,26 @@ def changed(config: TrainerConfig, **settings: Any) -> TrainerConfig:
     return TrainerConfig.model_validate(given)
 
 
-def make_model(folder: Path, seed: int = 0) -> Path:
-    """Write a two-layer Qwen3 in float32 with a character tokenizer."""
+def make_model(folder: Path, seed: int = 0, **settings: Any) -> Path:
+    """Write a two-layer Qwen3 in float32 with a character tokenizer; settings are of its config."""
     import torch
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-        initializer_range=0.3,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    small = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.3,
+    }
+    Qwen3ForCausalLM(Qwen3Config(**{**small, **settings})).save_pretrained(folder)
     vocabulary = {chr(97 + index): index for index in range(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)  # type: ignore[no-untyped-call]

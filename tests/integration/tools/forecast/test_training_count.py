@@ -60,6 +60,33 @@ def test_each_setting_takes_what_it_says(tmp_path: Path) -> None:
     assert few.by_part[LOGITS] < plain.by_part[LOGITS]
 
 
+def test_ranks_of_a_context_group_have_a_slice_each(tmp_path: Path) -> None:
+    """Activations and operations halve; a few blocks tell of all, exchanges included.
+
+    In each of 7 blocks 128 tokens go forward, forward again and back, in bfloat16 and with 2 heads
+    of 16 values each of queries, keys (repeated), values (repeated) and outputs: half of them to
+    the other rank, half of the tokens from this one.
+    """
+    alone = count(tmp_path, activation_checkpointing=True)
+    settings = {"activation_checkpointing": True, "context_parallel": 2}
+    shared = count(tmp_path, **settings)
+    assert shared == count(tmp_path, whole=True, **settings)
+    assert shared.by_part[ACTIVATIONS] < 0.6 * alone.by_part[ACTIVATIONS]
+    assert shared.by_part[WEIGHTS] == alone.by_part[WEIGHTS]
+    assert shared.flops == pytest.approx(alone.flops / 2, rel=0.05)
+    assert shared.tokens == alone.tokens
+    assert alone.exchanged_bytes == 0
+    assert shared.exchanged_bytes == 7 * 3 * (64 * 4 * 2 * 16 * 2) / 2
+
+
+def test_what_cannot_be_shared_is_named(tmp_path: Path) -> None:
+    """As the trainer names it."""
+    with pytest.raises(ValueError, match="has 2 attention heads"):
+        count(tmp_path, ranks=4, context_parallel=4)
+    with pytest.raises(ValueError, match="of 3 ranks: give a divisor"):
+        count(tmp_path, ranks=3, context_parallel=2)
+
+
 def test_state_is_the_closed_form(tmp_path: Path) -> None:
     """4 bytes for a weight, 8 for AdamW, over the ranks; none where the host has them."""
     plain = count(tmp_path)

@@ -14,8 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.lib.transformer import packing as packing_module
-from services.lib.transformer.packing import Packing, can_pack
+from services.lib.transformer.can_pack import can_pack
+from services.lib.transformer.packing import Packing
+from services.lib.transformer.row_attention import packed_attention, sdpa_rows
 from tests.lib.trainer.model.whole_rows import whole_rows
 from tests.lib.trainer.ranks.whole_run import run
 from tests.lib.trainer.support import JOB_CONFIG
@@ -170,7 +171,8 @@ def test_models_that_cannot_be_packed_are_padded(kind: str) -> None:
 def test_a_model_that_claims_too_much_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the trial: attention that ignores rows is rejected."""
     model = make("qwen3")
-    monkeypatch.setattr("services.lib.transformer.packing._rows", lambda states, places: states)
+    rows = sdpa_rows._rows
+    monkeypatch.setattr(sdpa_rows, "_rows", lambda states, places: rows(states, places.flip(1)))
     assert not can_pack(model)
     monkeypatch.undo()
     assert can_pack(model)
@@ -217,13 +219,13 @@ def test_checkpointed_activations_are_computed_again(
 ) -> None:
     """Each block twice: on the way and on the way back."""
     calls: list[str] = []
-    attention = packing_module._attention
+    attention = packed_attention._attention
 
     def counted(module: torch.nn.Module, *given: Any, **named: Any) -> Any:
         calls.append(type(module).__name__)
         return attention(module, *given, **named)
 
-    monkeypatch.setattr(packing_module, "_attention", counted)
+    monkeypatch.setattr(packed_attention, "_attention", counted)
     passes = {}
     for name, setting in (("plain", {}), ("again", {"activation_checkpointing": True})):
         calls.clear()
