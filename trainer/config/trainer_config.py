@@ -80,6 +80,10 @@ class TrainerConfig(ServerConfig):
     """How the models are spread over the ranks: sharded, each rank computing whole models on
     samples of its own, or cut into stages, which pass micro-batches on. A pipeline moves
     activations between ranks instead of weights, which suits slow networks."""
+    attention: Literal["auto", "varlen", "sdpa"] = "auto"
+    """Kernel of attention within packed rows. varlen: FlashAttention of torch, on cuda in bfloat16,
+    without padding; sdpa: torch's scaled dot-product attention on any device, rows of similar
+    length together; auto: the first of them that device and type have."""
     replicas: int = Field(1, gt=0)
     """Copies of the models in the fsdp backend, each sharded over an equal share of the ranks
     (HSDP): a divisor of the number of ranks. With two or more, a rank that is killed costs no

@@ -63,7 +63,7 @@ def load_models(config: TrainerConfig, *, critic: bool = False) -> Models:
         add_adapter(model, config)
     predict_within(model)
     check_predictions(model, str(next(model.parameters()).device))
-    packed = config.batch.packing and can_pack(model)
+    packed = config.batch.packing and can_pack(model, attention=config.attention)
     if critic and config.critic == "layer":
         add_value_head(model)
     own = _load_critic(config, model, packed) if critic and config.critic == "model" else None
@@ -74,7 +74,7 @@ def _load_critic(config: TrainerConfig, policy: nn.Module, packed: bool) -> Crit
     folder = config.critic_model or config.model
     model = _load_prepared(config, folder)
     check_critic(model, policy, folder)
-    if packed and not can_pack(model):
+    if packed and not can_pack(model, attention=config.attention):
         raise ValueError(
             f"critic_model {folder} cannot compute packed rows, the policy can: set batch.packing "
             "to false, or give another critic_model"

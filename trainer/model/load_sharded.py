@@ -147,12 +147,13 @@ def _critic_folder(config: TrainerConfig) -> Path:
 
 def _packs(models: EmptyModels, config: TrainerConfig) -> bool:
     precision = torch.bfloat16 if config.dtype == "bfloat16" else None
-    packed = can_pack(models.policy, device=config.device, precision=precision)
+    tried = partial(can_pack, device=config.device, precision=precision, attention=config.attention)
+    packed = tried(models.policy)
     critic = models.critic
     if critic is None or not packed:
         return packed
     hidden = partial(_last_hidden, critic)
-    if not can_pack(critic.backbone, hidden, device=config.device, precision=precision):
+    if not tried(critic.backbone, hidden):
         raise ValueError(
             f"critic_model {_critic_folder(config)} cannot compute packed rows, the policy can: "
             "set batch.packing to false, or give another critic_model"

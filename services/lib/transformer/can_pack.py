@@ -14,6 +14,7 @@ from torch import nn
 from services.chassis.log import get_logger
 from services.lib.transformer.packing import Packing
 from services.lib.transformer.row_attention.packed_attention import use_rows
+from services.lib.transformer.row_attention.row_kernels import Attention, kernels_for
 from services.lib.transformer.row_rope import row_rope
 
 __all__ = ["can_pack", "claims_to_pack"]
@@ -33,11 +34,13 @@ def can_pack(
     *,
     device: str | None = None,
     precision: torch.dtype | None = None,
+    attention: Attention = "auto",
 ) -> bool:
     """Whether the model gives the same results packed as padded; if so, it accepts `rows`.
 
     Models with recurrent layers or custom attention do not, nor those whose rotary frequencies
-    depend on the length of a row. What a model declares is verified on two short rows.
+    depend on the length of a row. What a model declares is verified on two short rows, with one
+    kernel after the other.
 
     Args:
         model: of any head, if `outputs` is given, else a causal language model.
@@ -45,33 +48,51 @@ def can_pack(
             model says of its tokens; default: the log-probs of a language model.
         device: of its inputs; None: of its parameters.
         precision: type that it computes in; None: that of its parameters.
+        attention: kernel within rows; "auto": the first that gives the same results.
+
+    Raises:
+        ValueError: the kernel that is asked for is not there.
     """
+    device = device or str(next(model.parameters()).device)
+    precision = precision or next(model.parameters()).dtype
+    kernels = kernels_for(attention, device, precision)
     if outputs is None and "logits_to_keep" not in signature(model.forward).parameters:
         return False
     if not claims_to_pack(model):
         return False
     outputs = outputs or partial(_logprobs, model)
-    device = device or str(next(model.parameters()).device)
     expected, before = _try_padded(outputs, device), model.config._attn_implementation  # type: ignore[union-attr]
+    tolerance = max(_TOLERANCE, _ROUNDINGS * torch.finfo(precision).eps)
+    if any(_error(model, kernel, outputs, expected, device) <= tolerance for kernel in kernels):
+        return True
+    get_logger().warning("packing_disabled", model=type(model).__name__)
+    model.set_attn_implementation(before)  # type: ignore[operator]
+    return False
+
+
+def _error(
+    model: nn.Module, kernel: str, outputs: Outputs, expected: torch.Tensor, device: str
+) -> float:
+    """Of a kernel's results; no number if it fails. The model has it then."""
     try:
-        use_rows(model)
-        error = (_try_packed(outputs, device) - expected).abs().max().item()
-    except Exception as problem:  # any error: fall back to padded rows
-        get_logger().warning("packing_failed", reason=f"{type(problem).__name__}: {problem}")
-        error = float("nan")
-    packs: bool = error <= max(_TOLERANCE, _ROUNDINGS * torch.finfo(precision or _dtype(model)).eps)
-    if not packs:
-        get_logger().warning("packing_disabled", model=type(model).__name__, difference=error)
-        model.set_attn_implementation(before)  # type: ignore[operator]
-    return packs
+        use_rows(model, kernel)
+        error: float = (_try_packed(outputs, device) - expected).abs().max().item()
+    except Exception as problem:  # any error: fall back to another kernel, or to padded rows
+        reason = f"{type(problem).__name__}: {problem}"
+        get_logger().warning("packing_failed", attention=kernel, reason=reason)
+        return float("nan")
+    get_logger().info("packing_tried", attention=kernel, difference=error)
+    return error
 
 
 def claims_to_pack(model: nn.Module) -> bool:
     """Whether a model declares what packed rows need; `can_pack` verifies it."""
-    flags = ("_supports_sdpa", "_supports_attention_backend")
+    # A model with sinks declares no SDPA, which has none of its own.
+    kernels = ("_supports_sdpa", "_supports_flash_attn")
     layers = getattr(model.config, "layer_types", None) or ()
     return (
-        all(getattr(model, flag, False) for flag in flags)
+        getattr(model, "_supports_attention_backend", False)
+        and any(getattr(model, flag, False) for flag in kernels)
         and not getattr(model, "_is_stateful", False)
         and set(layers) <= _LAYERS
         and row_rope(model) is None
@@ -80,10 +101,6 @@ def claims_to_pack(model: nn.Module) -> bool:
 
 _TRIED = np.array([[1, 2, 3, 4], [1, 2, 5, 0]], np.int32)
 _TRIED_LENGTHS = np.array([4, 3])
-
-
-def _dtype(model: nn.Module) -> torch.dtype:
-    return next(model.parameters()).dtype
 
 
 def _logprobs(model: nn.Module, **arguments: Any) -> torch.Tensor:

@@ -10,7 +10,8 @@ once. Attention gathers the rows again (`row_attention`). The gradient of a shar
 over its rows, as without sharing: Tree Training (arXiv 2511.00413) restores it by scaling, here
 autograd computes it.
 
-Shape suffixes: B rows of a micro-batch, T tokens of a row (padded on the right), U distinct tokens.
+Shape suffixes: B rows of a micro-batch, T tokens of a row (padded on the right), U distinct tokens,
+J tokens of all rows.
 """
 # ruff: noqa: N803, N806, N815 -- tensors carry shape suffixes
 
@@ -27,7 +28,41 @@ from services.lib.transformer.context_group import ContextGroup
 from services.lib.transformer.shared_prefix import shared_tokens
 from services.lib.transformer.similar_rows import similar_rows
 
-__all__ = ["Packing"]
+__all__ = ["JoinedRows", "Packing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedRows:
+    """Rows one after the other; tensors are on the device."""
+
+    places_J: torch.Tensor
+    """Index in U of each token of each row."""
+    ends: torch.Tensor
+    """0, then the index in J after each row, int32, [B + 1]."""
+    longest: int
+    """Tokens of the longest row."""
+    found_U: torch.Tensor
+    """Index in J of each distinct token."""
+
+    @classmethod
+    def of(
+        cls,
+        places_BT: NDArray[np.int64],
+        lengths_B: NDArray[np.int64],
+        num_tokens: int,
+        device: str,
+    ) -> Self:
+        """Join rows with these lengths."""
+        places_J = places_BT[np.arange(places_BT.shape[1]) < lengths_B[:, None]]
+        found_U = np.zeros(num_tokens, np.int64)
+        found_U[places_J] = np.arange(len(places_J))
+        ends = np.concatenate([[0], lengths_B.cumsum()]).astype(np.int32)
+        return cls(
+            places_J=torch.from_numpy(places_J).to(device),
+            ends=torch.from_numpy(ends).to(device),
+            longest=int(lengths_B.max()),
+            found_U=torch.from_numpy(found_U).to(device),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +79,8 @@ class Packing:
     """`places` of rows of similar length, longest rows first, each cut to its longest row."""
     found_U: torch.Tensor
     """Index of each distinct token in the concatenated buckets."""
+    joined: JoinedRows
+    """The rows without padding, one after the other."""
     context: ContextGroup | None = None
     """The ranks that compute the distinct tokens together, each a slice; None: one rank alone."""
 
@@ -70,6 +107,7 @@ class Packing:
             places_BT=torch.from_numpy(places_BT).to(device),
             buckets=tuple(torch.from_numpy(bucket).to(device) for bucket in buckets),
             found_U=torch.from_numpy(_found(buckets, positions_U)).to(device),
+            joined=JoinedRows.of(places_BT, lengths_B, num_tokens, device),
             context=context,
         )
 

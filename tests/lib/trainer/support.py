@@ -54,11 +54,14 @@ def changed(config: TrainerConfig, **settings: Any) -> TrainerConfig:
     return TrainerConfig.model_validate(given)
 
 
-def make_model(folder: Path, seed: int = 0, **settings: Any) -> Path:
-    """Write a two-layer Qwen3 in float32 with a character tokenizer; settings are of its config."""
+def make_model(folder: Path, seed: int = 0, kind: str = "qwen3", **settings: Any) -> Path:
+    """Write two layers of an architecture in float32 with a character tokenizer.
+
+    Settings are of its configuration.
+    """
     import torch
     from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
     torch.manual_seed(seed)
     small = {
@@ -73,7 +76,8 @@ def make_model(folder: Path, seed: int = 0, **settings: Any) -> Path:
         "tie_word_embeddings": True,
         "initializer_range": 0.3,
     }
-    Qwen3ForCausalLM(Qwen3Config(**{**small, **settings})).save_pretrained(folder)
+    config = AutoConfig.for_model(kind, **{**small, **settings})
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
     vocabulary = {chr(97 + index): index for index in range(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)  # type: ignore[no-untyped-call]

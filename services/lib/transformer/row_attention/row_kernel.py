@@ -2,7 +2,7 @@
 
 Shape suffixes: U distinct tokens, H heads, D values of a head.
 """
-# ruff: noqa: N803 -- tensors carry shape suffixes
+# ruff: noqa: N803, N815 -- tensors carry shape suffixes
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ __all__ = ["RowKernel", "Scores"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """What a layer does with products of queries and keys."""
+    """What a layer does with products of queries and keys before it normalises them."""
 
     scale: float
     """Factor on them."""
-    window: int | None
+    window: int | None = None
     """A token attends to so many tokens, itself and those before; None: to all before."""
+    sinks_H: Tensor | None = None
+    """Of each query head, the score of one more key, whose value is 0 (gpt-oss); None: no such."""
 
 
 class RowKernel(Protocol):

@@ -35,6 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
         "activation_offload": True,
     },
     "one of three, and a rank that is left over": {"context_parallel": 3},
+    "sinks and experts": {"context_parallel": 2},
     "rounded to bfloat16": {"context_parallel": 2, "dtype": "bfloat16"},
 }
 ALONE = {"context_parallel": 1, "replicas": 1}
@@ -51,13 +52,15 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
     windows = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
     heads = {"num_attention_heads": 12, "num_key_value_heads": 2}
     model = make_model(folder / "model", **heads, **windows)
+    experts = {"num_local_experts": 3, "num_experts_per_tok": 2, "tie_word_embeddings": False}
+    sparse = make_model(folder / "sparse", kind="gpt_oss", sliding_window=4, **heads, **experts)
     jobs = [
         {
             "config": {"batch__micro_batch_tokens": 60, "algorithm__name": "grpo", **config},
-            "model": model,
+            "model": sparse if "experts" in name else model,
             "out": folder / f"{number}.safetensors",
         }
-        for number, config in enumerate(CASES.values())
+        for number, (name, config) in enumerate(CASES.items())
     ]
     wrong = {**jobs[0], "out": folder / "doubled.safetensors", "doubled": True}
     run_forked(RANKS, save_gradients, [*jobs, wrong])

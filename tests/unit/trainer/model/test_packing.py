@@ -55,7 +55,12 @@ PACKED = {
     "gpt2": {"n_embd": HIDDEN, "n_layer": 2, "n_head": 2, "n_positions": 64},
     "gpt_neox": {},
     "mixtral": {"num_local_experts": 3, "num_experts_per_tok": 2},
+    "gpt_oss": {"num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": 4},
 }
+
+
+WITH_EXPERTS = {"mixtral": 1e-4, "gpt_oss": 1e-5}
+"""Their differences in float32, as the kernel of experts has no float64."""
 
 
 PADDED = {
@@ -72,9 +77,8 @@ def make(kind: str, **extra: Any) -> PreTrainedModel:
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **{**SMALL, **extra})
     model = AutoModelForCausalLM.from_config(config).eval()  # type: ignore[no-untyped-call]
-    # The kernel of its experts has no float64.
     assert isinstance(model, PreTrainedModel)
-    return model if kind == "mixtral" else model.double()
+    return model if kind in WITH_EXPERTS else model.double()
 
 
 def batch_of(rows: list[list[int]], seed: int = 0) -> MicroBatch:
@@ -125,8 +129,19 @@ def test_packed_rows_have_the_log_probs_and_gradients_of_padded_ones(kind: str, 
     model, batch = make(kind, **PACKED[kind]), batch_of(random_rows(seed), seed)
     expected = gradients(model, batch, packed=False)
     assert can_pack(model)
-    tolerance = 1e-4 if kind == "mixtral" else ROUNDING
-    assert difference(expected, gradients(model, batch, packed=True)) < tolerance
+    found = gradients(model, batch, packed=True)
+    assert difference(expected, found) < WITH_EXPERTS.get(kind, ROUNDING)
+
+
+def test_sinks_are_trained_in_packed_rows() -> None:
+    """The test above compares their gradient with that of transformers' own attention."""
+    model, batch = make("gpt_oss", **PACKED["gpt_oss"]), batch_of(random_rows(0))
+    assert can_pack(model)
+    assert model.config._attn_implementation != "eager"
+    found = gradients(model, batch, packed=True)
+    sinks = [value for name, value in found.items() if name.endswith("sinks")]
+    assert len(sinks) == 2
+    assert all(each.abs().min() > 0.1 for each in sinks)
 
 
 def test_a_critic_sees_the_same_packed_or_padded() -> None:
