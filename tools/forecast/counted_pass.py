@@ -91,8 +91,8 @@ def counted_pass(
     packs = _packs(config)
     context = context_group(config.context_parallel)
     given = model_input(rows, "cpu", packed=packs, context=context)
+    models = empty_models(config, critic=critic, on_host=partial(_OnHost, live, host))
     with FakeTensorMode(allow_non_fake_inputs=True):
-        models = empty_models(config, critic=critic, on_host=partial(_OnHost, live, host))
         parameters = _placed(models, config, mesh, packs=packs)
         labels.know(models)
         optimizer = Optimizer(parameters, config)

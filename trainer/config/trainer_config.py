@@ -120,15 +120,11 @@ class TrainerConfig(ServerConfig):
         self._check_critic()
         self._check_pipeline()
         self._check_updates()
+        self._check_rows()
         if self.activation_offload and not self.checkpoints_activations:
             raise ValueError(
                 "activation_offload is true without activation_checkpointing: set that to true, or "
                 "leave both out"
-            )
-        if self.context_parallel > 1 and not self.batch.packing:
-            raise ValueError(
-                f"context_parallel is {self.context_parallel} with batch.packing false: its ranks "
-                "share the tokens of packed rows; set batch.packing to true, or it to 1"
             )
         if self.batch.start_at_tail and self.scheduler is None:
             raise ValueError(
@@ -148,6 +144,25 @@ class TrainerConfig(ServerConfig):
         if self.activation_checkpointing is None:
             return self.device == "cuda"
         return self.activation_checkpointing
+
+    def _check_rows(self) -> None:
+        if self.batch.packing:
+            if self.attention == "varlen" and (self.device, self.dtype) != ("cuda", "bfloat16"):
+                raise ValueError(
+                    f"attention is 'varlen' with device {self.device!r} and dtype {self.dtype!r}: "
+                    "it needs 'cuda' and 'bfloat16'; set these, or attention to 'auto'"
+                )
+            return
+        given = {
+            "context_parallel": (self.context_parallel, 1),
+            "attention": (self.attention, "auto"),
+        }
+        for name, (value, default) in given.items():
+            if value != default:
+                raise ValueError(
+                    f"{name} is {value!r} with batch.packing false: it is for packed rows; set "
+                    f"batch.packing to true, or {name} to {default!r}"
+                )
 
     def _check_updates(self) -> None:
         if not self.algorithm.several_updates:

@@ -30,7 +30,7 @@ def context_group(size: int) -> ContextGroup | None:
         return None
     firsts = range(0, dist.get_world_size() - size + 1, size)
     groups = [list(range(first, first + size)) for first in firsts]
-    group, _ = dist.new_subgroups_by_enumeration(groups)
+    group, _ = dist.new_subgroups_by_enumeration(groups)  # type: ignore[no-untyped-call]
     if group is None:
         return None
     return ContextGroup(group=group, size=size, number=dist.get_rank(group))

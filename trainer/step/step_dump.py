@@ -131,6 +131,7 @@ def _other_settings(config: TrainerConfig) -> dict[str, str | int | bool]:
         "model": str(config.model.resolve()),
         "num_steps": config.num_steps,
         "context_parallel": config.context_parallel,
+        "attention": config.attention,
         "pipeline.critic_stages": config.pipeline.critic_stages,
         "activation_checkpointing": config.checkpoints_activations,
         "cpu_offload": config.cpu_offload,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -51,20 +51,32 @@ def can_pack(
         attention: kernel within rows; "auto": the first that gives the same results.
 
     Raises:
-        ValueError: the kernel that is asked for is not there.
+        ValueError: the kernel that is asked for is not there, or does not give the same results.
     """
     device = device or str(next(model.parameters()).device)
     precision = precision or next(model.parameters()).dtype
     kernels = kernels_for(attention, device, precision)
-    if outputs is None and "logits_to_keep" not in signature(model.forward).parameters:
-        return False
-    if not claims_to_pack(model):
-        return False
-    outputs = outputs or partial(_logprobs, model)
-    expected, before = _try_padded(outputs, device), model.config._attn_implementation  # type: ignore[union-attr]
+    takes_places = outputs is not None or "logits_to_keep" in signature(model.forward).parameters
+    may = takes_places and claims_to_pack(model)
     tolerance = max(_TOLERANCE, _ROUNDINGS * torch.finfo(precision).eps)
-    if any(_error(model, kernel, outputs, expected, device) <= tolerance for kernel in kernels):
+    if may and _one_packs(model, kernels, outputs or partial(_logprobs, model), device, tolerance):
         return True
+    if attention != "auto":
+        raise ValueError(
+            f"attention is {attention!r}, with which {type(model).__name__} does not compute "
+            "packed rows as padded ones: set it to 'auto'"
+        )
+    return False
+
+
+def _one_packs(
+    model: nn.Module, kernels: Sequence[str], outputs: Outputs, device: str, tolerance: float
+) -> bool:
+    """Whether the model has got a kernel that gives the results of padded rows."""
+    expected, before = _try_padded(outputs, device), model.config._attn_implementation  # type: ignore[union-attr]
+    for kernel in kernels:
+        if _error(model, kernel, outputs, expected, device) <= tolerance:
+            return True
     get_logger().warning("packing_disabled", model=type(model).__name__)
     model.set_attn_implementation(before)  # type: ignore[operator]
     return False

@@ -65,7 +65,7 @@ class ContextGroup:
         parts = [self._by_rank(each) for each in states]
         sizes = [each[0].numel() for each in parts]
         sent = torch.cat([each.flatten(1) for each in parts], 1)
-        received = self._exchange(sent).split(sizes, 1)
+        received = torch.split(self._exchange(sent), sizes, 1)
         pairs = zip(received, parts, strict=True)
         return [_joined(got.reshape(like.shape), num_tokens) for got, like in pairs]
 

@@ -15,7 +15,7 @@ MODEL = {"run_id": "r", "model": "m", "checkpoint__folder": "c"}
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch__packing": False}, "with batch.packing false.*set batch.packing to true, or it"),
+        ({"batch__packing": False}, "is 2 with batch.packing false.*set batch.packing to true"),
         ({"backend": "pipeline"}, "context_parallel is 2 with backend 'pipeline'"),
     ],
 )

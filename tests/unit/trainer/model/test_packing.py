@@ -19,7 +19,7 @@ from services.lib.transformer.packing import Packing
 from services.lib.transformer.row_attention import packed_attention, sdpa_rows
 from tests.lib.trainer.model.whole_rows import whole_rows
 from tests.lib.trainer.ranks.whole_run import run
-from tests.lib.trainer.support import JOB_CONFIG
+from tests.lib.trainer.support import JOB_CONFIG, trainer_config
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.critic import add_value_head
 from trainer.policy.forward import forward
@@ -201,6 +201,35 @@ def test_a_model_that_computes_no_numbers_is_padded() -> None:
         model.get_output_embeddings().weight.fill_(float("nan"))  # type: ignore[no-untyped-call]
     assert not can_pack(model)
     assert model.config._attn_implementation == before
+
+
+def test_a_kernel_that_is_asked_for_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By padded rows, where it gives other results or the model cannot be packed."""
+    assert can_pack(make("qwen3"), attention="sdpa")
+    with pytest.raises(ValueError, match="'sdpa', with which BloomForCausalLM does not compute"):
+        can_pack(make("bloom", **PADDED["bloom"]), attention="sdpa")
+    rows = sdpa_rows._rows
+    monkeypatch.setattr(sdpa_rows, "_rows", lambda states, places: rows(states, places.flip(1)))
+    with pytest.raises(ValueError, match="'sdpa', with which Qwen3ForCausalLM does not compute"):
+        can_pack(make("qwen3"), attention="sdpa")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"batch__packing": False}, "attention is 'varlen' with batch.packing false"),
+        ({}, "'varlen' with device 'cuda' and dtype 'float32': it needs"),
+        ({"device": "cpu", "dtype": "bfloat16"}, "'varlen' with device 'cpu'"),
+    ],
+)
+def test_a_kernel_that_cannot_be_there_is_refused_at_the_start(
+    given: dict[str, object], message: str
+) -> None:
+    """Before a model is loaded; the control is what it needs."""
+    values = {"run_id": "r", "model": "m", "checkpoint__folder": "c", "device": "cuda"}
+    trainer_config(**values, attention="varlen", dtype="bfloat16")
+    with pytest.raises(ValueError, match=message):
+        trainer_config(**{**values, **given}, attention="varlen")
 
 
 def test_tokens_in_common_are_computed_once() -> None:

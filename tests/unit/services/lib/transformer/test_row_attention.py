@@ -100,7 +100,8 @@ def _shared(states_THD: Tensor) -> Tensor:
 
 def _summed(states_HTD: Tensor) -> Tensor:
     """Of each head of keys, [T, H, D]."""
-    return states_HTD.unflatten(0, (KEY_HEADS, -1)).sum(1).transpose(0, 1)
+    by_key_head = states_HTD.view(KEY_HEADS, -1, *states_HTD.shape[1:])
+    return by_key_head.sum(1).transpose(0, 1)
 
 
 def packing_of(rows: list[list[int]], device: str) -> Packing:
@@ -139,7 +140,7 @@ def results(
     drawn = [torch.randn(each, generator=rng, dtype=torch.float64) for each in (*shapes, (HEADS,))]
     given = [each.to(device, dtype).requires_grad_() for each in drawn]
     scores = Scores(scale=0.7, window=window, sinks_H=given[3] if sinks else None)
-    output = kernel(*given[:3], rows, scores)
+    output = kernel(given[0], given[1], given[2], rows, scores)
     weights = torch.linspace(-1, 1, output.numel(), device=device).view_as(output).to(dtype)
     (output * weights).sum().backward()  # type: ignore[no-untyped-call]
     return [output.detach(), *(each.grad for each in given if each.grad is not None)]
