@@ -61,7 +61,15 @@ class ContextGroup:
 
         Returns:
             Of each, all tokens of this rank's heads, [1, H / R, U, D].
+
+        Raises:
+            ValueError: the ranks do not share the query heads evenly.
         """
+        if states[0].shape[1] % self.size:
+            raise ValueError(
+                f"context_parallel is {self.size} and a layer has {states[0].shape[1]} query "
+                "heads: give a divisor of their number"
+            )
         parts = [self._by_rank(each) for each in states]
         sizes = [each[0].numel() for each in parts]
         sent = torch.cat([each.flatten(1) for each in parts], 1)
@@ -94,7 +102,7 @@ class ContextGroup:
         size = self.slice_size(num_tokens)
         owners_N = places_N // size
         counts_R = owners_N.bincount(minlength=self.size)
-        most = int(counts_R.max())
+        most = max(int(counts_R.max()), 1)  # not every backend gathers nothing
         order_N = owners_N.argsort(stable=True)
         starts_R = counts_R.cumsum(0) - counts_R
         within_N = torch.empty_like(order_N)

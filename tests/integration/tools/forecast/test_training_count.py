@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,7 +73,7 @@ def test_ranks_of_a_context_group_have_a_slice_each(tmp_path: Path) -> None:
     the other rank, half of the tokens from this one.
     """
     alone = count(tmp_path, activation_checkpointing=True)
-    settings = {"activation_checkpointing": True, "context_parallel": 2}
+    settings: dict[str, Any] = {"activation_checkpointing": True, "context_parallel": 2}
     shared = count(tmp_path, **settings)
     assert shared == count(tmp_path, whole=True, **settings)
     assert shared.by_part[ACTIVATIONS] < 0.6 * alone.by_part[ACTIVATIONS]
@@ -85,7 +86,7 @@ def test_ranks_of_a_context_group_have_a_slice_each(tmp_path: Path) -> None:
 
 def test_what_saves_is_a_cure_as_far_as_model_and_ranks_allow(tmp_path: Path) -> None:
     """Four ranks and two heads: pairs. The other settings that save activations are there."""
-    settings = {"activation_checkpointing": True, "activation_offload": True}
+    settings: dict[str, Any] = {"activation_checkpointing": True, "activation_offload": True}
     first = count(tmp_path, ranks=4, **settings)
     trainer = trainer_config(
         run_id="r", model=tmp_path, checkpoint__folder=tmp_path, dtype="bfloat16", **settings

@@ -49,10 +49,18 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what one rank and four found in each case, named by its number."""
     folder = tmp_path_factory.mktemp("context")
     # Groups of 3 and 4 ranks share heads of keys that their number does not divide.
-    windows = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
-    heads = {"num_attention_heads": 12, "num_key_value_heads": 2}
+    windows: dict[str, Any] = {
+        "use_sliding_window": True,
+        "sliding_window": 4,
+        "max_window_layers": 1,
+    }
+    heads: dict[str, Any] = {"num_attention_heads": 12, "num_key_value_heads": 2}
     model = make_model(folder / "model", **heads, **windows)
-    experts = {"num_local_experts": 3, "num_experts_per_tok": 2, "tie_word_embeddings": False}
+    experts: dict[str, Any] = {
+        "num_local_experts": 3,
+        "num_experts_per_tok": 2,
+        "tie_word_embeddings": False,
+    }
     sparse = make_model(folder / "sparse", kind="gpt_oss", sliding_window=4, **heads, **experts)
     jobs = [
         {
