@@ -134,12 +134,14 @@ def _run_worker() -> int:
 
 
 def _run_life(config: TrainerConfig, life: int) -> None:
+    from trainer.model.context_ranks import check_ranks
     from trainer.ranks.command_channel import worker_loop
     from trainer.ranks.process_group import join
     from trainer.ranks.worker import Worker
 
     try:
         ranks = join(config, life)
+        check_ranks(config.context_parallel, config.replicas, ranks.world_size)
         worker = Worker(config, ranks.store, waits=life > 1)
     except (ValueError, ConfigError) as error:
         print(f"{_TABLE}: {error}", file=sys.stderr)

@@ -18,6 +18,7 @@ from tools.forecast.sample_rows import sample_rows
 from trainer.algorithms.base import make_algorithm
 from trainer.config import TrainerConfig
 from trainer.data.computations import Accumulate
+from trainer.model.context_ranks import context_group
 from trainer.model.load_sharded import load_sharded, ranks_mesh
 from trainer.policy.policy import Policy
 from trainer.policy.sharded_backend import ShardedBackend
@@ -34,7 +35,8 @@ def measured_bytes(config: TrainerConfig, rollout_tokens: int, prompt_tokens: in
         prompt_tokens: tokens of it that are not trained.
     """
     algorithm, mesh = make_algorithm(config), ranks_mesh("cpu", 1)
-    backend = ShardedBackend(load_sharded(config, mesh), mesh, algorithm, config)
+    context = context_group(config.context_parallel)
+    backend = ShardedBackend(load_sharded(config, mesh), mesh, algorithm, config, context)
     policy = Policy(backend, config)
     rows = sample_rows(config.batch.micro_batch_tokens, rollout_tokens, prompt_tokens)
     trained = int(rows.loss_mask_BT.sum())

@@ -19,14 +19,17 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.lib.transformer.packing import claims_to_pack, use_rows
+from services.lib.transformer.can_pack import claims_to_pack
+from services.lib.transformer.row_attention.packed_attention import use_rows
 from services.lib.transformer.transformer_blocks import transformer_blocks
 from tools.forecast.block_sections import START, UPDATE, divide
 from tools.forecast.flops import Flops
 from tools.forecast.live_bytes import LiveBytes, Section
 from trainer.config import TrainerConfig
 from trainer.data.micro_batch import MicroBatch
+from trainer.model.context_ranks import check_heads, check_packed, context_group
 from trainer.model.critic import CRITIC, take_values
 from trainer.model.load_sharded import EmptyModels, empty_models, shard
 from trainer.model.load_slices import empty_causal
@@ -65,6 +68,8 @@ class Counted:
     """Parameters that the optimizer updates."""
     offloaded_bytes: float
     """Of activations, on the host."""
+    exchanged_bytes: float
+    """That a rank sends to the others of its context group."""
 
 
 def counted_pass(
@@ -82,11 +87,12 @@ def counted_pass(
         ValueError: the model cannot be made, or a setting does not fit it.
     """
     labels, host = _Labels(), Counter[str]()
-    live, flops = LiveBytes(labels), Flops()
-    packs = config.batch.packing and claims_to_pack(empty_causal(config.model, torch.float32))
-    given = model_input(rows, "cpu", packed=packs)
+    live, flops, exchanges = LiveBytes(labels), Flops(), _Exchanges()
+    packs = _packs(config)
+    context = context_group(config.context_parallel)
+    given = model_input(rows, "cpu", packed=packs, context=context)
+    models = empty_models(config, critic=critic, on_host=partial(_OnHost, live, host))
     with FakeTensorMode(allow_non_fake_inputs=True):
-        models = empty_models(config, critic=critic, on_host=partial(_OnHost, live, host))
         parameters = _placed(models, config, mesh, packs=packs)
         labels.know(models)
         optimizer = Optimizer(parameters, config)
@@ -94,7 +100,7 @@ def counted_pass(
         _count_state(optimizer, parameters, live)
         for number, (whole, _) in enumerate(models.parts):
             divide(transformer_blocks(whole), number, live)
-        with live, flops, _known_products(config.dtype):
+        with live, flops, exchanges, _known_products(config.dtype):
             _pass(models, given, config, live)
             _update(optimizer, live)
     return Counted(
@@ -103,7 +109,16 @@ def counted_pass(
         parameters=sum(each.numel() for each in parameters.values()),
         trained=sum(each.numel() for each in parameters.values() if each.requires_grad),
         offloaded_bytes=host["bytes"],
+        exchanged_bytes=exchanges.num_bytes * (1 - 1 / config.context_parallel),
     )
+
+
+def _packs(config: TrainerConfig) -> bool:
+    model = empty_causal(config.model, torch.float32)
+    packs = config.batch.packing and claims_to_pack(model)
+    check_heads(model, config.context_parallel)
+    check_packed(model, config.context_parallel, packed=packs)
+    return packs
 
 
 @contextmanager
@@ -201,6 +216,20 @@ class _Labels:
         if shape in self._whole or (tensor.dim() == 1 and tensor.is_floating_point()):
             return GATHERED
         return LOGITS if tensor.dim() > 1 and shape[-1] == self._vocabulary else ACTIVATIONS
+
+
+class _Exchanges(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within the block, counts the bytes of all-to-alls, with what a rank keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the operation, and count what it sends."""
+        if func._overloadpacket is torch.ops.c10d.alltoall_base_:
+            self.num_bytes += args[1].nbytes
+        return func(*args, **(kwargs or {}))
 
 
 class _OnHost(saved_tensors_hooks):

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
+
 from services.chassis.config.settings import Settings
+from services.lib.transformer.can_pack import claims_to_pack
 from tools.forecast.counted_pass import (
     ACTIVATIONS,
     GATHERED,
@@ -17,6 +20,8 @@ from tools.forecast.counted_pass import (
 from tools.forecast.run_shape import RunShape
 from tools.forecast.training_count import TrainingCount
 from trainer.config import TrainerConfig
+from trainer.model.context_ranks import check_heads, check_packed, check_ranks
+from trainer.model.load_slices import empty_causal
 
 __all__ = ["Cure", "find_cures"]
 
@@ -24,6 +29,8 @@ Count = Callable[[RunShape], TrainingCount]
 
 _GAIN = 0.98
 """A setting that leaves more than this share of the bytes is no cure."""
+_DOUBLED = {"launcher.trainer_ranks", "trainer.context_parallel"}
+"""Settings that may help again."""
 _LOGIT_TOKENS = 256
 _LORA_RANK = 16
 
@@ -60,7 +67,7 @@ def find_cures(shape: RunShape, count: TrainingCount, usable: int, counted: Coun
         if after.device_bytes < _GAIN * best.count.device_bytes:
             settings = {**best.settings, name: value}
             best = Cure(settings=settings, shape=changed, count=after)
-            tried -= {"launcher.trainer_ranks"}
+            tried -= _DOUBLED
     return best
 
 
@@ -93,6 +100,19 @@ def _shorter(shape: RunShape) -> tuple[str, str, RunShape] | None:
         return None
     changed = batch.model_copy(update={"micro_batch_tokens": least})
     return _named(shape, "batch.micro_batch_tokens", str(least), {"batch": changed})
+
+
+def _more_together(shape: RunShape) -> tuple[str, str, RunShape] | None:
+    """A context group of twice as many ranks, if the model and the ranks allow it."""
+    trainer, size = shape.trainer, 2 * shape.trainer.context_parallel
+    model = empty_causal(trainer.model, torch.float32)
+    try:
+        check_ranks(size, trainer.replicas, shape.ranks)
+        check_heads(model, size)
+        check_packed(model, size, packed=trainer.batch.packing and claims_to_pack(model))
+    except ValueError:
+        return None
+    return _named(shape, "context_parallel", str(size), {"context_parallel": size})
 
 
 def _fewer_logits(shape: RunShape) -> tuple[str, str, RunShape] | None:
@@ -141,7 +161,7 @@ def _named(
 
 _STATE = (_more_ranks, _on_host, _adapter)
 _BY_PART: Mapping[str, tuple[Callable[[RunShape], tuple[str, str, RunShape] | None], ...]] = {
-    ACTIVATIONS: (_checkpointing, _shorter, _narrower, _offload),
+    ACTIVATIONS: (_checkpointing, _shorter, _narrower, _offload, _more_together),
     LOGITS: (_fewer_logits, _shorter),
     GATHERED: (_narrower, _adapter),
     WEIGHTS: _STATE,

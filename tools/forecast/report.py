@@ -62,7 +62,9 @@ def engine_lines(shape: RunShape, size: EngineSize, device: Device) -> Iterator[
 def time_lines(seconds: StepSeconds) -> Iterator[str]:
     """Seconds of a step by part."""
     yield "seconds of a step"
-    yield _second("training", seconds.training, f"of it collectives {seconds.traffic:.1f}, hidden")
+    exchange = f", exchange of heads and tokens {seconds.exchange:.1f}" if seconds.exchange else ""
+    parts = f"of it collectives {seconds.traffic:.1f}, hidden{exchange}"
+    yield _second("training", seconds.training, parts)
     yield _second("generation", seconds.generation, f"of it the longest {seconds.tail:.1f}")
     yield _second("publish", seconds.publish)
     if seconds.switch:

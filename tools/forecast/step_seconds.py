@@ -37,6 +37,8 @@ class StepSeconds:
     """Forward and backward passes, and the update."""
     traffic: float
     """Of FSDP's collectives, within `training`, which hides them as far as it is longer."""
+    exchange: float
+    """Of heads and tokens in context groups, within `training`; passes wait for it."""
     generation: float
     """Of a step's rollouts on all rollout servers."""
     tail: float
@@ -62,8 +64,9 @@ def step_seconds(
         size: of the model in an engine.
         device: of all nodes.
     """
-    traffic = _traffic(shape, count, device)
-    training = max(_compute(shape, count, device), traffic) + _update(count, shape, device)
+    traffic, exchange = _traffic(shape, count, device), _exchange(shape, count, device)
+    passes = max(_compute(shape, count, device) + exchange, traffic)
+    training = passes + _update(count, shape, device)
     generation, tail = _generation(shape, size, device, shape.engines)
     publish = size.weight_bytes / (SHARE_LINK * device.network)
     switch = _switch(shape, count, size, device)
@@ -72,6 +75,7 @@ def step_seconds(
     return StepSeconds(
         training=training,
         traffic=traffic,
+        exchange=exchange,
         generation=generation,
         tail=tail,
         publish=publish,
@@ -82,9 +86,10 @@ def step_seconds(
 
 
 def _tokens(shape: RunShape) -> float:
-    """That a rank computes in a step."""
+    """That a rank, or the ranks of a context group together, compute in a step."""
     epochs = shape.trainer.algorithm.num_epochs
-    return epochs * shape.rollouts * shape.lengths.mean / shape.ranks
+    groups = shape.ranks / shape.trainer.context_parallel
+    return epochs * shape.rollouts * shape.lengths.mean / groups
 
 
 def _compute(shape: RunShape, count: TrainingCount, device: Device) -> float:
@@ -102,6 +107,15 @@ def _traffic(shape: RunShape, count: TrainingCount, device: Device) -> float:
     passes = math.ceil(_tokens(shape) / count.tokens)
     link = device.link if shape.trainer_nodes == 1 else device.network
     return passes * whole * (parts - 1) / parts / (SHARE_LINK * link)
+
+
+def _exchange(shape: RunShape, count: TrainingCount, device: Device) -> float:
+    """Neighbouring ranks are a context group: it lies on one node where they fit."""
+    is_on_node = (
+        shape.trainer_nodes == 1 or shape.ranks_per_node % shape.trainer.context_parallel == 0
+    )
+    link = device.link if is_on_node else device.network
+    return _tokens(shape) / count.tokens * count.exchanged_bytes / (SHARE_LINK * link)
 
 
 def _update(count: TrainingCount, shape: RunShape, device: Device) -> float:

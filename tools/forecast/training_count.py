@@ -31,6 +31,7 @@ from tools.forecast.counted_pass import (
 )
 from tools.forecast.sample_rows import sample_rows
 from trainer.config import TrainerConfig
+from trainer.model.context_ranks import check_ranks
 from trainer.model.load_sharded import ranks_mesh
 from trainer.model.load_slices import empty_causal
 
@@ -52,11 +53,13 @@ class TrainingCount:
     flops: int
     """Floating-point operations of a micro-batch, recomputation included."""
     tokens: int
-    """Tokens of a micro-batch."""
+    """Tokens of a micro-batch, which the ranks of a context group compute together."""
     parameters: int
     """Of all models, frozen ones included."""
     trained: int
     """Parameters that the optimizer updates."""
+    exchanged_bytes: int
+    """That a rank sends to others of its context group in a micro-batch."""
 
     @property
     def device_bytes(self) -> int:
@@ -86,6 +89,7 @@ def count_training(
     Raises:
         ValueError: the model cannot be made, or a setting does not fit it.
     """
+    check_ranks(config.context_parallel, config.replicas, ranks)
     rows = sample_rows(config.batch.micro_batch_tokens, rollout_tokens, prompt_tokens)
     # The host has what cpu_offload keeps there; a pass allocates the same without it.
     changes = {"device": "cpu", "cpu_offload": False}
@@ -173,4 +177,5 @@ def _training_count(found: Counted, tokens: int, *, on_host: bool) -> TrainingCo
         tokens=tokens,
         parameters=round(found.parameters),
         trained=round(found.trained),
+        exchanged_bytes=round(found.exchanged_bytes),
     )

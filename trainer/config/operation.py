@@ -50,8 +50,8 @@ class BatchConfig(Settings):
     measured lengths (RLHFuse's R_t), and train them as they arrive; stream_groups overrides it. For
     runs with max_staleness 0: where nodes go on with the next batch, no tail is left over."""
     micro_batch_tokens: int = Field(8192, gt=0)
-    """Tokens of a forward pass on one rank, padding included. A longer sequence, or group for tba
-    and dpo, is a pass by itself."""
+    """Tokens of a forward pass on one rank, or on the ranks of a context_parallel group together,
+    padding included. A longer sequence, or group for tba and dpo, is a pass by itself."""
     logit_tokens: int = Field(1024, gt=0)
     """Tokens whose logits are in memory at a time; those of a larger micro-batch are computed again
     in the backward pass."""

@@ -80,10 +80,18 @@ class TrainerConfig(ServerConfig):
     """How the models are spread over the ranks: sharded, each rank computing whole models on
     samples of its own, or cut into stages, which pass micro-batches on. A pipeline moves
     activations between ranks instead of weights, which suits slow networks."""
+    attention: Literal["auto", "varlen", "sdpa"] = "auto"
+    """Kernel of attention within packed rows. varlen: FlashAttention of torch, on cuda in bfloat16,
+    without padding; sdpa: torch's scaled dot-product attention on any device, rows of similar
+    length together; auto: the first of them that device and type have."""
     replicas: int = Field(1, gt=0)
     """Copies of the models in the fsdp backend, each sharded over an equal share of the ranks
     (HSDP): a divisor of the number of ranks. With two or more, a rank that is killed costs no
     restart."""
+    context_parallel: int = Field(1, gt=0)
+    """Ranks that compute each micro-batch of packed rows together in the fsdp backend, a slice of
+    its tokens each, for rows beyond the memory of one: a divisor of the ranks of a replica and of
+    the model's attention heads."""
     pipeline: PipelineConfig = PipelineConfig()
     """The pipeline backend."""
     gang: GangConfig = GangConfig()
@@ -112,6 +120,7 @@ class TrainerConfig(ServerConfig):
         self._check_critic()
         self._check_pipeline()
         self._check_updates()
+        self._check_rows()
         if self.activation_offload and not self.checkpoints_activations:
             raise ValueError(
                 "activation_offload is true without activation_checkpointing: set that to true, or "
@@ -135,6 +144,25 @@ class TrainerConfig(ServerConfig):
         if self.activation_checkpointing is None:
             return self.device == "cuda"
         return self.activation_checkpointing
+
+    def _check_rows(self) -> None:
+        if self.batch.packing:
+            if self.attention == "varlen" and (self.device, self.dtype) != ("cuda", "bfloat16"):
+                raise ValueError(
+                    f"attention is 'varlen' with device {self.device!r} and dtype {self.dtype!r}: "
+                    "it needs 'cuda' and 'bfloat16'; set these, or attention to 'auto'"
+                )
+            return
+        given = {
+            "context_parallel": (self.context_parallel, 1),
+            "attention": (self.attention, "auto"),
+        }
+        for name, (value, default) in given.items():
+            if value != default:
+                raise ValueError(
+                    f"{name} is {value!r} with batch.packing false: it is for packed rows; set "
+                    f"batch.packing to true, or {name} to {default!r}"
+                )
 
     def _check_updates(self) -> None:
         if not self.algorithm.several_updates:
@@ -202,6 +230,9 @@ class TrainerConfig(ServerConfig):
             "lora.rank": self.lora.rank,
             "cpu_offload": self.cpu_offload,
             "replicas": self.replicas if self.replicas > 1 else 0,
+            "context_parallel": self.context_parallel if self.context_parallel > 1 else 0,
+            # Stages are compared with the whole in float32.
+            "attention": self.attention if self.attention == "varlen" else "",
         }
         for name, value in given.items():
             if value:

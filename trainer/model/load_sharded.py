@@ -20,9 +20,10 @@ from torch.distributed.fsdp import (
 )
 
 from services.lib.model_files.model_folder import check_model_folder
-from services.lib.transformer.packing import can_pack
+from services.lib.transformer.can_pack import can_pack
 from services.lib.transformer.transformer_blocks import transformer_blocks
 from trainer.config import TrainerConfig
+from trainer.model.context_ranks import check_heads, check_packed
 from trainer.model.critic import CriticModel, add_value_head
 from trainer.model.load_model import Models, OnHost, check_critic, master_type, prepared
 from trainer.model.load_slices import empty_causal, fill, folder_tensors, materialize
@@ -85,6 +86,8 @@ def load_sharded(config: TrainerConfig, mesh: DeviceMesh, *, critic: bool = Fals
     if critic and config.critic == "model":
         check_model_folder(folders[1])
     models = empty_models(config, critic=critic)
+    for whole, _ in models.parts:
+        check_heads(whole, config.context_parallel)
     part, num_parts = mesh.get_local_rank(mesh.ndim - 1), mesh.size(-1)
     check_memory((model for _, model in models.parts), config, num_parts)
     for (whole, model), folder in zip(models.parts, folders, strict=False):
@@ -93,6 +96,7 @@ def load_sharded(config: TrainerConfig, mesh: DeviceMesh, *, critic: bool = Fals
         fill(own, whole, folder, part=part, num_parts=num_parts)
     check_predictions(models.policy, config.device)
     packed = config.batch.packing and _packs(models, config)
+    check_packed(models.policy, config.context_parallel, packed=packed)
     for _, model in models.parts:
         # After a forward pass without a backward one, the weights outside of the blocks are whole.
         cast(FSDPModule, model).reshard()
@@ -146,12 +150,13 @@ def _critic_folder(config: TrainerConfig) -> Path:
 
 def _packs(models: EmptyModels, config: TrainerConfig) -> bool:
     precision = torch.bfloat16 if config.dtype == "bfloat16" else None
-    packed = can_pack(models.policy, device=config.device, precision=precision)
+    tried = partial(can_pack, device=config.device, precision=precision, attention=config.attention)
+    packed = tried(models.policy)
     critic = models.critic
     if critic is None or not packed:
         return packed
     hidden = partial(_last_hidden, critic)
-    if not can_pack(critic.backbone, hidden, device=config.device, precision=precision):
+    if not tried(critic.backbone, hidden):
         raise ValueError(
             f"critic_model {_critic_folder(config)} cannot compute packed rows, the policy can: "
             "set batch.packing to false, or give another critic_model"

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from services.lib.transformer.packing import use_rows
 from trainer.config import TrainerConfig
 from trainer.model.critic import is_critic
 from trainer.model.load_model import Models, master_type
@@ -59,8 +58,9 @@ def load_stages(config: TrainerConfig, layout: Layout, rank: int, *, critic: boo
     del whole
     stages = {}
     for model, index in layout.stages_on(rank).items():
-        stages[model] = _stage(config, model, index, layout, critic=critic, packed=packed)
-        stages[model].check(trials[min(model, 1)])
+        trial = trials[min(model, 1)]
+        stages[model] = _stage(config, model, index, layout, trial, critic=critic)
+        stages[model].check(trial)
     stages[POLICY].model._weight_conversions = conversions
     return LoadedStages(stages=stages, buffers=buffers, packed=packed)
 
@@ -82,7 +82,7 @@ def _model(models: Models | EmptyModels, model: int) -> nn.Module:
 
 
 def _stage(
-    config: TrainerConfig, model: int, index: int, layout: Layout, *, critic: bool, packed: bool
+    config: TrainerConfig, model: int, index: int, layout: Layout, trial: Trial, *, critic: bool
 ) -> Stage:
     """A stage, filled from the folder of its model."""
     empty = empty_models(config, critic=critic)
@@ -91,8 +91,7 @@ def _stage(
     names = _folder_names(_model(empty, model), base)
     stages = len(layout.ranks[model])
     stage = Stage(_model(empty, model), index, stages, logit_tokens=config.batch.logit_tokens)
-    if packed:
-        use_rows(base)
+    base.set_attn_implementation(trial.attention)
     materialize(stage.model, config.device)
     stage.model.to(config.device)
     wanted = {

@@ -36,6 +36,8 @@ class Trial:
     """Into layers, by their number."""
     output: torch.Tensor
     """Of the model."""
+    attention: str
+    """What its layers compute attention with, as transformers names it."""
 
 
 @torch.no_grad()
@@ -56,7 +58,8 @@ def try_whole(
         output = _output(model, given.arguments, given, logit_tokens)
     for hook in hooks:
         hook.remove()
-    return Trial(given=given, hidden=hidden, output=output)
+    attention = _backbone(model).config._attn_implementation
+    return Trial(given=given, hidden=hidden, output=output, attention=attention)
 
 
 class Stage(nn.Module):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from services.lib.transformer.context_group import ContextGroup
 from services.lib.transformer.row_rope import row_rope
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.critic import take_values
@@ -42,6 +43,7 @@ def forward(
     packed: bool,
     chunk_tokens: int = 1024,
     critic: nn.Module | None = None,
+    context: ContextGroup | None = None,
 ) -> Predicted:
     """Run a forward pass over a micro-batch. Collective if the models are sharded.
 
@@ -52,10 +54,11 @@ def forward(
         packed: whether they compute without padding.
         chunk_tokens: tokens whose logits are in memory at a time.
         critic: a model of its own, if the critic is one.
+        context: ranks that compute the micro-batch together; they get the same output.
     """
     models = (model,) if critic is None else (model, critic)
     by_row = any(row_rope(each) is not None for each in models)
-    given = model_input(batch, device, packed=packed, by_row=by_row)
+    given = model_input(batch, device, packed=packed, by_row=by_row, context=context)
     predictions = given.predictions(predicted(model, given, chunk_tokens, **given.arguments))
     values = take_values(model) if critic is None else _values(critic, given)
     return Predicted(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from services.lib.transformer.context_group import ContextGroup
 from services.lib.transformer.packing import Packing
 from services.lib.transformer.row_rope import row_positions
 from trainer.data.micro_batch import MicroBatch
@@ -76,11 +77,12 @@ class PaddedInput:
 class PackedInput:
     """Rows without padding, shared prefixes once; outputs of trainable tokens only.
 
-    And those of the last tokens of rows whose values after them count.
+    And those of the last tokens of rows whose values after them count. The ranks of a context group
+    have the same batch: each computes a slice of its tokens, and gets what all computed.
     """
 
-    def __init__(self, batch: MicroBatch, device: str) -> None:
-        packing = Packing.of(batch.token_ids_BT, batch.lengths_B, device)
+    def __init__(self, batch: MicroBatch, device: str, context: ContextGroup | None = None) -> None:
+        packing = Packing.of(batch.token_ids_BT, batch.lengths_B, device, context)
         self._mask_BT = torch.from_numpy(batch.loss_mask_BT[:, 1:]).to(device)
         token_ids_BT = torch.from_numpy(batch.token_ids_BT[:, 1:]).to(device, torch.int64)
         temperatures_BT = torch.from_numpy(batch.temperatures_BT[:, 1:]).to(device)
@@ -91,33 +93,45 @@ class PackedInput:
         temperatures_BT = torch.nn.functional.pad(temperatures_BT, (0, 1), value=1.0)
         self._temperatures_N = temperatures_BT[self._kept_BT]
         self.shape: tuple[int, ...] = (1, len(packing.token_ids_U))
-        """Of the tokens that a model computes."""
+        """Of the tokens that a model computes, on all ranks of the group."""
         self.arguments: dict[str, Any] = packing.arguments
         """Of the model's forward pass."""
         # The vocabulary is large: logits of trainable tokens only.
-        self.output_arguments: dict[str, Any] = {"logits_to_keep": packing.places_BT[self._kept_BT]}
+        places_N = packing.places_BT[self._kept_BT]
+        self._kept = None if context is None else context.keep(places_N, self.shape[1])
+        places = places_N if self._kept is None else self._kept.places
+        self.output_arguments: dict[str, Any] = {"logits_to_keep": places}
         """Of its output layer."""
 
     def asked(self, chunk_tokens: int) -> AskedTokens:
         """The token after each place that is kept; of no meaning where only a value is needed."""
+        own = slice(None) if self._kept is None else self._kept.own
         return AskedTokens(
-            token_ids=self._token_ids_N[None],
-            temperatures=self._temperatures_N[None],
+            token_ids=self._token_ids_N[own][None],
+            temperatures=self._temperatures_N[own][None],
             chunk_tokens=chunk_tokens,
         )
 
     def predictions(self, found_1N2: torch.Tensor) -> TokenPredictions:
         """Log-probs and entropies of the tokens 1..T-1 of each row; 0 for tokens not trainable.
 
+        Collective in a context group.
+
         Args:
             found_1N2: what the output layer said of `asked`.
         """
-        found_N2 = found_1N2[0][self._predicts_N]
+        found_N2 = self._of_all(found_1N2)[0][self._predicts_N]
         return TokenPredictions(*(_spread(each, self._mask_BT) for each in found_N2.unbind(-1)))
 
     def values(self, values_1N: torch.Tensor) -> torch.Tensor:
-        """Values after each token of a row, [B, T]; 0 where none is needed."""
-        return _spread(_wide(values_1N)[0], self._kept_BT)
+        """Values after each token of a row, [B, T]; 0 where none is needed.
+
+        Collective in a context group.
+        """
+        return _spread(_wide(self._of_all(values_1N))[0], self._kept_BT)
+
+    def _of_all(self, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs if self._kept is None else self._kept.gather(outputs)
 
 
 ModelInput = PaddedInput | PackedInput
@@ -141,7 +155,12 @@ def predicted(model: nn.Module, given: ModelInput, chunk_tokens: int, **argument
 
 
 def model_input(
-    batch: MicroBatch, device: str, *, packed: bool, by_row: bool = False
+    batch: MicroBatch,
+    device: str,
+    *,
+    packed: bool,
+    by_row: bool = False,
+    context: ContextGroup | None = None,
 ) -> ModelInput:
     """The input of a micro-batch for a model that computes packed rows, or that does not.
 
@@ -150,8 +169,11 @@ def model_input(
         device: of the model.
         packed: without padding.
         by_row: a padded model needs the length of each row (`row_rope`).
+        context: ranks that compute it together, if it is packed.
     """
-    return PackedInput(batch, device) if packed else PaddedInput(batch, device, by_row=by_row)
+    if packed:
+        return PackedInput(batch, device, context)
+    return PaddedInput(batch, device, by_row=by_row)
 
 
 def _ends(batch: MicroBatch) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Models that are sharded by FSDP2: every rank has a part of each parameter.
 
 With replicas (HSDP), ranks 0 to n-1 have the n parts of the first one, the next n ranks those of
-the second, and so on.
+the second, and so on. The ranks of a context group have the same micro-batches, and compute a slice
+of the tokens of each.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from services.lib.transformer.context_group import ContextGroup
 from trainer.algorithms.base import Algorithm
 from trainer.config import TrainerConfig
 from trainer.data.computations import Accumulate, Predict
@@ -39,9 +41,14 @@ class ShardedBackend:
     """Each rank computes its own micro-batches with the gathered weights (`Backend`)."""
 
     def __init__(
-        self, models: Models, mesh: DeviceMesh, algorithm: Algorithm, config: TrainerConfig
+        self,
+        models: Models,
+        mesh: DeviceMesh,
+        algorithm: Algorithm,
+        config: TrainerConfig,
+        context: ContextGroup | None = None,
     ) -> None:
-        self._model, self._critic = models.policy, models.critic
+        self._model, self._critic, self._context = models.policy, models.critic, context
         self._algorithm, self._config = algorithm, config
         self.parameters: Mapping[str, nn.Parameter] = dict(_named(models))
         self.part_number, self.num_parts = mesh.get_local_rank(mesh.ndim - 1), mesh.size(-1)
@@ -126,6 +133,7 @@ class ShardedBackend:
             packed=self.packed,
             chunk_tokens=self._config.batch.logit_tokens,
             critic=self._critic,
+            context=self._context,
         )
 
     def _backward(
@@ -133,9 +141,12 @@ class ShardedBackend:
     ) -> dict[str, torch.Tensor]:
         predicted = self._predicted(batch)
         loss, sums = policy_loss(self._algorithm, batch, predicted, weight_version, proximal)
-        # FSDP averages gradients over the ranks; the loss is a sum over them.
+        # FSDP averages gradients over the ranks; the loss is a sum over them. Ranks of a context
+        # group have the same loss, and the gradient of their own tokens.
         (loss * dist.get_world_size()).backward()  # type: ignore[no-untyped-call]
-        return sums
+        if self._context is None or self._context.number == 0:
+            return sums
+        return {name: torch.zeros_like(value) for name, value in sums.items()}
 
 
 def _named(models: Models) -> Iterator[tuple[str, nn.Parameter]]:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from trainer.checkpoint import checkpoint_files
 from trainer.config import TrainerConfig
+from trainer.model.context_ranks import check_ranks
 from trainer.ranks.command_channel import Rank0, RankLostError
 from trainer.ranks.commands import Command, Exit, Save, Written
 from trainer.ranks.process_group import join
@@ -140,6 +141,7 @@ class RankGroup:
 def _start(config: TrainerConfig) -> Rank0:
     ranks = join(config)
     try:
+        check_ranks(config.context_parallel, config.replicas, ranks.world_size)
         return Rank0(ranks, Worker(config, ranks.store))
     except BaseException:
         dist.destroy_process_group()

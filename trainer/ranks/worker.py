@@ -12,6 +12,7 @@ from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint import checkpoint_files
 from trainer.config import TrainerConfig
 from trainer.data.computations import Accumulate, Predict
+from trainer.model.context_ranks import context_group
 from trainer.model.load_model import DTYPES
 from trainer.model.load_sharded import load_sharded, ranks_mesh
 from trainer.pipeline.pipeline_backend import PipelineBackend
@@ -141,7 +142,7 @@ def _backend(config: TrainerConfig, store: Store | None, replicas: int) -> Backe
         return PipelineBackend(config, algorithm, store)
     mesh = ranks_mesh(config.device, replicas)
     models = load_sharded(config, mesh, critic=algorithm.critic)
-    return ShardedBackend(models, mesh, algorithm, config)
+    return ShardedBackend(models, mesh, algorithm, config, context_group(config.context_parallel))
 
 
 def _place() -> tuple[int, int]:

@@ -174,19 +174,25 @@ class ChunkCommands:
     def _shares(
         self, sequences: Sequence[TokenSequence], advantages: SequenceAdvantages
     ) -> Sequence[tuple[MicroBatch, ...]]:
-        """Of each rank; all ranks of a pipeline get all."""
+        """Of each rank; all ranks of a pipeline get all, and those of a context group the same."""
         pipelined = self._schedules is not None
+        together = self._config.context_parallel
         shares = plan_micro_batches(
             sequences,
             advantages,
-            num_ranks=1 if pipelined else self.world_size,
+            num_ranks=1 if pipelined else self.world_size // together,
             micro_batch_tokens=self._config.batch.micro_batch_tokens,
             packed=self._packed,
             whole_groups=self._algorithm.whole_groups,
             at_least=_PER_STAGE * self.world_size if pipelined else 1,
             cost=model_cost(self._config.model),
         )
-        if self._schedules is None or not shares[0]:
-            return shares * (self.world_size // len(shares))
+        if self._schedules is None:
+            # After the loss of a rank some may be in no group.
+            given = [share for share in shares for _ in range(together)]
+            spare = (weightless(),) * len(shares[0])
+            return given + [spare] * (self.world_size - len(given))
+        if not shares[0]:
+            return shares * self.world_size
         missing = max(0, self._schedules.least_micro_batches - len(shares[0]))
         return [shares[0] + (weightless(),) * missing] * self.world_size

@@ -130,6 +130,8 @@ def _other_settings(config: TrainerConfig) -> dict[str, str | int | bool]:
     return {
         "model": str(config.model.resolve()),
         "num_steps": config.num_steps,
+        "context_parallel": config.context_parallel,
+        "attention": config.attention,
         "pipeline.critic_stages": config.pipeline.critic_stages,
         "activation_checkpointing": config.checkpoints_activations,
         "cpu_offload": config.cpu_offload,

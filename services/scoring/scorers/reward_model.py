@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.lib.transformer.packing import Packing, can_pack
+from services.lib.transformer.can_pack import can_pack
+from services.lib.transformer.packing import Packing
 from services.lib.transformer.row_rope import row_rope
 from services.scoring.config import ScoringConfig
 from services.scoring.row_batches import prefix_batches, token_ids

@@ -54,26 +54,30 @@ def changed(config: TrainerConfig, **settings: Any) -> TrainerConfig:
     return TrainerConfig.model_validate(given)
 
 
-def make_model(folder: Path, seed: int = 0) -> Path:
-    """Write a two-layer Qwen3 in float32 with a character tokenizer."""
+def make_model(folder: Path, seed: int = 0, kind: str = "qwen3", **settings: Any) -> Path:
+    """Write two layers of an architecture in float32 with a character tokenizer.
+
+    Settings are of its configuration.
+    """
     import torch
     from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
     torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-        initializer_range=0.3,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    small = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.3,
+    }
+    config = AutoConfig.for_model(kind, **{**small, **settings})
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
     vocabulary = {chr(97 + index): index for index in range(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)  # type: ignore[no-untyped-call]

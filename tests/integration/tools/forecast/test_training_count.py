@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.size.small_models import KINDS
+from rollout.server.config import RolloutServerConfig
 from tests.lib.trainer.support import trainer_config
 from tools.forecast.counted_pass import ACTIVATIONS, LOGITS, OPTIMIZER, WEIGHTS
+from tools.forecast.cures import find_cures
+from tools.forecast.run_shape import Lengths, RunShape
 from tools.forecast.training_count import TrainingCount, count_training
+from trainer.config.operation import BatchConfig
 
 RANKS = 2
 SIZE = {
@@ -58,6 +63,62 @@ def test_each_setting_takes_what_it_says(tmp_path: Path) -> None:
     assert halves.by_part[WEIGHTS] == plain.by_part[WEIGHTS] / 2
     few = count(tmp_path, batch__logit_tokens=16)
     assert few.by_part[LOGITS] < plain.by_part[LOGITS]
+
+
+def test_ranks_of_a_context_group_have_a_slice_each(tmp_path: Path) -> None:
+    """Activations and operations halve; a few blocks tell of all, exchanges included.
+
+    In each of 7 blocks 128 tokens go forward, forward again and back, in bfloat16 and with 2 heads
+    of 16 values each of queries, keys (repeated), values (repeated) and outputs: half of them to
+    the other rank, half of the tokens from this one.
+    """
+    alone = count(tmp_path, activation_checkpointing=True)
+    settings: dict[str, Any] = {"activation_checkpointing": True, "context_parallel": 2}
+    shared = count(tmp_path, **settings)
+    assert shared == count(tmp_path, whole=True, **settings)
+    assert shared.by_part[ACTIVATIONS] < 0.6 * alone.by_part[ACTIVATIONS]
+    assert shared.by_part[WEIGHTS] == alone.by_part[WEIGHTS]
+    assert shared.flops == pytest.approx(alone.flops / 2, rel=0.05)
+    assert shared.tokens == alone.tokens
+    assert alone.exchanged_bytes == 0
+    assert shared.exchanged_bytes == 7 * 3 * (64 * 4 * 2 * 16 * 2) / 2
+
+
+def test_what_saves_is_a_cure_as_far_as_model_and_ranks_allow(tmp_path: Path) -> None:
+    """Four ranks and two heads: pairs. The other settings that save activations are there."""
+    settings: dict[str, Any] = {"activation_checkpointing": True, "activation_offload": True}
+    first = count(tmp_path, ranks=4, **settings)
+    trainer = trainer_config(
+        run_id="r", model=tmp_path, checkpoint__folder=tmp_path, dtype="bfloat16", **settings
+    )
+    lengths = Lengths(longest=64, mean=64, prompt=16)
+    shape = RunShape(
+        trainer=trainer.model_copy(update={"batch": BatchConfig(micro_batch_tokens=128)}),
+        rollout=RolloutServerConfig(),
+        nodes=(("train",),),
+        trainer_nodes=1,
+        ranks_per_node=4,
+        group_size=1,
+        groups_per_step=1,
+        max_staleness=0,
+        lengths=lengths,
+    )
+    found = find_cures(shape, first, 1, _counted)
+    assert found.settings["trainer.context_parallel"] == "2"
+    assert "trainer.lora.rank" in found.settings
+    assert found.count.by_part[ACTIVATIONS] < first.by_part[ACTIVATIONS]
+
+
+def _counted(shape: RunShape) -> TrainingCount:
+    return count_training(shape.trainer, ranks=shape.ranks, rollout_tokens=64, prompt_tokens=16)
+
+
+def test_what_cannot_be_shared_is_named(tmp_path: Path) -> None:
+    """As the trainer names it."""
+    with pytest.raises(ValueError, match="has 2 attention heads"):
+        count(tmp_path, ranks=4, context_parallel=4)
+    with pytest.raises(ValueError, match="of 3 ranks: give a divisor"):
+        count(tmp_path, ranks=3, context_parallel=2)
 
 
 def test_state_is_the_closed_form(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from bench.harness.byte_model import make_byte_model
 from rollout.server.engines.engine import EngineRequest, Sampling
 from rollout.server.engines.torch.torch_engine import TorchEngine
-from services.lib.transformer.packing import can_pack
+from services.lib.transformer.can_pack import can_pack
 from services.scoring.config import ScoringConfig
 from services.scoring.scorer import Row
 from services.scoring.scorers.logprobs import LogProbs

@@ -155,6 +155,7 @@ def test_bfloat16_keeps_float32_weights(model: Path, critic_model: Path, tmp_pat
     [
         ({"lora__rank": 2}, "lora.rank is 2 with backend 'pipeline'"),
         ({"cpu_offload": True}, "cpu_offload is True with backend 'pipeline'"),
+        ({"attention": "varlen"}, "attention is 'varlen' with backend 'pipeline'"),
         ({"pipeline__critic_stages": 2}, "critic_stages is 2 but critic is 'layer'"),
         (
             {"critic": "model", "pipeline__micro_batches_held": 1},

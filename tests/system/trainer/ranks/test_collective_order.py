@@ -33,6 +33,10 @@ JOBS: dict[str, dict[str, Any]] = {
         "config": {"batch__packing": False, "activation_checkpointing": True},
     },
     "logits of two tokens at a time": {"steps": [1], "config": {"batch__logit_tokens": 2}},
+    "two pairs that share rows, and a rank alone": {
+        "steps": [1],
+        "config": {"context_parallel": 2, "activation_checkpointing": True},
+    },
 }
 
 

@@ -131,3 +131,16 @@ def test_ranks_that_are_left_get_the_rows_of_mini_batches_again(
     assert told(found, "losses") == pytest.approx(told(undisturbed, "losses"), rel=1e-6)
     end = whole(undisturbed / "state_2", "parameter")
     assert difference(whole(found / "state_2", "parameter"), end) < 1e-6
+
+
+def test_a_rank_without_its_context_group_waits_for_the_others(
+    model: Path, tmp_path: Path, undisturbed: Path
+) -> None:
+    """Of two pairs one loses a rank: the other pair computes all rows of the step."""
+    together = {**CONFIG, "context_parallel": 2}
+    death = Death(rank=3, kind="Accumulate", number=2 * KILL_STEP)
+    found = train(model, tmp_path / "out", death, config=together, steps=KILL_STEP)
+    assert told(found, "sizes") == [3, 4]
+    assert told(found, "losses") == pytest.approx(told(undisturbed, "losses")[:KILL_STEP], rel=1e-6)
+    expected = gradient(undisturbed, KILL_STEP)
+    assert difference(gradient(found, KILL_STEP), expected) < 1e-6

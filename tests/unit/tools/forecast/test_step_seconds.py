@@ -31,6 +31,7 @@ COUNT = TrainingCount(
     tokens=10_000,
     parameters=10**9,
     trained=10**9,
+    exchanged_bytes=0,
 )
 SHAPE = RunShape(
     trainer=trainer_config(
@@ -69,6 +70,19 @@ def test_the_slower_part_sets_the_pace_unless_training_waits() -> None:
     assert waits.step == pytest.approx(waits.training + waits.publish + waits.generation)
     assert waits.tail > side.tail == 0
     assert waits.idle > side.idle
+
+
+def test_ranks_that_share_tokens_compute_the_same_in_a_step_and_wait_for_exchanges() -> None:
+    """Each has half of the operations of twice as many micro-batches, between devices of a node."""
+    pair = SHAPE.changed(SHAPE.trainer.model_copy(update={"context_parallel": 2}), 2)
+    halves = replace(COUNT, flops=COUNT.flops // 2, exchanged_bytes=10**11)
+    apart = step_seconds(SHAPE.changed(SHAPE.trainer, 2), COUNT, SIZE, H100)
+    found = step_seconds(pair, halves, SIZE, H100)
+    assert found.exchange == pytest.approx(1.6 * 1e11 / (0.7 * H100.link))
+    assert apart.exchange == 0
+    assert found.training == pytest.approx(apart.training + found.exchange, rel=0.01)
+    between = replace(pair, trainer_nodes=2, ranks_per_node=1)
+    assert step_seconds(between, halves, SIZE, H100).exchange > found.exchange
 
 
 def test_half_precision_is_what_makes_training_fast() -> None:

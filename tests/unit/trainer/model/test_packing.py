@@ -14,11 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.lib.transformer import packing as packing_module
-from services.lib.transformer.packing import Packing, can_pack
+from services.lib.transformer.can_pack import can_pack
+from services.lib.transformer.packing import Packing
+from services.lib.transformer.row_attention import packed_attention, sdpa_rows
 from tests.lib.trainer.model.whole_rows import whole_rows
 from tests.lib.trainer.ranks.whole_run import run
-from tests.lib.trainer.support import JOB_CONFIG
+from tests.lib.trainer.support import JOB_CONFIG, trainer_config
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.critic import add_value_head
 from trainer.policy.forward import forward
@@ -54,7 +55,12 @@ PACKED = {
     "gpt2": {"n_embd": HIDDEN, "n_layer": 2, "n_head": 2, "n_positions": 64},
     "gpt_neox": {},
     "mixtral": {"num_local_experts": 3, "num_experts_per_tok": 2},
+    "gpt_oss": {"num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": 4},
 }
+
+
+WITH_EXPERTS = {"mixtral": 1e-4, "gpt_oss": 1e-5}
+"""Their differences in float32, as the kernel of experts has no float64."""
 
 
 PADDED = {
@@ -71,9 +77,8 @@ def make(kind: str, **extra: Any) -> PreTrainedModel:
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **{**SMALL, **extra})
     model = AutoModelForCausalLM.from_config(config).eval()  # type: ignore[no-untyped-call]
-    # The kernel of its experts has no float64.
     assert isinstance(model, PreTrainedModel)
-    return model if kind == "mixtral" else model.double()
+    return model if kind in WITH_EXPERTS else model.double()
 
 
 def batch_of(rows: list[list[int]], seed: int = 0) -> MicroBatch:
@@ -124,8 +129,19 @@ def test_packed_rows_have_the_log_probs_and_gradients_of_padded_ones(kind: str, 
     model, batch = make(kind, **PACKED[kind]), batch_of(random_rows(seed), seed)
     expected = gradients(model, batch, packed=False)
     assert can_pack(model)
-    tolerance = 1e-4 if kind == "mixtral" else ROUNDING
-    assert difference(expected, gradients(model, batch, packed=True)) < tolerance
+    found = gradients(model, batch, packed=True)
+    assert difference(expected, found) < WITH_EXPERTS.get(kind, ROUNDING)
+
+
+def test_sinks_are_trained_in_packed_rows() -> None:
+    """The test above compares their gradient with that of transformers' own attention."""
+    model, batch = make("gpt_oss", **PACKED["gpt_oss"]), batch_of(random_rows(0))
+    assert can_pack(model)
+    assert model.config._attn_implementation != "eager"
+    found = gradients(model, batch, packed=True)
+    sinks = [value for name, value in found.items() if name.endswith("sinks")]
+    assert len(sinks) == 2
+    assert all(each.abs().min() > 0.1 for each in sinks)
 
 
 def test_a_critic_sees_the_same_packed_or_padded() -> None:
@@ -170,7 +186,8 @@ def test_models_that_cannot_be_packed_are_padded(kind: str) -> None:
 def test_a_model_that_claims_too_much_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the trial: attention that ignores rows is rejected."""
     model = make("qwen3")
-    monkeypatch.setattr("services.lib.transformer.packing._rows", lambda states, places: states)
+    rows = sdpa_rows._rows
+    monkeypatch.setattr(sdpa_rows, "_rows", lambda states, places: rows(states, places.flip(1)))
     assert not can_pack(model)
     monkeypatch.undo()
     assert can_pack(model)
@@ -184,6 +201,35 @@ def test_a_model_that_computes_no_numbers_is_padded() -> None:
         model.get_output_embeddings().weight.fill_(float("nan"))  # type: ignore[no-untyped-call]
     assert not can_pack(model)
     assert model.config._attn_implementation == before
+
+
+def test_a_kernel_that_is_asked_for_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By padded rows, where it gives other results or the model cannot be packed."""
+    assert can_pack(make("qwen3"), attention="sdpa")
+    with pytest.raises(ValueError, match="'sdpa', with which BloomForCausalLM does not compute"):
+        can_pack(make("bloom", **PADDED["bloom"]), attention="sdpa")
+    rows = sdpa_rows._rows
+    monkeypatch.setattr(sdpa_rows, "_rows", lambda states, places: rows(states, places.flip(1)))
+    with pytest.raises(ValueError, match="'sdpa', with which Qwen3ForCausalLM does not compute"):
+        can_pack(make("qwen3"), attention="sdpa")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"batch__packing": False}, "attention is 'varlen' with batch.packing false"),
+        ({}, "'varlen' with device 'cuda' and dtype 'float32': it needs"),
+        ({"device": "cpu", "dtype": "bfloat16"}, "'varlen' with device 'cpu'"),
+    ],
+)
+def test_a_kernel_that_cannot_be_there_is_refused_at_the_start(
+    given: dict[str, object], message: str
+) -> None:
+    """Before a model is loaded; the control is what it needs."""
+    values = {"run_id": "r", "model": "m", "checkpoint__folder": "c", "device": "cuda"}
+    trainer_config(**values, attention="varlen", dtype="bfloat16")
+    with pytest.raises(ValueError, match=message):
+        trainer_config(**{**values, **given}, attention="varlen")
 
 
 def test_tokens_in_common_are_computed_once() -> None:
@@ -217,13 +263,13 @@ def test_checkpointed_activations_are_computed_again(
 ) -> None:
     """Each block twice: on the way and on the way back."""
     calls: list[str] = []
-    attention = packing_module._attention
+    attention = packed_attention._attention
 
     def counted(module: torch.nn.Module, *given: Any, **named: Any) -> Any:
         calls.append(type(module).__name__)
         return attention(module, *given, **named)
 
-    monkeypatch.setattr(packing_module, "_attention", counted)
+    monkeypatch.setattr(packed_attention, "_attention", counted)
     passes = {}
     for name, setting in (("plain", {}), ("again", {"activation_checkpointing": True})):
         calls.clear()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from services.lib.transformer.packing import can_pack
+from services.lib.transformer.can_pack import can_pack
 from tests.unit.trainer.model.test_packing import PACKED, batch_of, make, random_rows
 from trainer.model.critic import CriticModel
 from trainer.model.token_predictions import predictions
