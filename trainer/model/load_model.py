@@ -14,8 +14,10 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
+from services.lib.routed_experts import RoutingShape
 from services.lib.transformer.load_causal import load_causal
 from services.lib.transformer.packing import can_pack
+from services.lib.transformer.routers import prepare_routers, recompute_contexts
 from services.lib.transformer.transformer_blocks import transformer_blocks
 from trainer.config import TrainerConfig
 from trainer.model.critic import CriticModel, add_value_head
@@ -33,6 +35,7 @@ __all__ = [
     "load_whole",
     "master_type",
     "prepared",
+    "replayable",
 ]
 
 OnHost = Callable[..., AbstractContextManager[Any]]
@@ -50,6 +53,8 @@ class Models:
     """The critic's own model, if `critic` is "model"."""
     packed: bool
     """Whether they compute packed rows."""
+    routing: RoutingShape | str
+    """How the policy's routers choose, or why they cannot replay recorded experts."""
 
 
 def load_models(config: TrainerConfig, *, critic: bool = False) -> Models:
@@ -59,6 +64,7 @@ def load_models(config: TrainerConfig, *, critic: bool = False) -> Models:
         ValueError: a folder is incomplete, or holds another kind of model.
     """
     model = _load_prepared(config, config.model)
+    routing = replayable(model)
     if config.lora.rank:
         add_adapter(model, config)
     predict_within(model)
@@ -67,7 +73,15 @@ def load_models(config: TrainerConfig, *, critic: bool = False) -> Models:
     if critic and config.critic == "layer":
         add_value_head(model)
     own = _load_critic(config, model, packed) if critic and config.critic == "model" else None
-    return Models(policy=model, critic=own, packed=packed)
+    return Models(policy=model, critic=own, packed=packed, routing=routing)
+
+
+def replayable(model: nn.Module) -> RoutingShape | str:
+    """Prepare the routers of a model to replay recorded experts; a text says why they cannot."""
+    try:
+        return prepare_routers(model)
+    except ValueError as error:
+        return str(error)
 
 
 def _load_critic(config: TrainerConfig, policy: nn.Module, packed: bool) -> CriticModel:
@@ -107,7 +121,13 @@ def prepared(model: nn.Module, config: TrainerConfig, on_host: OnHost | None = N
 
 def _checkpoint_activations(block: nn.Module, host: OnHost | None) -> None:
     """Checkpoint the activations of a block in place, so that parameters keep their names."""
-    again = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+    again = partial(
+        checkpoint,
+        block.forward,
+        use_reentrant=False,
+        preserve_rng_state=False,
+        context_fn=recompute_contexts,
+    )
     block.forward = again if host is None else partial(_offloaded, again, host)
 
 

@@ -94,6 +94,7 @@ class PipelineBackend:
         self._algorithm, self._config = algorithm, config
         self._owners, self._buffers, self._sizes = owners, buffers, sizes
         self.packed, self.vocabulary_size = models.packed, vocabulary_size
+        self.routing = models.routing
         self._interpreter = Interpreter(
             self._layout, self._rank, Peers(self._layout, self._rank, config.device, store)
         )

@@ -16,6 +16,7 @@ from services.lib.transformer.packing import Packing
 from services.lib.transformer.row_rope import row_positions
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.token_predictions import AskedTokens, ask, predictions, takes_questions
+from trainer.policy.replayed_experts import routed_experts
 
 __all__ = [
     "ModelInput",
@@ -46,6 +47,8 @@ class PaddedInput:
         """Of the tokens that a model computes."""
         self.arguments: dict[str, Any] = {"input_ids": self._token_ids_BT, "use_cache": False}
         """Of the model's forward pass."""
+        self.routed_experts = routed_experts(batch, None, device)
+        """To replay, [N, L, K]; None: none are recorded."""
         if by_row:
             lengths_B = torch.from_numpy(batch.lengths_B).to(device)
             self.arguments["position_ids"] = row_positions(lengths_B, self.shape[1])
@@ -92,6 +95,8 @@ class PackedInput:
         self._temperatures_N = temperatures_BT[self._kept_BT]
         self.shape: tuple[int, ...] = (1, len(packing.token_ids_U))
         """Of the tokens that a model computes."""
+        self.routed_experts = routed_experts(batch, packing, device)
+        """To replay, [U, L, K]; None: none are recorded."""
         self.arguments: dict[str, Any] = packing.arguments
         """Of the model's forward pass."""
         # The vocabulary is large: logits of trainable tokens only.
