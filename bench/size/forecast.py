@@ -20,7 +20,7 @@ from tools.forecast.step_seconds import step_seconds
 from tools.forecast.training_count import count_training
 from trainer.config import TrainerConfig
 
-__all__ = ["PUBLISHED", "PublishedStep", "figures", "memory_error", "step_error"]
+__all__ = ["MODELS", "PUBLISHED", "PublishedStep", "figures", "memory_error", "step_error"]
 
 ROOT = Path(__file__).parents[2]
 RANKS, ROLLOUT_TOKENS, PROMPT_TOKENS = 2, 128, 32
@@ -38,7 +38,7 @@ class PublishedStep:
     """A training step on H100s whose seconds were published."""
 
     model: str
-    """Of `_MODELS`."""
+    """Of `MODELS`."""
     mode: str
     """"on policy": all devices generate, then train; "one step off": half of them do each."""
     devices: int
@@ -72,7 +72,7 @@ PUBLISHED = tuple(
     )
 )
 _QWEN3 = {"vocab_size": 151936, "head_dim": 128, "tie_word_embeddings": False}
-_MODELS: Mapping[str, Mapping[str, Any]] = {
+MODELS: Mapping[str, Mapping[str, Any]] = {
     "llama-3.1-8b": {
         "model_type": "llama",
         "vocab_size": 128256,
@@ -181,7 +181,7 @@ def step_error(step: PublishedStep) -> float:
 def forecast_seconds(step: PublishedStep) -> float:
     """Seconds of a step by the forecast, with the published run's passes for log-probs."""
     with TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(_MODELS[step.model]))
+        (Path(folder) / "config.json").write_text(json.dumps(MODELS[step.model]))
         shape = _shape(step, Path(folder))
         count = count_training(
             shape.trainer,

@@ -105,7 +105,8 @@ class _Given(TorchFunctionMode):
     def __init__(self, experts_NK: torch.Tensor, num_experts: int) -> None:
         super().__init__()
         self._experts_NK, self._num_experts = experts_NK.long(), num_experts
-        self.num_answers = 0
+        self.answers: list[torch.Tensor] = []
+        """The choices that it answered with."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -116,9 +117,9 @@ class _Given(TorchFunctionMode):
         scores = args[0] if args else kwargs["input"]
         if scores.shape[-1] != self._num_experts:
             return found
-        self.num_answers += 1
         free_N1 = (self._experts_NK < 0).any(-1, keepdim=True)
         chosen_NK = torch.where(free_N1, found.indices, self._experts_NK)
+        self.answers.append(chosen_NK)
         return torch.return_types.topk((scores.gather(-1, chosen_NK), chosen_NK))
 
 
@@ -144,18 +145,26 @@ def _router(block: nn.Module) -> Any:
 
 @torch.no_grad()
 def _follows(router: Any) -> bool:
-    """Whether a copy of it, with weights of its own, gives the choices that it is given."""
-    tried = copy.deepcopy(router).to_empty(device="cpu").float()
-    for tensor in (*tried.parameters(), *tried.buffers()):
-        tensor.zero_()
-    size, number = next(tried.parameters()).shape[-1], int(router.num_experts)
-    first_K = torch.arange(int(router.top_k))
-    given_NK = (torch.arange(1, _TRIED_TOKENS + 1)[:, None] + first_K) % number
-    mode = _Given(given_NK, number)
+    """Whether it answers with the choices that it is given; tried with weights of its own.
+
+    The values of tensors are not looked at: they may have none.
+    """
+    tried, number = _without_weights(router), int(router.num_experts)
+    chosen_NK = torch.arange(int(router.top_k)).expand(_TRIED_TOKENS, -1)
+    mode = _Given(chosen_NK, number)
     try:
         with mode:
-            found = tried(torch.ones(_TRIED_TOKENS, size))
+            found = tried(torch.ones(_TRIED_TOKENS, next(tried.parameters()).shape[-1]))
     except Exception:  # a router of another form may raise anything
         return False
-    answer = found[-1] if isinstance(found, tuple) else None
-    return mode.num_answers == 1 and torch.is_tensor(answer) and torch.equal(answer, given_NK)
+    return len(mode.answers) == 1 and isinstance(found, tuple) and found[-1] is mode.answers[0]
+
+
+def _without_weights(router: nn.Module) -> nn.Module:
+    """A copy of a module without submodules whose weights are zeros on the host."""
+    copied = copy.copy(router)
+    for kind in ("_parameters", "_buffers"):
+        given = {name: each for name, each in getattr(router, kind).items() if each is not None}
+        zeros = {name: nn.Parameter(torch.zeros(each.shape)) for name, each in given.items()}
+        setattr(copied, kind, {**dict.fromkeys(getattr(router, kind)), **zeros})
+    return copied

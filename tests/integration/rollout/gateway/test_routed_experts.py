@@ -115,13 +115,11 @@ async def test_a_sample_replays_what_the_engine_chose(tmp_path: Path) -> None:
     read = SampleReader(AlgorithmConfig(), VOCAB, SHAPE).read([message])
     ((item,), rejected) = read.sequences, read.rejected
     assert not rejected
-    model = trained(folder)
+    model, experts = trained(folder), item.routed_experts_TLK
+    assert experts is not None
     recorded = torch.tensor(item.behaviour_logprobs_T)[1:]
-    for experts, is_same in (
-        (item.routed_experts_TLK, True),
-        ((item.routed_experts_TLK + 1) % SHAPE.num_experts, False),
-    ):
-        row = replace(whole_rows([item.token_ids_T.tolist()]), routed_experts_BTLK=experts[None])
+    for given, is_same in ((experts, True), ((experts + 1) % SHAPE.num_experts, False)):
+        row = replace(whole_rows([item.token_ids_T.tolist()]), routed_experts_BTLK=given[None])
         logprobs = forward(model, row, "cpu", packed=False).logprobs_BT[0]
         difference = (logprobs - recorded)[torch.tensor(item.loss_mask_T)[1:]].abs().max()
         assert (difference < 1e-4) == is_same
