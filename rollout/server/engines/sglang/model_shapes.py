@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 from rollout.server.engines.engine import EngineInfo, WeightsError
 from services.lib.model_files.end_ids import end_ids
 from services.lib.model_files.model_folder import check_model_folder
+from services.lib.model_files.quantization import is_mxfp4
 from services.lib.routed_experts import RoutingShape, routing_shape
 
 __all__ = ["ModelFolder", "describe", "memory_bytes", "num_ranks", "recorded_routing"]
@@ -27,6 +28,13 @@ class ModelFolder:
         check_model_folder(folder)
         self.folder = folder.resolve()
         config = _read_json(folder / "config.json")
+        if is_mxfp4(config):
+            raise ValueError(
+                f"model {folder}: its experts are mxfp4, and SGLang keeps them so: it could not "
+                "take trained weights, which are bfloat16; give a folder in bfloat16, which "
+                "from_pretrained(…, quantization_config=Mxfp4Config(dequantize=True)) and "
+                "save_pretrained() write"
+            )
         text = config.get("text_config", config)
         self.vocab_size = int(text["vocab_size"])
         self.eos_token_ids = tuple(sorted(end_ids(folder)))
