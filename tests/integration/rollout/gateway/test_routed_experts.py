@@ -15,6 +15,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 
 from bench.harness.byte_model import make_byte_model
 from rollout.gateway.prompt.chat_template import ChatTemplate
+from rollout.server import servicer
 from rollout.server.cli import build
 from rollout.server.config import RolloutServerConfig
 from services.chassis.errors import ConfigError
@@ -87,8 +88,12 @@ async def test_every_token_keeps_its_experts_once(tmp_path: Path, *, reports_lat
     assert sum(each.num_tokens for each in sample.routed) == 12
 
 
-async def test_a_sample_replays_what_the_engine_chose(tmp_path: Path) -> None:
-    """From a real engine to the trainer's log-probs: those recorded at sampling, and no others."""
+@pytest.mark.parametrize("most", [1 << 20, 40])
+async def test_a_sample_replays_what_the_engine_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """From a real engine, also over small messages, to the log-probs recorded at sampling."""
+    monkeypatch.setattr(servicer, "_ROUTED_BYTES", most)
     folder, store = save_experts(tmp_path / "experts"), memory_store()
     config = RolloutServerConfig(
         model=folder, run_id="run", server_id="s1", port=0, record_routed_experts=True
