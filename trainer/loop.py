@@ -64,7 +64,9 @@ class Trainer:
         self._device, self._samples, self._nodes = device, samples, nodes
         self.alarms = alarms
         """What an operator must know."""
-        accepted = AcceptedSamples(config, samples, self.alarms, ranks.vocabulary_size)
+        accepted = AcceptedSamples(
+            config, samples, self.alarms, ranks.vocabulary_size, ranks.routing
+        )
         self._batches = BatchSource(config, samples, nodes, accepted, ranks.world_size)
         self._steps = StepRunner(config, ranks)
         self._trial = Trial(config, samples, accepted, self._steps)

@@ -90,6 +90,7 @@ class InertFinder:
         if root == "sglang" and not self._active:
             self._active = True
             let_torch_find_no_triton()
+            let_torch_register_no_memory()
         if root in INERT and self._active:
             return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
         return None
@@ -109,6 +110,21 @@ def let_torch_find_no_triton() -> None:
     importlib.import_module("torch.utils._triton").has_triton_package()
     importlib.import_module("torch._inductor.runtime.triton_compat")
     sys.meta_path[:0] = hidden
+
+
+class PlainHostMemory:
+    """Answers for the CUDA runtime that host memory is registered: no device reads it here."""
+
+    @staticmethod
+    def cudaHostRegister(address: int, size: int, flags: int) -> int:  # noqa: N802 -- CUDA's name
+        return 0
+
+
+def let_torch_register_no_memory() -> None:
+    """SGLang registers the record of routed experts with CUDA, also where there is none."""
+    torch = importlib.import_module("torch")
+    if torch.version.cuda is None:
+        torch.cuda.cudart = lambda: PlainHostMemory
 
 
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")

@@ -159,7 +159,8 @@ class Turn:
         async with aclosing(stream.responses()) as responses:
             async for server, response in responses:
                 tokens, finish_reason = self._until_stop(response)
-                await self._record.append(tokens, finish_reason)
+                routed = response.routed_experts if response.HasField("routed_experts") else None
+                await self._record.append(tokens, finish_reason, routed)
                 self._forward(tokens, send)
                 if self._record.has_ended:
                     self._observe_end(server)
@@ -272,6 +273,7 @@ class Turn:
             token_ids=self._record.packed_ids,
             sampling=sampling,
             chunk_interval=self._request.chunk_interval,
+            routed_experts_from=self._record.routed_from,
         )
         if self._call.deadline is None:
             return request, None

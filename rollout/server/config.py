@@ -75,6 +75,10 @@ class RolloutServerConfig(ServerConfig):
     """Torch engine: dtype of weights and cache; "auto" is bfloat16 on a GPU, else float32."""
     torch_device: Literal["auto", "cpu", "cuda"] = "auto"
     """Torch engine: device; "auto" takes a GPU if there is one."""
+    record_routed_experts: bool = False
+    """Of a mixture of experts: report which experts are chosen for each token, so that the trainer
+    replays it; engines torch and sglang. They are stored with the tokens: layers times chosen
+    experts are the bytes of a token (of 256 experts or more, twice as many)."""
     update_pause: Literal["retract", "abort", "in_place"] = "retract"
     """Running turns during a swap: retract (continue here, prefix prefilled again), abort (continue
     on any server), or in_place (keep the KV cache, part of which is then of older weights, so that

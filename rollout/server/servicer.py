@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from seamflow.common.v1 import tokens_pb2
@@ -45,6 +46,8 @@ T = TypeVar("T")
 # Features of every engine; `EngineInfo.features` adds the optional ones.
 _FEATURES = frozenset({"pause_retract", "pause_abort"})
 
+_ROUTED_BYTES = 8 << 20
+"""Of routed experts in one message."""
 _TOKENS = metrics.counter("rollout_server", "sampled_tokens_total", "Tokens sent to callers.")
 _FINISHES = {
     None: tokens_pb2.FINISH_REASON_UNSPECIFIED,
@@ -93,7 +96,16 @@ class RolloutServerServicer(RolloutServerServiceServicer):
                 async with aclosing(turn) as chunks:  # type: ignore[type-var]
                     async for chunk in chunks:
                         _TOKENS.inc(len(chunk.token_ids))
-                        yield self._response(chunk)
+                        for response in self._responses(chunk):
+                            yield response
+
+    def _responses(self, chunk: Chunk) -> Iterator[pb.GenerateTokensResponse]:
+        """A chunk's messages: several if it has the routed experts of many tokens."""
+        *parts, last = chunk.routed.parts(_ROUTED_BYTES) if chunk.routed else [None]
+        for part in parts:
+            yield self._response(replace(chunk, finish=None, routed=part))
+            chunk = replace(chunk, token_ids=(), logprobs=())
+        yield self._response(replace(chunk, routed=last))
 
     def _response(self, chunk: Chunk) -> pb.GenerateTokensResponse:
         tokens = tokens_pb2.PackedTokens(
@@ -107,7 +119,11 @@ class RolloutServerServicer(RolloutServerServiceServicer):
                 version_source=_SOURCES[chunk.version_source],
                 server_id=self._server_id,
             )
-        return pb.GenerateTokensResponse(tokens=tokens, finish_reason=_FINISHES[chunk.finish])
+        return pb.GenerateTokensResponse(
+            tokens=tokens,
+            finish_reason=_FINISHES[chunk.finish],
+            routed_experts=None if chunk.routed is None else chunk.routed.message(),
+        )
 
     async def Pause(self, request: pb.PauseRequest, context: Any) -> pb.PauseResponse:
         """Stop at a token boundary."""
@@ -192,6 +208,9 @@ def _engine_request(request: pb.GenerateTokensRequest) -> EngineRequest:
             ignore_eos=given.ignore_eos,
         ),
         chunk_seconds=seconds_of(request.chunk_interval),
+        routed_from=request.routed_experts_from
+        if request.HasField("routed_experts_from")
+        else None,
     )
 
 

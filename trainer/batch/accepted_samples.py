@@ -8,6 +8,7 @@ from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 
 from services.chassis import metrics
 from services.chassis.errors import ConfigError
+from services.lib.routed_experts import RoutingShape
 from trainer.clients.sample_client import SampleClient
 from trainer.config import TrainerConfig
 from trainer.data.gradient_chunks import GroupChunker
@@ -26,13 +27,20 @@ class AcceptedSamples:
         samples: client of the trajectory manager.
         alarms: get a line for each rejected group.
         vocabulary_size: token ids of the model are below it.
+        routing: how its routers choose, or why they cannot replay recorded experts.
     """
 
     def __init__(
-        self, config: TrainerConfig, samples: SampleClient, alarms: Alarms, vocabulary_size: int
+        self,
+        config: TrainerConfig,
+        samples: SampleClient,
+        alarms: Alarms,
+        vocabulary_size: int,
+        routing: RoutingShape | str,
     ) -> None:
         self._samples, self._alarms = samples, alarms
-        self._reader = SampleReader(config.algorithm, vocabulary_size)
+        replayed = routing if config.batch.replay_routed_experts else None
+        self._reader = SampleReader(config.algorithm, vocabulary_size, replayed)
         self._max_rejected = config.batch.max_rejected_groups
         self._num_in_a_row = 0
         self._rejections = metrics.counter(

@@ -63,6 +63,9 @@ class BatchConfig(Settings):
     the step's groups one by one and replaces one that ends the process. 0: never."""
     packing: bool = True
     """Compute sequences without padding and shared prefixes once, where the model allows it."""
+    replay_routed_experts: bool = True
+    """Of a mixture of experts: let the routers choose for each token what the engine's chose, where
+    rollout servers have recorded it (record_routed_experts). False: they choose for themselves."""
 
 
 class PipelineConfig(Settings):

@@ -279,7 +279,13 @@ class TrainerConfig(ServerConfig):
         for name in ("algorithm", "kl", "optimizer", "lora"):
             values = getattr(self, name).model_dump(mode="json")
             yield from ((f"{name}.{key}", value) for key, value in values.items())
-        for name in ("stream_groups", "start_at_tail", "micro_batch_tokens", "packing"):
+        for name in (
+            "stream_groups",
+            "start_at_tail",
+            "micro_batch_tokens",
+            "packing",
+            "replay_routed_experts",
+        ):
             yield f"batch.{name}", getattr(self.batch, name)
         for name in ("seed", "dtype", "critic", "backend"):
             yield name, getattr(self, name)

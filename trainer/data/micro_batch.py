@@ -3,7 +3,8 @@
 Packed, a micro-batch is a budget of tokens, and sequences of a group stay adjacent so that a shared
 prefix is computed once (`packing.py`). Padded, a micro-batch has rows of similar length.
 
-Shape suffixes: N sequences of the step, B rows of a micro-batch, T tokens (padded on the right).
+Shape suffixes: N sequences of the step, B rows of a micro-batch, T tokens (padded on the right),
+L layers, K chosen experts.
 """
 # ruff: noqa: N806, N815 -- arrays carry shape suffixes
 
@@ -59,6 +60,9 @@ class MicroBatch:
     """As in `TokenSequence`; 1 on padding."""
     turn_rewards_BT: NDArray[np.float32]
     """Reward of a turn at the last trainable token up to its end, or at its end if none is."""
+    routed_experts_BTLK: NDArray[Any] | None = None
+    """As in `TokenSequence`; the greatest number of its type where none is recorded. None: no row
+    has any."""
 
 
 def plan_micro_batches(
@@ -166,7 +170,21 @@ def _stack(
         turn_rewards_BT=_padded(
             [_turn_rewards(sequences[row], advantages.turn_rewards_N[row]) for row in rows]
         ),
+        routed_experts_BTLK=_routed_experts(members),
     )
+
+
+def _routed_experts(members: Sequence[TokenSequence]) -> NDArray[Any] | None:
+    records = [member.routed_experts_TLK for member in members]
+    like = next((record for record in records if record is not None), None)
+    if like is None:
+        return None
+    shape = (len(members), max(len(member.token_ids_T) for member in members), *like.shape[1:])
+    experts_BTLK = np.full(shape, np.iinfo(like.dtype).max, like.dtype)
+    for row_TLK, record in zip(experts_BTLK, records, strict=True):
+        if record is not None:
+            row_TLK[: len(record)] = record
+    return experts_BTLK
 
 
 def _turn_rewards(item: TokenSequence, rewards: Sequence[tuple[int, float]]) -> NDArray[np.float32]:

@@ -2,7 +2,7 @@
 
 A field with one value for all tokens (reference log-probs where there is no reference,
 temperatures, turn rewards) is that one value, and whole numbers have the smallest type that holds
-them.
+them. Routed experts are columns of the micro-batches that have some.
 """
 # ruff: noqa: N803, N806 -- arrays carry shape suffixes
 
@@ -21,7 +21,12 @@ __all__ = ["from_columns", "to_columns"]
 
 _ROWS = "rows"
 """Column with the number of rows of each micro-batch."""
-_LIKE = {entry.name: getattr(weightless(), entry.name) for entry in fields(MicroBatch)}
+_EXPERTS = "routed_experts_BTLK"
+_LIKE = {
+    entry.name: getattr(weightless(), entry.name)
+    for entry in fields(MicroBatch)
+    if entry.name != _EXPERTS
+}
 _PADDING = {"temperatures_BT": 1}
 
 
@@ -31,6 +36,10 @@ def to_columns(batches: Sequence[MicroBatch]) -> dict[str, NDArray[Any]]:
     for name in _LIKE if batches else ():
         parts = [_values(batch, name) for batch in batches]
         columns[name] = _once(_narrow(np.concatenate(parts)))
+    for number, batch in enumerate(batches):
+        if batch.routed_experts_BTLK is not None:
+            real_BT = _real(batch.lengths_B)
+            columns[f"{_EXPERTS}.{number}"] = batch.routed_experts_BTLK[real_BT]
     return columns
 
 
@@ -47,7 +56,8 @@ def from_columns(columns: Mapping[str, NDArray[Any]]) -> tuple[MicroBatch, ...]:
     }
     return tuple(
         MicroBatch(
-            **{name: _shaped(parts[number], lengths_B, name) for name, parts in split.items()}
+            **{name: _shaped(parts[number], lengths_B, name) for name, parts in split.items()},
+            routed_experts_BTLK=_experts(columns, number, lengths_B),
         )
         for number, lengths_B in enumerate(lengths_of)
     )
@@ -95,3 +105,17 @@ def _shaped(values: NDArray[Any], lengths_B: NDArray[np.int64], name: str) -> ND
     values_BT = np.full(real_BT.shape, _PADDING.get(name, 0), values.dtype)
     values_BT[real_BT] = values
     return values_BT
+
+
+def _experts(
+    columns: Mapping[str, NDArray[Any]], number: int, lengths_B: NDArray[np.int64]
+) -> NDArray[Any] | None:
+    """Routed experts of a micro-batch; None: it has none."""
+    name = f"{_EXPERTS}.{number}"
+    if name not in columns:
+        return None
+    values, real_BT = columns[name], _real(lengths_B)
+    none = np.iinfo(values.dtype).max
+    experts_BTLK = np.full((*real_BT.shape, *values.shape[1:]), none, values.dtype)
+    experts_BTLK[real_BT] = values
+    return experts_BTLK

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from seamflow.trajectory.v1 import trajectory_pb2
 
+from services.chassis.errors import ConfigError
+from services.lib.routed_experts import RoutingShape
 from services.lib.trainable_bounds import MAX_LOGPROB, MAX_REWARD, MIN_LOGPROB
 from trainer.config import AlgorithmConfig
 from trainer.data.token_sequence import TokenSequence, sequence
@@ -36,16 +38,30 @@ class ReadSamples:
 class SampleReader:
     """Reads samples for one algorithm and model."""
 
-    def __init__(self, algorithm: AlgorithmConfig, vocabulary_size: int) -> None:
-        """`vocabulary_size`: rows of the model's embedding; token ids are below it."""
+    def __init__(
+        self,
+        algorithm: AlgorithmConfig,
+        vocabulary_size: int,
+        routing: RoutingShape | str | None = None,
+    ) -> None:
+        """Read samples for a model.
+
+        Args:
+            algorithm: settings of the algorithm.
+            vocabulary_size: rows of the model's embedding; token ids are below it.
+            routing: how its routers choose, to replay recorded experts, or why they cannot be
+                replayed; None: recorded experts are left out.
+        """
         self._algorithm = algorithm
         self._vocabulary_size = vocabulary_size
+        self._routing = routing
 
     def read(self, samples: Iterable[trajectory_pb2.Sample]) -> ReadSamples:
         """Read samples; one that cannot be trained rejects its group.
 
         Raises:
-            ConfigError: the column that the algorithm needs is missing.
+            ConfigError: the column that the algorithm needs is missing, or experts are recorded
+                that the model cannot replay.
         """
         found = ReadSamples()
         for sample in samples:
@@ -57,7 +73,14 @@ class SampleReader:
         return found
 
     def _read(self, sample: trajectory_pb2.Sample) -> TokenSequence:
-        item = sequence(sample, self._algorithm.reference_column)
+        routing = self._routing if sample.routed_experts else None
+        if isinstance(routing, str):
+            raise ConfigError(
+                f"sample {sample.sample_id!r} has routed experts, which cannot be replayed: "
+                f"{routing}; set batch.replay_routed_experts to false, or record_routed_experts of "
+                "the rollout servers"
+            )
+        item = sequence(sample, self._algorithm.reference_column, routing)
         self._check(item)
         item = with_trained_reward(item, self._algorithm)
         _check_rewards(item, self._algorithm.trained_reward)

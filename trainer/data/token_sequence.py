@@ -1,6 +1,6 @@
 """Leased samples as numpy arrays.
 
-Shape suffix: T tokens.
+Shape suffixes: T tokens, L layers, K chosen experts.
 """
 # ruff: noqa: N815 -- arrays carry shape suffixes
 
@@ -16,6 +16,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.chassis.errors import ConfigError
+from services.lib.routed_experts import RoutingShape, read_records
 from services.lib.trainable_bounds import MIN_TEMPERATURE
 
 __all__ = [
@@ -80,17 +81,24 @@ class TokenSequence:
     """True if an earlier step trained on it (replay)."""
     traceparent: str = ""
     """Trace context that its rollout began under; empty: unknown."""
+    routed_experts_TLK: NDArray[Any] | None = None
+    """Experts that the engine chose in the pass that gave each token (`routed_experts.py`); None:
+    none are recorded, or replayed."""
 
 
-def sequence(sample: trajectory_pb2.Sample, reference_column: str = "") -> TokenSequence:
+def sequence(
+    sample: trajectory_pb2.Sample, reference_column: str = "", routing: RoutingShape | None = None
+) -> TokenSequence:
     """Convert a leased sample into arrays; tokens of unknown weight version are not trainable.
 
     Args:
         sample: as leased.
         reference_column: column with log-probs under a frozen model; empty if there is none.
+        routing: of the model, to read recorded experts; None: they are left out.
 
     Raises:
-        ValueError: parallel fields differ in length, or a temperature is too low.
+        ValueError: parallel fields differ in length, a temperature is too low, or recorded experts
+            are not the model's.
         ConfigError: the column is missing.
     """
     arrays = _arrays(sample)
@@ -115,6 +123,7 @@ def sequence(sample: trajectory_pb2.Sample, reference_column: str = "") -> Token
         cut=sample.truncated or any(_is_cut(turn) for turn in sample.turns),
         replayed=sample.replayed,
         traceparent=sample.traceparent,
+        routed_experts_TLK=_routed_experts(sample, routing, len(mask), length),
     )
 
 
@@ -128,7 +137,7 @@ def _emptied(item: TokenSequence) -> TokenSequence:
     arrays = {
         each.name: getattr(item, each.name)[:0] for each in fields(item) if each.name[-2:] == "_T"
     }
-    return replace(item, **arrays)
+    return replace(item, routed_experts_TLK=None, **arrays)
 
 
 def trainable_tokens(sequences: Sequence[TokenSequence]) -> int:
@@ -181,6 +190,17 @@ def _reference(sample: trajectory_pb2.Sample, column: str, length: int) -> NDArr
             "tokens: it must have a log-prob for each token"
         )
     return values
+
+
+def _routed_experts(
+    sample: trajectory_pb2.Sample, routing: RoutingShape | None, num_tokens: int, kept: int
+) -> NDArray[Any] | None:
+    if routing is None or not sample.routed_experts:
+        return None
+    try:
+        return read_records(sample.routed_experts, routing, num_tokens)[:kept]
+    except ValueError as error:
+        raise ValueError(f"sample {sample.sample_id!r}: {error}") from None
 
 
 def _check(sample: trajectory_pb2.Sample, arrays: _Arrays) -> None:

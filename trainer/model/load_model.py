@@ -14,7 +14,9 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
+from services.lib.routed_experts import RoutingShape
 from services.lib.transformer.load_causal import load_causal
+from services.lib.transformer.routers import prepare_routers, recompute_contexts
 from services.lib.transformer.transformer_blocks import transformer_blocks
 from trainer.config import TrainerConfig
 from trainer.model.critic import CriticModel
@@ -29,6 +31,7 @@ __all__ = [
     "load_whole",
     "master_type",
     "prepared",
+    "replayable",
 ]
 
 OnHost = Callable[..., AbstractContextManager[Any]]
@@ -46,6 +49,16 @@ class Models:
     """The critic's own model, if `critic` is "model"."""
     packed: bool
     """Whether they compute packed rows."""
+    routing: RoutingShape | str
+    """How the policy's routers choose, or why they cannot replay recorded experts."""
+
+
+def replayable(model: nn.Module) -> RoutingShape | str:
+    """Prepare the routers of a model to replay recorded experts; a text says why they cannot."""
+    try:
+        return prepare_routers(model)
+    except ValueError as error:
+        return str(error)
 
 
 def prepared(model: nn.Module, config: TrainerConfig, on_host: OnHost | None = None) -> nn.Module:
@@ -69,7 +82,13 @@ def prepared(model: nn.Module, config: TrainerConfig, on_host: OnHost | None = N
 
 def _checkpoint_activations(block: nn.Module, host: OnHost | None) -> None:
     """Checkpoint the activations of a block in place, so that parameters keep their names."""
-    again = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+    again = partial(
+        checkpoint,
+        block.forward,
+        use_reentrant=False,
+        preserve_rng_state=False,
+        context_fn=recompute_contexts,
+    )
     block.forward = again if host is None else partial(_offloaded, again, host)
 
 

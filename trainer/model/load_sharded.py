@@ -20,12 +20,13 @@ from torch.distributed.fsdp import (
 )
 
 from services.lib.model_files.model_folder import check_model_folder
+from services.lib.routed_experts import RoutingShape
 from services.lib.transformer.can_pack import can_pack
 from services.lib.transformer.transformer_blocks import transformer_blocks
 from trainer.config import TrainerConfig
 from trainer.model.context_ranks import check_heads, check_packed
 from trainer.model.critic import CriticModel, add_value_head
-from trainer.model.load_model import Models, OnHost, check_critic, master_type, prepared
+from trainer.model.load_model import Models, OnHost, check_critic, master_type, prepared, replayable
 from trainer.model.load_slices import empty_causal, fill, folder_tensors, materialize
 from trainer.model.lora import add_adapter
 from trainer.model.memory_check import check_memory
@@ -62,6 +63,8 @@ class EmptyModels:
     """The critic's own model."""
     critic_base: nn.Module | None
     """The causal language model that the critic's own is made of."""
+    routing: RoutingShape | str
+    """As that of `Models`."""
 
     @property
     def parts(self) -> list[tuple[nn.Module, nn.Module]]:
@@ -100,7 +103,7 @@ def load_sharded(config: TrainerConfig, mesh: DeviceMesh, *, critic: bool = Fals
     for _, model in models.parts:
         # After a forward pass without a backward one, the weights outside of the blocks are whole.
         cast(FSDPModule, model).reshard()
-    return Models(policy=models.policy, critic=models.critic, packed=packed)
+    return Models(policy=models.policy, critic=models.critic, packed=packed, routing=models.routing)
 
 
 def empty_models(
@@ -117,16 +120,18 @@ def empty_models(
         ValueError: transformers does not know such a model, or it takes no adapter.
     """
     policy = _empty(config, config.model, on_host)
+    routing = replayable(policy)
     if config.lora.rank:
         add_adapter(policy, config)
     if critic and config.critic == "layer":
         add_value_head(policy)
     predict_within(policy)
     if not critic or config.critic != "model":
-        return EmptyModels(policy=policy, critic=None, critic_base=None)
+        return EmptyModels(policy=policy, critic=None, critic_base=None, routing=routing)
     base = _empty(config, _critic_folder(config), on_host)
     check_critic(base, policy, _critic_folder(config))
-    return EmptyModels(policy=policy, critic=CriticModel(base), critic_base=base)
+    critic_model = CriticModel(base)
+    return EmptyModels(policy=policy, critic=critic_model, critic_base=base, routing=routing)
 
 
 def shard(whole: nn.Module, model: nn.Module, config: TrainerConfig, mesh: DeviceMesh) -> None:

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from services.lib.model_files.weight_headers import weight_files
 from trainer.model.critic import is_critic
 from trainer.model.lora import is_adapter, plain_name
+from trainer.model.mxfp4 import with_experts
 
 __all__ = ["empty_causal", "fill", "folder_tensors", "materialize"]
 
@@ -304,7 +305,8 @@ def _target_names(name: str, converter: Any) -> Iterator[str]:
 def _slices(folder: Path, stack: ExitStack) -> dict[str, Any]:
     """The entries of a folder, which are not read yet."""
     files = (stack.enter_context(safe_open(path, framework="pt")) for path in weight_files(folder))
-    return {key: file.get_slice(key) for file in files for key in file.keys()}  # noqa: SIM118
+    slices = {key: file.get_slice(key) for file in files for key in file.keys()}  # noqa: SIM118
+    return with_experts(slices)
 
 
 def _by_block(sources: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

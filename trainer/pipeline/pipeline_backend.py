@@ -83,6 +83,7 @@ class PipelineBackend:
         models = empty_models(config, critic=algorithm.critic)
         self._owners = _owners(models, self._layout)
         self._sizes = {n: p.detach().to("meta") for n, p in models.policy.named_parameters()}
+        self.routing = models.routing
         embeddings = cast(Any, models.policy).get_input_embeddings()
         self.vocabulary_size = int(embeddings.weight.shape[0])
         loaded = load_stages(config, self._layout, self._rank, critic=algorithm.critic)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from services.lib.transformer.routers import replaying
 from services.lib.transformer.row_rope import row_rope
 from trainer.data.micro_batch import weightless
 from trainer.model.critic import VALUE_HEAD, CriticModel
@@ -108,9 +109,10 @@ class Stage(nn.Module):
         if hidden is not None:
             del arguments["input_ids"]
             arguments["inputs_embeds"] = hidden
-        if self.is_last:
-            return _output(self.model, arguments, given, self._logit_tokens)
-        states: torch.Tensor = _backbone(self.model)(**arguments).last_hidden_state
+        with replaying(given.routed_experts):
+            if self.is_last:
+                return _output(self.model, arguments, given, self._logit_tokens)
+            states: torch.Tensor = _backbone(self.model)(**arguments).last_hidden_state
         return states
 
     def _cut(self) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 
+from services.lib.routed_experts import RoutingShape
 from trainer.data.computations import Accumulate, Predict
 from trainer.policy.forward import Predicted
 from trainer.policy.totals import Totals
@@ -36,6 +37,10 @@ class Backend(Protocol):
     @property
     def vocabulary_size(self) -> int:
         """Rows of the embedding: token ids are below it."""
+
+    @property
+    def routing(self) -> RoutingShape | str:
+        """How the policy's routers choose, or why they cannot replay recorded experts."""
 
     @property
     def part_number(self) -> int:

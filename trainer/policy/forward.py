@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from services.lib.transformer.context_group import ContextGroup
+from services.lib.transformer.routers import replaying
 from services.lib.transformer.row_rope import row_rope
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.critic import take_values
@@ -59,7 +60,9 @@ def forward(
     models = (model,) if critic is None else (model, critic)
     by_row = any(row_rope(each) is not None for each in models)
     given = model_input(batch, device, packed=packed, by_row=by_row, context=context)
-    predictions = given.predictions(predicted(model, given, chunk_tokens, **given.arguments))
+    with replaying(given.routed_experts):
+        found = predicted(model, given, chunk_tokens, **given.arguments)
+    predictions = given.predictions(found)
     values = take_values(model) if critic is None else _values(critic, given)
     return Predicted(
         logprobs_BT=predictions.logprobs_BT,

@@ -17,6 +17,7 @@ from services.lib.transformer.packing import Packing
 from services.lib.transformer.row_rope import row_positions
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.token_predictions import AskedTokens, ask, predictions, takes_questions
+from trainer.policy.replayed_experts import FREE, routed_experts
 
 __all__ = [
     "ModelInput",
@@ -47,6 +48,8 @@ class PaddedInput:
         """Of the tokens that a model computes."""
         self.arguments: dict[str, Any] = {"input_ids": self._token_ids_BT, "use_cache": False}
         """Of the model's forward pass."""
+        self.routed_experts = routed_experts(batch, None, device)
+        """To replay, [N, L, K]; None: none are recorded."""
         if by_row:
             lengths_B = torch.from_numpy(batch.lengths_B).to(device)
             self.arguments["position_ids"] = row_positions(lengths_B, self.shape[1])
@@ -94,6 +97,10 @@ class PackedInput:
         self._temperatures_N = temperatures_BT[self._kept_BT]
         self.shape: tuple[int, ...] = (1, len(packing.token_ids_U))
         """Of the tokens that a model computes, on all ranks of the group."""
+        self.routed_experts = routed_experts(batch, packing, device)
+        """To replay by this rank, [U or S, L, K]; None: none are recorded."""
+        if self.routed_experts is not None and context is not None:
+            self.routed_experts = context.own_tokens(self.routed_experts, FREE)
         self.arguments: dict[str, Any] = packing.arguments
         """Of the model's forward pass."""
         # The vocabulary is large: logits of trainable tokens only.

@@ -53,7 +53,7 @@ class ShardedBackend:
         self.parameters: Mapping[str, nn.Parameter] = dict(_named(models))
         self.part_number, self.num_parts = mesh.get_local_rank(mesh.ndim - 1), mesh.size(-1)
         self.norm_group: ProcessGroup | None = mesh.get_group(mesh.ndim - 1)
-        self.packed = models.packed
+        self.packed, self.routing = models.packed, models.routing
         self.vocabulary_size = int(cast(Any, models.policy).get_input_embeddings().weight.shape[0])
 
     def counts(self, _name: str) -> bool:

@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from services.lib.routed_experts import RoutingShape
 from trainer.checkpoint import checkpoint_files
 from trainer.config import TrainerConfig
 from trainer.model.context_ranks import check_ranks
@@ -62,6 +63,11 @@ class RankGroup:
     def vocabulary_size(self) -> int:
         """Token ids of the model are below it."""
         return self._started().worker.vocabulary_size
+
+    @property
+    def routing(self) -> RoutingShape | str:
+        """How the routers of the model choose, or why they cannot replay recorded experts."""
+        return self._started().worker.routing
 
     async def do(self, command: Command) -> list[dict[str, float]]:
         """Give all ranks the same command; their answers in rank order."""

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from services.lib.routed_experts import RoutingShape
 from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint import checkpoint_files
 from trainer.config import TrainerConfig
@@ -73,6 +74,11 @@ class Worker:
     def vocabulary_size(self) -> int:
         """Rows of the embedding: token ids are below it."""
         return self._policy.backend.vocabulary_size
+
+    @property
+    def routing(self) -> RoutingShape | str:
+        """How the routers of the model choose, or why they cannot replay recorded experts."""
+        return self._policy.backend.routing
 
     @property
     def _policy(self) -> Policy:

@@ -51,7 +51,7 @@ class AppendTokensHandler:
         validation.bounded("finishes", len(request.finishes), _MAX_PARTS)
         parsed = self._parse(request.appends)
         valid = [append for append in parsed if isinstance(append, Append)]
-        with self._inflight.reserve(sum(append.tokens.num_bytes for append in valid)):
+        with self._inflight.reserve(sum(append.num_bytes for append in valid)):
             appended, finished = await self._execute(valid, request.finishes)
         response, stored = pb.AppendTokensResponse(), iter(appended)
         for append in parsed:
@@ -100,12 +100,13 @@ class AppendTokensHandler:
             offset,
             conversion.packed_from("tokens", message.tokens),
             _turn_end_from(message),
+            conversion.routed_experts_from(message),
         )
         end = offset + append.tokens.num_tokens
         if end > self._max_turn_tokens:
             cure = f"a turn that adds at most {self._max_turn_tokens} tokens (max_turn_tokens)"
             raise invalid_argument("offset", f"{offset}, ending at {end}", cure)
-        if end == offset and append.end is None:
+        if end == offset and append.end is None and append.routed is None:
             raise invalid_argument("tokens", "no token", "tokens, or a finish_reason")
         return append
 

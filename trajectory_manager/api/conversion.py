@@ -11,6 +11,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import task_service_pb2, trajectory_pb2, trajectory_service_pb2
 
 from services.chassis.errors import invalid_argument
+from services.chassis.log import get_logger
 from services.chassis.rpc import fields
 from trajectory_manager.api import sampling_params, validation
 from trajectory_manager.model import prefix_tree
@@ -28,15 +29,19 @@ from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.tokens import (
     BYTES_PER_TOKEN,
     RolloutFinish,
+    RoutedExperts,
     Tokens,
     Turn,
     TurnRecord,
 )
 from trajectory_manager.service import sample_builder
 
+_LOG = get_logger()
 _MAX_SAMPLES = 4096
 _MAX_REWARDS = 1024
 _MAX_UNTRAINED = 4096
+_MAX_ROUTED_BYTES = 32 << 20
+"""Of a sample, which is one message: routed experts of later tokens are left out."""
 _FAILURES = (
     tokens_pb2.FAILURE_CLASS_ENVIRONMENT,
     tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE,
@@ -50,6 +55,27 @@ def packed_from(field: str, message: tokens_pb2.PackedTokens) -> Tokens:
     ids, logprobs = message.token_ids, message.logprobs
     validation.packed_tokens(field, ids, logprobs)
     return Tokens(ids, logprobs, validation.spans(message.spans, len(ids) // BYTES_PER_TOKEN))
+
+
+def routed_experts_from(message: trajectory_service_pb2.TokenAppend) -> RoutedExperts | None:
+    """The validated routed experts of an append; None if it has none."""
+    if not message.HasField("routed_experts"):
+        return None
+    given = message.routed_experts
+    end = message.offset + len(message.tokens.token_ids) // BYTES_PER_TOKEN
+    if given.start < 0 or given.num_tokens < 1 or given.start + given.num_tokens > end:
+        window = f"[{given.start}, {given.start + given.num_tokens})"
+        raise invalid_argument(
+            "routed_experts", window, f"at least one token before {end}, the turn's end"
+        )
+    ids = given.num_tokens * given.num_layers * given.num_chosen
+    if ids < 1 or len(given.experts) not in (ids, 2 * ids):
+        size = f"{given.num_tokens} tokens, {given.num_layers} layers, {given.num_chosen} choices"
+        cure = f"one byte or two for each of {size}, all at least 1"
+        raise invalid_argument("routed_experts.experts", f"{len(given.experts)} bytes", cure)
+    return RoutedExperts(
+        given.start, given.num_tokens, given.num_layers, given.num_chosen, given.experts
+    )
 
 
 def packed_to(tokens: Tokens) -> tokens_pb2.PackedTokens:
@@ -320,3 +346,17 @@ def timestamp(seconds: float) -> Timestamp:
     stamp = Timestamp()
     stamp.FromMicroseconds(round(seconds * 1e6))
     return stamp
+
+
+def add_routed_experts(message: trajectory_pb2.Sample, sample: sample_builder.Sample) -> int:
+    """Add the routed experts of a sample that is to be trained; returns their size."""
+    num_bytes = 0
+    for routed in sample.routed:
+        num_bytes += len(routed.experts)
+        if num_bytes > _MAX_ROUTED_BYTES:
+            _LOG.warning(
+                "routed_experts_left_out", sample=sample.sample_id, from_token=routed.start
+            )
+            break
+        message.routed_experts.add(**routed._asdict())
+    return num_bytes

@@ -52,6 +52,7 @@ async def fill(
         async for sample, replayed in built:
             message = response.samples.add(replayed=replayed)
             conversion.fill_sample(message, sample)
+            num_bytes += conversion.add_routed_experts(message, sample)
             if not replayed:
                 staleness.append(lease.base_weight_version - sample.min_weight_version)
             num_bytes += sample.tokens.num_bytes + len(sample.loss_mask)

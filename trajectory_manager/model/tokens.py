@@ -84,6 +84,29 @@ class Tokens(NamedTuple):
         return joined((self, other))
 
 
+class RoutedExperts(NamedTuple):
+    """Experts that a model's routers chose for consecutive tokens: see the contract."""
+
+    start: int
+    """Index of the first token, in its turn or sample."""
+    num_tokens: int
+    """Length in tokens, at least 1."""
+    num_layers: int
+    """Layers of the model."""
+    num_chosen: int
+    """Experts chosen for a token in a layer."""
+    experts: bytes
+    """Ids by token, layer and choice."""
+
+    def placed(self, first: int, stop: int) -> RoutedExperts | None:
+        """The part before token `stop` of its turn, which begins at `first` of a sample."""
+        kept = min(stop - self.start, self.num_tokens)
+        if kept <= 0:
+            return None
+        experts = self.experts[: kept * (len(self.experts) // self.num_tokens)]
+        return self._replace(start=first + self.start, num_tokens=kept, experts=experts)
+
+
 def joined(pieces: Iterable[Tokens]) -> Tokens:
     """Tokens one after the other; where pieces meet, equal neighbours become one span."""
     parts = list(pieces)
@@ -189,6 +212,13 @@ class Append(NamedTuple):
     """What to append; may be empty."""
     end: TurnEnd | None = None
     """Ends the turn after these tokens."""
+    routed: RoutedExperts | None = None
+    """Of tokens of the turn, these included."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of what is appended."""
+        return self.tokens.num_bytes + (len(self.routed.experts) if self.routed else 0)
 
 
 class Appended(NamedTuple):
@@ -233,3 +263,5 @@ class TurnRecord:
     """The turn."""
     tokens: Tokens
     """Its own tokens; without ids and log-probs where only spans were read."""
+    routed: tuple[RoutedExperts, ...] = ()
+    """What is recorded for them, in order of the first token; read with whole rollouts only."""

@@ -8,7 +8,7 @@ of untrained turns are masked in every sample.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trajectory_manager.model.prefix_tree import Piece, PrefixTree, SamplePlan
@@ -24,6 +24,7 @@ from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.steps import StepLease
 from trajectory_manager.model.tokens import (
     FINISHED_BY_LENGTH,
+    RoutedExperts,
     Span,
     Tokens,
     Turn,
@@ -74,6 +75,8 @@ class Sample:
     """From the root to the leaf; they cover the sample."""
     truncated: bool
     """Whether it ends with the last turn of a rollout that a limit cut off."""
+    routed: tuple[RoutedExperts, ...] = ()
+    """What is recorded for its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +170,19 @@ def of_rollout(
                     for piece in plan.pieces
                 ),
                 truncated=plan.leaf_turn_id == cut_off,
+                routed=tuple(_routed(plan, stored)),
             )
         )
     return samples
+
+
+def _routed(plan: SamplePlan, stored: Mapping[str, TurnRecord]) -> Iterator[RoutedExperts]:
+    first = 0
+    for piece in plan.pieces:
+        for record in stored[piece.turn_id].routed:
+            if (placed := record.placed(first, piece.stop)) is not None:
+                yield placed
+        first += piece.stop
 
 
 def _cut_off_turn(rollout: Rollout, turns: Sequence[TurnRecord]) -> str | None:

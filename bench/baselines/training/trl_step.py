@@ -84,9 +84,7 @@ def _rows(arguments: argparse.Namespace) -> Mapping[str, Any]:
     """As many different prompts as rows, each repeated to the rollout's length."""
     size = arguments.rows, arguments.rollout_tokens
     ids = torch.arange(arguments.rows)[:, None].repeat(1, size[1])
-    prompt, completion = ids.split(
-        [arguments.prompt_tokens, size[1] - arguments.prompt_tokens], dim=1
-    )
+    prompt, completion = ids[:, : arguments.prompt_tokens], ids[:, arguments.prompt_tokens :]
     return {
         "prompt_ids": prompt,
         "prompt_mask": torch.ones_like(prompt),

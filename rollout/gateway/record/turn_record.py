@@ -47,6 +47,7 @@ class TurnRecord:
         self._recorder = recorder
         self._epoch = begun.epoch
         self._num_stored = packed_tokens.num_tokens(begun.tokens)
+        self._num_routed = 0
         self._unrecorded = tokens_pb2.PackedTokens()
         stored = begun.tokens
         if not self._num_stored:
@@ -96,6 +97,11 @@ class TurnRecord:
         """Prompt and sampled tokens as little-endian int32."""
         return self._packed_prompt + bytes(self._packed_answer)
 
+    @property
+    def routed_from(self) -> int:
+        """First token, of prefix and turn, without routed experts of this attempt."""
+        return self.prefix_length + self._num_routed
+
     @cached_property
     def stop(self) -> str | None:
         """Stop string that ended the turn, for one that has ended; None if there is none."""
@@ -107,17 +113,37 @@ class TurnRecord:
         return self._prompt.parse_answer(self.sampled_ids, self.stop)
 
     async def append(
-        self, new: tokens_pb2.PackedTokens, finish_reason: tokens_pb2.FinishReason.ValueType
+        self,
+        new: tokens_pb2.PackedTokens,
+        finish_reason: tokens_pb2.FinishReason.ValueType,
+        routed: tokens_pb2.RoutedExperts | None = None,
     ) -> None:
         """Record sampled tokens; returns when the store has acknowledged them.
+
+        `routed` are experts of tokens up to these, counted from the first of the prefix.
 
         Raises:
             ServiceError: the store refused this append.
         """
         self.finish_reason = finish_reason
-        if new.token_ids:
-            self._packed_answer += new.token_ids
-            await self._append(new)
+        self._packed_answer += new.token_ids
+        experts = None if routed is None else self._own(routed)
+        if new.token_ids or experts is not None:
+            await self._append(new, experts)
+
+    def _own(self, routed: tokens_pb2.RoutedExperts) -> tokens_pb2.RoutedExperts | None:
+        """Routed experts of the turn's tokens, counted from its first one; None: there are none."""
+        own = tokens_pb2.RoutedExperts()
+        own.CopyFrom(routed)
+        own.start -= self.prefix_length
+        whole = len(self.packed_ids) // BYTES_PER_TOKEN - self.prefix_length
+        own.num_tokens = min(routed.num_tokens, whole - own.start)
+        if own.start < 0 or own.num_tokens < 1:
+            return None
+        size = len(routed.experts) // routed.num_tokens
+        own.experts = routed.experts[: own.num_tokens * size]
+        self._num_routed = max(self._num_routed, own.start + own.num_tokens)
+        return own
 
     async def close(self) -> None:
         """End the turn in the store, unless its last tokens have done so."""
@@ -135,7 +161,11 @@ class TurnRecord:
         request.failure.message = message
         await finish_rollout(self._store, request)
 
-    async def _append(self, new: tokens_pb2.PackedTokens) -> None:
+    async def _append(
+        self,
+        new: tokens_pb2.PackedTokens,
+        routed: tokens_pb2.RoutedExperts | None = None,
+    ) -> None:
         """Record tokens; the last ones end the turn."""
         if self._unrecorded.token_ids:
             new = packed_tokens.joined(self._unrecorded, new)
@@ -146,6 +176,7 @@ class TurnRecord:
             epoch=self._epoch,
             offset=self._num_stored,
             tokens=new,
+            routed_experts=routed,
         )
         if self.has_ended:
             append.finish_reason = self.finish_reason

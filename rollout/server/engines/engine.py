@@ -16,6 +16,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from services.lib.routed_experts import ExpertRecord
+
 __all__ = [
     "Chunk",
     "ContextLengthError",
@@ -148,6 +150,8 @@ class EngineRequest:
     """Sampling parameters of the continuation."""
     chunk_seconds: float = 0.0
     """How long an engine may buffer tokens before the end or a pause. 0: its own interval."""
+    routed_from: int | None = None
+    """Report routed experts of the tokens from this index on, if they are recorded; None: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +168,8 @@ class Chunk:
     """How `weight_version` is known."""
     finish: FinishReason | None = None
     """Set on the last chunk of a sequence and on no other."""
+    routed: ExpertRecord | None = None
+    """Routed experts of the sequence's tokens up to this chunk that were not reported before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +281,8 @@ class Engine(Protocol):
 def check_request(request: EngineRequest, info: EngineInfo) -> None:
     """Raise `RequestError` for a request that `info`'s engine cannot sample."""
     _check_tokens(request.token_ids, info)
+    if request.routed_from is not None:
+        _check_range("routed_experts_from", request.routed_from, 0, len(request.token_ids))
     sampling = request.sampling
     if sampling.temperature != 0.0:
         # Lower ones overflow float32 logits; 0 is their limit.

@@ -9,7 +9,7 @@ from typing import Any
 from services.lib.model_files.json_file import read_object
 from services.lib.model_files.weight_headers import Header
 
-__all__ = ["QUANTIZATION_FILES", "check_not_quantized", "without_quantization"]
+__all__ = ["QUANTIZATION_FILES", "check_not_quantized", "is_mxfp4", "without_quantization"]
 
 QUANTIZATION_FILES = frozenset(
     {"quantize_config.json", "quant_config.json", "hf_quant_config.json"}
@@ -17,22 +17,26 @@ QUANTIZATION_FILES = frozenset(
 """Of GPTQ, AWQ and ModelOpt: about weights that are not these."""
 _ENTRIES = frozenset({"quantization_config", "quantization", "compression_config"})
 _WIDE = frozenset({"F16", "BF16", "F32", "F64"})
+_MXFP4 = ("_blocks", "_scales")
 _WEIGHTS = ("weight", "weight_packed", "qweight", "_blocks")
 
 
 def check_not_quantized(
     folder: Path, config: Mapping[str, Any], headers: Mapping[str, Header]
 ) -> None:
-    """Check that weights are numbers that can be trained.
+    """Check that weights are numbers that can be trained, or experts of gpt-oss in mxfp4.
 
     Raises:
         ValueError: one line that names the folder, the method and the cure.
     """
-    method = _method(folder, config)
+    mxfp4 = is_mxfp4(config)
+    method = None if mxfp4 else _method(folder, config)
     narrow = (
         f"{each.dtype} weights ({name})"
         for name, each in headers.items()
-        if each.dtype not in _WIDE and (name.endswith(_WEIGHTS) or each.dtype.startswith("F"))
+        if not (mxfp4 and each.dtype == "U8" and name.endswith(_MXFP4))
+        and each.dtype not in _WIDE
+        and (name.endswith(_WEIGHTS) or each.dtype.startswith("F"))
     )
     if (method := method or next(narrow, None)) is not None:
         raise ValueError(
@@ -40,6 +44,13 @@ def check_not_quantized(
             "use the folder that it was made from, or write one in bfloat16: load it where the "
             "method runs, model.dequantize(), model.save_pretrained()"
         )
+
+
+def is_mxfp4(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is that of a gpt-oss whose experts are mxfp4, which can be read."""
+    settings = config.get("quantization_config")
+    is_named = isinstance(settings, Mapping) and settings.get("quant_method") == "mxfp4"
+    return is_named and config.get("model_type") == "gpt_oss"
 
 
 def _method(folder: Path, config: Mapping[str, Any]) -> str | None:

@@ -35,10 +35,11 @@ class ContextGroup:
     number: int
     """Of this rank, from 0."""
 
-    def own_tokens(self, tokens_U: Tensor) -> Tensor:
-        """This rank's slice, [S], padded with 0."""
-        size = self.slice_size(len(tokens_U))
-        padded = pad(tokens_U, (0, self.size * size - len(tokens_U)))
+    def own_tokens(self, tokens: Tensor, fill: int = 0) -> Tensor:
+        """This rank's slice, [S, ...] of [U, ...], padded with `fill`."""
+        size = self.slice_size(len(tokens))
+        before = (0, 0) * (tokens.dim() - 1)
+        padded = pad(tokens, (*before, 0, self.size * size - len(tokens)), value=fill)
         return padded[self.number * size : (self.number + 1) * size]
 
     def own_heads(self, values_H: Tensor) -> Tensor:

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
+from services.lib.model_files.json_file import read_object
 from services.lib.model_files.model_folder import check_model_folder
+from services.lib.model_files.quantization import is_mxfp4
 
-__all__ = ["load_causal"]
+__all__ = ["dequantized", "load_causal"]
 
 _SHOWN = 3
 
@@ -33,6 +35,7 @@ def load_causal(folder: Path, dtype: torch.dtype) -> Any:
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
+            **dequantized(folder),
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise ValueError(f"model {folder}: cannot be loaded: {error}") from error
@@ -44,3 +47,12 @@ def load_causal(folder: Path, dtype: torch.dtype) -> Any:
             "parameters); copy the whole folder, or the configuration that belongs to it"
         )
     return model
+
+
+def dequantized(folder: Path) -> dict[str, Any]:
+    """Arguments of `from_pretrained` by which experts in mxfp4 are read as numbers."""
+    if not is_mxfp4(read_object(folder, "config.json")):
+        return {}
+    from transformers.utils.quantization_config import Mxfp4Config
+
+    return {"quantization_config": Mxfp4Config(dequantize=True)}

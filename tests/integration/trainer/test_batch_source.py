@@ -137,7 +137,9 @@ class FakeNodeClient(NodeClient):
 
 def source(config: TrainerConfig, samples: SampleClient, nodes: NodeClient) -> BatchSource:
     """Of a model with 16 tokens."""
-    return BatchSource(config, samples, nodes, AcceptedSamples(config, samples, Alarms(), 16))
+    return BatchSource(
+        config, samples, nodes, AcceptedSamples(config, samples, Alarms(), 16, "dense")
+    )
 
 
 async def leased(batches: BatchSource, step: int) -> list[TokenSequence]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +23,7 @@ from trajectory_manager.model.tokens import (
     Append,
     Origin,
     RolloutFinish,
+    RoutedExperts,
     Span,
     Tokens,
     Turn,
@@ -61,7 +63,30 @@ def append_args(append: Append) -> tuple[Any, ...]:
         tokens.ids + tokens.logprobs,
         "" if end is None else end_text(end),
         ",".join([f"{span[0]}:{_kind(*span[1:])}" for span in tokens.spans]),
+        *_routed_args(append.routed),
     )
+
+
+def _routed_args(routed: RoutedExperts | None) -> tuple[Any, Any]:
+    if routed is None:
+        return "", ""
+    sizes = f"{routed.num_tokens} {routed.num_layers} {routed.num_chosen} "
+    return routed.start, sizes.encode() + routed.experts
+
+
+def with_routed(records: Sequence[TurnRecord], stored: Mapping[bytes, bytes]) -> list[TurnRecord]:
+    """The same turns with the routed experts of their rollout."""
+    found: dict[str, list[RoutedExperts]] = {}
+    for field, value in stored.items():
+        start, _, turn_id = field.partition(b" ")
+        tokens, layers, chosen, experts = value.split(b" ", 3)
+        sizes = int(start), int(tokens), int(layers), int(chosen)
+        routed = RoutedExperts(*sizes, experts)
+        found.setdefault(turn_id.decode(), []).append(routed)
+    return [
+        replace(record, routed=tuple(sorted(found.get(record.turn.turn_id, ()))))
+        for record in records
+    ]
 
 
 def finish_args(finish: RolloutFinish) -> tuple[Any, ...]:

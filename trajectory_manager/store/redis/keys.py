@@ -104,9 +104,15 @@ def column_keys(run_id: str, rollout_id: str) -> tuple[str, str]:
     return rollout_keys(run_id, rollout_id)[0], f"sf:{{{run_id}:{rollout_id}}}:columns"
 
 
+def routed_key(run_id: str, rollout_id: str) -> str:
+    """Hash: "start turn_id" of routed experts -> "num_tokens num_layers num_chosen ids"."""
+    return f"sf:{{{run_id}:{rollout_id}}}:routed_experts"
+
+
 def deleted_keys(run_id: str, rollout_id: str) -> tuple[str, ...]:
     """All that is stored with a rollout; its chunks by their prefix."""
-    return (*rollout_keys(run_id, rollout_id), column_keys(run_id, rollout_id)[1])
+    columns = column_keys(run_id, rollout_id)[1]
+    return (*rollout_keys(run_id, rollout_id), columns, routed_key(run_id, rollout_id))
 
 
 def all_of_run(run_id: str) -> str:

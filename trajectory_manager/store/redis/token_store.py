@@ -165,7 +165,7 @@ class RedisTokenStore:
         headers = {name: header for name, header in zip(rollout_ids, found, strict=True) if header}
         turns = {name: codec.turn_records(header) for name, header in headers.items()}
         if not spans_only:
-            turns = await self._filled(run_id, turns)
+            turns = await self._with_routed(run_id, await self._filled(run_id, turns))
         return [
             (codec.rollout(run_id, name, headers[name]), turns[name]) if name in headers else None
             for name in rollout_ids
@@ -184,6 +184,17 @@ class RedisTokenStore:
         return {
             name: [codec.with_chunks(record, next(chunks)) for record in records]
             for name, records in turns.items()
+        }
+
+    async def _with_routed(
+        self, run_id: str, turns: Mapping[str, list[TurnRecord]]
+    ) -> dict[str, list[TurnRecord]]:
+        """The same turns by rollout, with their routed experts."""
+        names = [keys.routed_key(run_id, name) for name in turns]
+        stored = await self._scripts.read([("HGETALL", name) for name in names])
+        return {
+            name: codec.with_routed(records, found) if found else records
+            for (name, records), found in zip(turns.items(), stored, strict=True)
         }
 
     async def record(

@@ -18,6 +18,7 @@ _OUR_FLAGS = {
     "--stream-interval": "set stream_interval",
     "--incremental-streaming-output": "it is always on",
     "--skip-tokenizer-init": "it is always on: only token ids reach the engine",
+    "--enable-return-routed-experts": "set record_routed_experts",
     "--weight-version": "it names the weights this server has loaded",
     "--trust-remote-code": "code from a model folder is never run",
 }
@@ -57,6 +58,8 @@ def command_line(config: RolloutServerConfig) -> list[str]:
     command += ["--max-running-requests", str(config.max_running)]
     command += ["--stream-interval", str(config.stream_interval)]
     command += ["--incremental-streaming-output", "--skip-tokenizer-init"]
+    if config.record_routed_experts:
+        command += ["--enable-return-routed-experts"]
     if config.max_context is not None:
         command += ["--context-length", str(config.max_context)]
     return command

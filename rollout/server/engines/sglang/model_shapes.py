@@ -10,8 +10,10 @@ from typing import Any, BinaryIO
 from rollout.server.engines.engine import EngineInfo, WeightsError
 from services.lib.model_files.end_ids import end_ids
 from services.lib.model_files.model_folder import check_model_folder
+from services.lib.model_files.quantization import is_mxfp4
+from services.lib.routed_experts import RoutingShape, routing_shape
 
-__all__ = ["ModelFolder", "describe", "memory_bytes", "num_ranks"]
+__all__ = ["ModelFolder", "describe", "memory_bytes", "num_ranks", "recorded_routing"]
 
 _GIGABYTE = 1 << 30
 
@@ -26,10 +28,19 @@ class ModelFolder:
         check_model_folder(folder)
         self.folder = folder.resolve()
         config = _read_json(folder / "config.json")
+        if is_mxfp4(config):
+            raise ValueError(
+                f"model {folder}: its experts are mxfp4, and SGLang keeps them so: it could not "
+                "take trained weights, which are bfloat16; give a folder in bfloat16, which "
+                "from_pretrained(…, quantization_config=Mxfp4Config(dequantize=True)) and "
+                "save_pretrained() write"
+            )
         text = config.get("text_config", config)
         self.vocab_size = int(text["vocab_size"])
         self.eos_token_ids = tuple(sorted(end_ids(folder)))
         tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
+        self.routing = routing_shape(text)
+        """How its routers choose experts; None: it has none."""
         self._optional = {"lm_head.weight"} if tied else set()
         try:
             self._shapes = _shapes(folder)
@@ -68,6 +79,25 @@ def describe(model: ModelFolder, server: dict[str, Any]) -> EngineInfo:
         max_running=server["max_running_requests"],
         features=frozenset(features),
     )
+
+
+def recorded_routing(model: ModelFolder, server: dict[str, Any]) -> RoutingShape:
+    """How the routers choose whose choices `server` reports.
+
+    Raises:
+        ValueError: there are none, or the server has not been started to report them.
+    """
+    if model.routing is None:
+        raise ValueError(
+            f"record_routed_experts is true, but model {model.folder} has no routed experts: "
+            "set it to false"
+        )
+    if not server.get("enable_return_routed_experts"):
+        raise ValueError(
+            "record_routed_experts is true, but the SGLang at sglang_url does not return them: "
+            "start it with --enable-return-routed-experts"
+        )
+    return model.routing
 
 
 def num_ranks(server: dict[str, Any]) -> int:

@@ -35,11 +35,17 @@ from rollout.server.engines.engine import (
 from rollout.server.engines.sglang.command_line import check_url, command_line
 from rollout.server.engines.sglang.http_client import Connection, ConnectionLost, Refused
 from rollout.server.engines.sglang.load_weights import put_weights
-from rollout.server.engines.sglang.model_shapes import ModelFolder, describe, memory_bytes
+from rollout.server.engines.sglang.model_shapes import (
+    ModelFolder,
+    describe,
+    memory_bytes,
+    recorded_routing,
+)
 from rollout.server.engines.sglang.server_lifetime import ServerLifetime
 from rollout.server.engines.sglang.server_process import SGLangProcess
 from rollout.server.engines.sglang.sglang_turn import Turn, Weights, check_sampled
 from rollout.server.token_rate import TokenRate
+from services.lib.routed_experts import RoutingShape
 
 __all__ = ["SGLangEngine", "build"]
 
@@ -61,6 +67,7 @@ class SGLangEngine:
         command: Sequence[str] = (),
         url: str | None = None,
         broadcast_host: str | None = None,
+        record_experts: bool = False,
     ) -> None:
         """Nothing is started before `start`.
 
@@ -69,11 +76,14 @@ class SGLangEngine:
             command: starts a server.
             url: a server that runs already; `command` is not used.
             broadcast_host: where it reaches us, to get weights; None: it reads them from disk.
+            record_experts: report the routed experts of a mixture of experts.
         """
         self._model = ModelFolder(model)
         self._command = command
         self._url = url
         self._broadcast_host = broadcast_host
+        self._record_experts = record_experts
+        self._routing: RoutingShape | None = None
         self._info: EngineInfo | None = None
         self._begun: ServerLifetime | None = None
         self._rate = TokenRate()
@@ -92,7 +102,10 @@ class SGLangEngine:
                     await self._launch()
                 else:
                     await self._take_over(self._url)
-                self._info = describe(self._model, await self._life.connection.server_info())
+                server = await self._life.connection.server_info()
+                self._info = describe(self._model, server)
+                if self._record_experts:
+                    self._routing = recorded_routing(self._model, server)
         except TimeoutError:
             raise ValueError(f"SGLang did not start in {_START_SECONDS:.0f} seconds") from None
         self._life.open.set()
@@ -154,7 +167,7 @@ class SGLangEngine:
     async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
         """Stream one sequence; closing the iterator aborts its request."""
         self._check(request)
-        turn = Turn(request, self.info, self._life.weights)
+        turn = Turn(request, self.info, self._life.weights, self._routing)
         if self._life.paused is PauseMode.ABORT:
             turn.interrupt()
             yield await turn.next_chunk()
@@ -388,4 +401,5 @@ def build(config: RolloutServerConfig) -> SGLangEngine:
         command=command_line(config),
         url=config.sglang_url,
         broadcast_host=config.sglang_broadcast_host,
+        record_experts=config.record_routed_experts,
     )

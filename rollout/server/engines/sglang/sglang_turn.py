@@ -25,7 +25,9 @@ from rollout.server.engines.engine import (
     VersionSource,
     check_request,
 )
+from rollout.server.engines.sglang.turn_experts import TurnExperts
 from services.chassis import metrics
+from services.lib.routed_experts import RoutingShape
 
 __all__ = ["Turn", "Weights", "check_sampled"]
 
@@ -57,8 +59,22 @@ def check_sampled(request: EngineRequest, info: EngineInfo) -> None:
 class Turn:
     """One call of `generate`: its tokens, its budget, and the chunks its caller has yet to take."""
 
-    def __init__(self, request: EngineRequest, info: EngineInfo, weights: Weights) -> None:
-        """`request` must have passed `check_sampled`; `weights` are what is loaded now."""
+    def __init__(
+        self,
+        request: EngineRequest,
+        info: EngineInfo,
+        weights: Weights,
+        routing: RoutingShape | None = None,
+    ) -> None:
+        """Begin without a request to SGLang.
+
+        Args:
+            request: has passed `check_sampled`.
+            info: of the engine.
+            weights: loaded now.
+            routing: of recorded experts; None: they are not recorded.
+        """
+        self._experts = TurnExperts(request.routed_from, routing)
         self._weights = weights
         self._sampling = request.sampling
         self._token_ids = list(request.token_ids)
@@ -97,6 +113,7 @@ class Turn:
             "stream": True,
             # Splits the prefix cache: no request starts from keys and values of other weights.
             "extra_key": weights.label,
+            **self._experts.asked(),
         }
 
     def hold(self) -> None:
@@ -126,6 +143,7 @@ class Turn:
                 f"SGLang counts {new} new tokens, but sent {len(ids)} ids, {len(triples)} log-probs"
             )
         self._received += new
+        self._experts.receive(meta)
         self._take(ids, [triple[0] for triple in triples], meta, finish)
         return new
 
@@ -181,6 +199,7 @@ class Turn:
                     weight_version=version,
                     version_source=source,
                     finish=last,
+                    routed=self._experts.taken(len(self._token_ids)) if end == len(ids) else None,
                 )
                 self._chunks.put_nowait(chunk)
             start = end
@@ -204,6 +223,7 @@ class Turn:
                     logprobs=(),
                     weight_version=self._weights.version,
                     finish=FinishReason.INTERRUPTED,
+                    routed=self._experts.taken(len(self._token_ids)),
                 )
             )
 

@@ -49,6 +49,8 @@ class Sequence:
     """Tokens are buffered until this time of the monotonic clock."""
     logprobs: list[float] = field(default_factory=list)
     """Of the tokens not sent yet."""
+    routed_from: int | None = None
+    """The first token whose routed experts have not been sent; None: they are not asked for."""
     slot: int = -1
     """Its slot in the cache, while it is in the batch."""
     prefix_entry: CachedPrefix | None = None
@@ -71,6 +73,7 @@ class Sequence:
             sent=len(request.token_ids),
             fresh=not request.chunk_seconds,
             kept_until=time.monotonic() + request.chunk_seconds,
+            routed_from=None if request.routed_from is None else max(request.routed_from, 1),
         )
 
     @property

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from rollout.server.engines.engine import WeightsError
 from rollout.server.engines.torch.safetensors_reader import Storages, weight_files
+from services.lib.transformer.load_causal import dequantized
 
 __all__ = ["has_module_names", "load_converted"]
 
@@ -69,6 +70,7 @@ def _load(folder: Path) -> tuple[dict[str, Tensor], set[str], set[str]]:
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
+            **dequantized(folder),
         )
     except (SafetensorError, OSError, ValueError, RuntimeError, KeyError) as error:
         raise WeightsError(f"{folder}: {' '.join(str(error).split())}") from error

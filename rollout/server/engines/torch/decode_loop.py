@@ -22,6 +22,7 @@ from rollout.server.engines.torch.batch import Batch, Sequence
 from rollout.server.engines.torch.thread_calls import Mailbox
 from rollout.server.engines.torch.transformers_model import LoadedModel
 from rollout.server.token_rate import TokenRate
+from services.lib.routed_experts import ExpertRecord
 
 __all__ = ["Decoder", "SampledChunks"]
 
@@ -135,11 +136,21 @@ class Decoder:
             logprobs=tuple(sequence.logprobs),
             weight_version=self.weight_version,
             finish=finish,
+            routed=self._routed(sequence) if token_ids else None,
         )
         sequence.sent, sequence.fresh = len(sequence.token_ids), False
         sequence.kept_until = time.monotonic() + sequence.request.chunk_seconds
         sequence.logprobs.clear()
         self._sampled.append((sequence, chunk))
+
+    def _routed(self, sequence: Sequence) -> ExpertRecord | None:
+        """Routed experts of the tokens up to the last one, which the pass before it gave."""
+        start, stop = sequence.routed_from, len(sequence.token_ids)
+        if start is None:
+            return None
+        experts = self._model.rows.experts(sequence.slot, start - 1, stop - 1)
+        sequence.routed_from = stop
+        return None if experts is None else ExpertRecord(start=start, experts_TLK=experts)
 
     def _send(self) -> None:
         if self._sampled:

@@ -228,6 +228,9 @@ class LlamaModel:
         wide = functional.rms_norm(x.float(), (x.shape[-1],), eps=self._shape.epsilon)
         return wide.to(x.dtype) * weight
 
+    def experts(self, slot: int, start: int, stop: int) -> None:
+        """There are none."""
+
     def read_weights(self, folder: Path) -> LlamaWeights:
         """Read, check and arrange weights. Raises `WeightsError`."""
         with torch.inference_mode():

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from numpy.typing import NDArray
 from torch import Tensor
 
 __all__ = ["Part", "RowModel", "Step"]
@@ -84,6 +85,10 @@ class RowModel(Protocol):
 
     def free(self, slots: list[int]) -> None:
         """Empty slots."""
+        ...
+
+    def experts(self, slot: int, start: int, stop: int) -> NDArray[Any] | None:
+        """The experts chosen in the passes over these positions; None: they are not recorded."""
         ...
 
     def read_weights(self, folder: Path) -> Any:

@@ -51,6 +51,7 @@ class TorchEngine:
         prefill_tokens: int = 4096,
         dtype: str = "auto",
         device: str = "auto",
+        record_experts: bool = False,
     ) -> None:
         """Nothing is loaded before `start`.
 
@@ -63,6 +64,7 @@ class TorchEngine:
             prefill_tokens: limit of prompt tokens prefilled between two steps.
             dtype: "float32", "bfloat16", or "auto": bfloat16 on a GPU, else float32.
             device: "cpu", "cuda", or "auto": a GPU if there is one.
+            record_experts: report the routed experts of a mixture of experts.
         """
         check_model_folder(model)
         self._folder = model
@@ -72,6 +74,7 @@ class TorchEngine:
         self._stream_interval = stream_interval
         self._prefill_tokens = prefill_tokens
         self._dtype, self._device = dtype, device
+        self._record_experts = record_experts
         self._prepared: tuple[Path, Any] | None = None
         self._chunks: dict[Sequence, asyncio.Queue[Chunk | EngineFailed]] = {}
         self._decoder: Decoder | None = None
@@ -107,7 +110,12 @@ class TorchEngine:
 
     def _load(self) -> Decoder:
         model = load_model(
-            self._folder, self._max_running, self._max_context, self._dtype, self._device
+            self._folder,
+            self._max_running,
+            self._max_context,
+            self._dtype,
+            self._device,
+            record_experts=self._record_experts,
         )
         self._model: LoadedModel = model
         self._info = EngineInfo(
@@ -274,4 +282,5 @@ def build(config: RolloutServerConfig) -> TorchEngine:
         prefill_tokens=config.prefill_tokens,
         dtype=config.torch_dtype,
         device=config.torch_device,
+        record_experts=config.record_routed_experts,
     )

@@ -14,15 +14,18 @@ import functools
 import inspect
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rollout.server.engines.model_folder import context, read_config
 from rollout.server.engines.torch.converted_weights import has_module_names, load_converted
+from rollout.server.engines.torch.expert_slots import ExpertSlots
 from rollout.server.engines.torch.llama import LlamaModel, is_llama
 from rollout.server.engines.torch.row_model import Part, RowModel, Step
 from rollout.server.engines.torch.safetensors_reader import Storages, load_checked, storages
@@ -30,7 +33,9 @@ from rollout.server.engines.torch.slot_cache import SlotCache
 from services.chassis.log import get_logger
 from services.lib.model_files.end_ids import end_ids
 from services.lib.model_files.model_folder import check_model_folder
+from services.lib.routed_experts import RoutingShape
 from services.lib.transformer.load_causal import load_causal
+from services.lib.transformer.routers import prepare_routers, recording
 from services.lib.transformer.row_rope import row_rope
 
 __all__ = ["LoadedModel", "TransformersModel", "load_model"]
@@ -63,6 +68,8 @@ def load_model(
     max_context: int | None = None,
     dtype: str = "auto",
     device: str = "auto",
+    *,
+    record_experts: bool = False,
 ) -> LoadedModel:
     """Load `folder` for `num_slots` slots. Raises `ValueError` if it is unusable.
 
@@ -72,6 +79,7 @@ def load_model(
         max_context: most tokens a sequence may have; by default what the model allows.
         dtype: "float32", "bfloat16" or "auto", bfloat16 on a GPU.
         device: "cpu", "cuda" or "auto", a GPU if there is one.
+        record_experts: keep what its routers choose.
     """
     check_model_folder(folder)
     config = read_config(folder)
@@ -80,7 +88,8 @@ def load_model(
     model = load_causal(folder, _dtype(dtype, place)).eval().requires_grad_(False).to(place)
     # Names and ties, before the model may go.
     names = storages(model.state_dict())
-    rows: RowModel = TransformersModel(model, config, names, num_slots, most)
+    experts = ExpertSlots(_routing(model), num_slots) if record_experts else None
+    rows: RowModel = TransformersModel(model, config, names, num_slots, most, experts)
     changes_rotation = _changes_rotation(rows, most)
     if is_llama(config) and row_rope(model) is None:
         with torch.inference_mode():
@@ -96,6 +105,13 @@ def load_model(
         changes_rotation=changes_rotation,
         device=place,
     )
+
+
+def _routing(model: nn.Module) -> RoutingShape:
+    try:
+        return prepare_routers(model)
+    except ValueError as error:
+        raise ValueError(f"record_routed_experts is true: {error}; set it to false") from None
 
 
 def _changes_rotation(rows: RowModel, max_context: int) -> bool:
@@ -166,10 +182,17 @@ class TransformersModel:
     supports_mixed_batches = False
 
     def __init__(
-        self, model: Any, config: Any, names: Storages, num_slots: int, max_context: int
+        self,
+        model: Any,
+        config: Any,
+        names: Storages,
+        num_slots: int,
+        max_context: int,
+        experts: ExpertSlots | None = None,
     ) -> None:
-        """Run `model`, whose text configuration is `config`."""
+        """Run `model`, whose text configuration is `config`; its routers record to `experts`."""
         self._model = model
+        self._experts = experts
         self._names = names
         self._max_context = max_context
         self._cache_size = (int(config.num_hidden_layers), num_slots, max_context)
@@ -227,21 +250,36 @@ class TransformersModel:
         window.positions_RS, window.width = positions_RS, width
         hidden_RST = torch.arange(width, device=device) > positions_RS[..., None]
         dtype = self._model.dtype
-        return module(
-            input_ids=tokens_RS,
-            position_ids=positions_RS,
-            attention_mask=(hidden_RST * torch.finfo(dtype).min).to(dtype)[:, None],
-            use_cache=True,
-            **{_cache_argument(module.__class__): self._cache},
-        )
+        with self._recording(slots, positions_RS):
+            return module(
+                input_ids=tokens_RS,
+                position_ids=positions_RS,
+                attention_mask=(hidden_RST * torch.finfo(dtype).min).to(dtype)[:, None],
+                use_cache=True,
+                **{_cache_argument(module.__class__): self._cache},
+            )
+
+    def _recording(self, slots: list[int], positions_RS: Tensor) -> AbstractContextManager[None]:
+        if self._experts is None:
+            return nullcontext()
+        return recording(functools.partial(self._experts.put, slots, positions_RS))
 
     def read(self, slot: int, positions: int) -> list[Tensor]:
-        """Copy a slot's first positions."""
-        return self._cache.read(slot, positions)
+        """Copy a slot's first positions, with their routed experts last."""
+        cached = self._cache.read(slot, positions)
+        if self._experts is not None:
+            cached.append(torch.from_numpy(self._experts.read(slot, 0, positions)))
+        return cached
 
     def write(self, slot: int, cached: list[Tensor], positions: int) -> None:
         """Fill a slot."""
         self._cache.write(slot, cached, positions)
+        if self._experts is not None:
+            self._experts.write(slot, cached[-1].numpy(), positions)
+
+    def experts(self, slot: int, start: int, stop: int) -> NDArray[Any] | None:
+        """What was chosen in the passes over some positions."""
+        return None if self._experts is None else self._experts.read(slot, start, stop)
 
     def free(self, slots: list[int]) -> None:
         """Do nothing: the next sequence overwrites the slot."""

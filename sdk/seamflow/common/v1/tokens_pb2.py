@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fseamflow/common/v1/tokens.proto\x12\x12seamflow.common.v1\"\xbb\x01\n\x04Span\x12\r\n\x05start\x18\x01 \x01(\x05\x12\x12\n\nnum_tokens\x18\x02 \x01(\x05\x12*\n\x06origin\x18\x03 \x01(\x0e\x32\x1a.seamflow.common.v1.Origin\x12\x16\n\x0eweight_version\x18\x04 \x01(\x03\x12\x39\n\x0eversion_source\x18\x05 \x01(\x0e\x32!.seamflow.common.v1.VersionSource\x12\x11\n\tserver_id\x18\x06 \x01(\t\"^\n\x06Tokens\x12\x15\n\ttoken_ids\x18\x01 \x03(\x0f\x42\x02\x10\x01\x12\x14\n\x08logprobs\x18\x02 \x03(\x02\x42\x02\x10\x01\x12\'\n\x05spans\x18\x03 \x03(\x0b\x32\x18.seamflow.common.v1.Span\"\\\n\x0cPackedTokens\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\'\n\x05spans\x18\x03 \x03(\x0b\x32\x18.seamflow.common.v1.Span\"\xae\x02\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x1b\n\x0emax_new_tokens\x18\x04 \x01(\x05H\x03\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\x05\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x04\x88\x01\x01\x12\x17\n\nignore_eos\x18\x07 \x01(\x08H\x05\x88\x01\x01\x12\x12\n\x05min_p\x18\x08 \x01(\x02H\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\t \x03(\tB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x11\n\x0f_max_new_tokensB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\x08\n\x06_min_p\"6\n\x06Reward\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\x12\x0f\n\x07turn_id\x18\x03 \x01(\t\"a\n\x07Rewards\x12+\n\x07rewards\x18\x01 \x03(\x0b\x32\x1a.seamflow.common.v1.Reward\x12\x16\n\x0epolicy_failure\x18\x02 \x01(\t\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"S\n\x07\x46\x61ilure\x12\x37\n\rfailure_class\x18\x01 \x01(\x0e\x32 .seamflow.common.v1.FailureClass\x12\x0f\n\x07message\x18\x02 \x01(\t\"J\n\x05\x44rift\x12\x10\n\x08position\x18\x01 \x01(\x05\x12\x15\n\rrecorded_text\x18\x02 \x01(\t\x12\x18\n\x10retokenized_text\x18\x03 \x01(\t*K\n\x06Origin\x12\x16\n\x12ORIGIN_UNSPECIFIED\x10\x00\x12\x16\n\x12ORIGIN_ENVIRONMENT\x10\x01\x12\x11\n\rORIGIN_POLICY\x10\x02*n\n\rVersionSource\x12\x1e\n\x1aVERSION_SOURCE_UNSPECIFIED\x10\x00\x12\x19\n\x15VERSION_SOURCE_ENGINE\x10\x01\x12\"\n\x1eVERSION_SOURCE_SERVER_BOUNDARY\x10\x02*\x9b\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1d\n\x19\x46INISH_REASON_INTERRUPTED\x10\x03\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x04*G\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x10\n\x0cPURPOSE_EVAL\x10\x02*\xc0\x01\n\x0c\x46\x61ilureClass\x12\x1d\n\x19\x46\x41ILURE_CLASS_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46\x41ILURE_CLASS_POLICY\x10\x01\x12\x1d\n\x19\x46\x41ILURE_CLASS_ENVIRONMENT\x10\x02\x12 \n\x1c\x46\x41ILURE_CLASS_INFRASTRUCTURE\x10\x03\x12\x19\n\x15\x46\x41ILURE_CLASS_TIMEOUT\x10\x04\x12\x1b\n\x17\x46\x41ILURE_CLASS_CANCELLED\x10\x05\x42H\n\x12seamflow.common.v1P\x01Z\x1bseamflow/common/v1;commonv1\xaa\x02\x12Seamflow.Common.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fseamflow/common/v1/tokens.proto\x12\x12seamflow.common.v1\"\xbb\x01\n\x04Span\x12\r\n\x05start\x18\x01 \x01(\x05\x12\x12\n\nnum_tokens\x18\x02 \x01(\x05\x12*\n\x06origin\x18\x03 \x01(\x0e\x32\x1a.seamflow.common.v1.Origin\x12\x16\n\x0eweight_version\x18\x04 \x01(\x03\x12\x39\n\x0eversion_source\x18\x05 \x01(\x0e\x32!.seamflow.common.v1.VersionSource\x12\x11\n\tserver_id\x18\x06 \x01(\t\"^\n\x06Tokens\x12\x15\n\ttoken_ids\x18\x01 \x03(\x0f\x42\x02\x10\x01\x12\x14\n\x08logprobs\x18\x02 \x03(\x02\x42\x02\x10\x01\x12\'\n\x05spans\x18\x03 \x03(\x0b\x32\x18.seamflow.common.v1.Span\"\\\n\x0cPackedTokens\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\'\n\x05spans\x18\x03 \x03(\x0b\x32\x18.seamflow.common.v1.Span\"k\n\rRoutedExperts\x12\r\n\x05start\x18\x01 \x01(\x05\x12\x12\n\nnum_tokens\x18\x02 \x01(\x05\x12\x12\n\nnum_layers\x18\x03 \x01(\x05\x12\x12\n\nnum_chosen\x18\x04 \x01(\x05\x12\x0f\n\x07\x65xperts\x18\x05 \x01(\x0c\"\xae\x02\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x1b\n\x0emax_new_tokens\x18\x04 \x01(\x05H\x03\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\x05\x12\x11\n\x04seed\x18\x06 \x01(\x03H\x04\x88\x01\x01\x12\x17\n\nignore_eos\x18\x07 \x01(\x08H\x05\x88\x01\x01\x12\x12\n\x05min_p\x18\x08 \x01(\x02H\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\t \x03(\tB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x11\n\x0f_max_new_tokensB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\x08\n\x06_min_p\"6\n\x06Reward\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\x12\x0f\n\x07turn_id\x18\x03 \x01(\t\"a\n\x07Rewards\x12+\n\x07rewards\x18\x01 \x03(\x0b\x32\x1a.seamflow.common.v1.Reward\x12\x16\n\x0epolicy_failure\x18\x02 \x01(\t\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"S\n\x07\x46\x61ilure\x12\x37\n\rfailure_class\x18\x01 \x01(\x0e\x32 .seamflow.common.v1.FailureClass\x12\x0f\n\x07message\x18\x02 \x01(\t\"J\n\x05\x44rift\x12\x10\n\x08position\x18\x01 \x01(\x05\x12\x15\n\rrecorded_text\x18\x02 \x01(\t\x12\x18\n\x10retokenized_text\x18\x03 \x01(\t*K\n\x06Origin\x12\x16\n\x12ORIGIN_UNSPECIFIED\x10\x00\x12\x16\n\x12ORIGIN_ENVIRONMENT\x10\x01\x12\x11\n\rORIGIN_POLICY\x10\x02*n\n\rVersionSource\x12\x1e\n\x1aVERSION_SOURCE_UNSPECIFIED\x10\x00\x12\x19\n\x15VERSION_SOURCE_ENGINE\x10\x01\x12\"\n\x1eVERSION_SOURCE_SERVER_BOUNDARY\x10\x02*\x9b\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1d\n\x19\x46INISH_REASON_INTERRUPTED\x10\x03\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x04*G\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x10\n\x0cPURPOSE_EVAL\x10\x02*\xc0\x01\n\x0c\x46\x61ilureClass\x12\x1d\n\x19\x46\x41ILURE_CLASS_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46\x41ILURE_CLASS_POLICY\x10\x01\x12\x1d\n\x19\x46\x41ILURE_CLASS_ENVIRONMENT\x10\x02\x12 \n\x1c\x46\x41ILURE_CLASS_INFRASTRUCTURE\x10\x03\x12\x19\n\x15\x46\x41ILURE_CLASS_TIMEOUT\x10\x04\x12\x1b\n\x17\x46\x41ILURE_CLASS_CANCELLED\x10\x05\x42H\n\x12seamflow.common.v1P\x01Z\x1bseamflow/common/v1;commonv1\xaa\x02\x12Seamflow.Common.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -26,30 +26,32 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_TOKENS'].fields_by_name['token_ids']._serialized_options = b'\020\001'
   _globals['_TOKENS'].fields_by_name['logprobs']._options = None
   _globals['_TOKENS'].fields_by_name['logprobs']._serialized_options = b'\020\001'
-  _globals['_ORIGIN']._serialized_start=1056
-  _globals['_ORIGIN']._serialized_end=1131
-  _globals['_VERSIONSOURCE']._serialized_start=1133
-  _globals['_VERSIONSOURCE']._serialized_end=1243
-  _globals['_FINISHREASON']._serialized_start=1246
-  _globals['_FINISHREASON']._serialized_end=1401
-  _globals['_PURPOSE']._serialized_start=1403
-  _globals['_PURPOSE']._serialized_end=1474
-  _globals['_FAILURECLASS']._serialized_start=1477
-  _globals['_FAILURECLASS']._serialized_end=1669
+  _globals['_ORIGIN']._serialized_start=1165
+  _globals['_ORIGIN']._serialized_end=1240
+  _globals['_VERSIONSOURCE']._serialized_start=1242
+  _globals['_VERSIONSOURCE']._serialized_end=1352
+  _globals['_FINISHREASON']._serialized_start=1355
+  _globals['_FINISHREASON']._serialized_end=1510
+  _globals['_PURPOSE']._serialized_start=1512
+  _globals['_PURPOSE']._serialized_end=1583
+  _globals['_FAILURECLASS']._serialized_start=1586
+  _globals['_FAILURECLASS']._serialized_end=1778
   _globals['_SPAN']._serialized_start=56
   _globals['_SPAN']._serialized_end=243
   _globals['_TOKENS']._serialized_start=245
   _globals['_TOKENS']._serialized_end=339
   _globals['_PACKEDTOKENS']._serialized_start=341
   _globals['_PACKEDTOKENS']._serialized_end=433
-  _globals['_SAMPLINGPARAMS']._serialized_start=436
-  _globals['_SAMPLINGPARAMS']._serialized_end=738
-  _globals['_REWARD']._serialized_start=740
-  _globals['_REWARD']._serialized_end=794
-  _globals['_REWARDS']._serialized_start=796
-  _globals['_REWARDS']._serialized_end=893
-  _globals['_FAILURE']._serialized_start=895
-  _globals['_FAILURE']._serialized_end=978
-  _globals['_DRIFT']._serialized_start=980
-  _globals['_DRIFT']._serialized_end=1054
+  _globals['_ROUTEDEXPERTS']._serialized_start=435
+  _globals['_ROUTEDEXPERTS']._serialized_end=542
+  _globals['_SAMPLINGPARAMS']._serialized_start=545
+  _globals['_SAMPLINGPARAMS']._serialized_end=847
+  _globals['_REWARD']._serialized_start=849
+  _globals['_REWARD']._serialized_end=903
+  _globals['_REWARDS']._serialized_start=905
+  _globals['_REWARDS']._serialized_end=1002
+  _globals['_FAILURE']._serialized_start=1004
+  _globals['_FAILURE']._serialized_end=1087
+  _globals['_DRIFT']._serialized_start=1089
+  _globals['_DRIFT']._serialized_end=1163
 # @@protoc_insertion_point(module_scope)

@@ -266,6 +266,44 @@ class PackedTokens(google.protobuf.message.Message):
 global___PackedTokens = PackedTokens
 
 @typing.final
+class RoutedExperts(google.protobuf.message.Message):
+    """Experts that the routers of a mixture-of-experts model chose for consecutive tokens. A token's are of the
+    pass that gave it, as its log-prob is: the pass over the token before it. The first token of a sequence has none.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    START_FIELD_NUMBER: builtins.int
+    NUM_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_LAYERS_FIELD_NUMBER: builtins.int
+    NUM_CHOSEN_FIELD_NUMBER: builtins.int
+    EXPERTS_FIELD_NUMBER: builtins.int
+    start: builtins.int
+    """Index of the first token, counted as the field that holds the message says."""
+    num_tokens: builtins.int
+    """Length in tokens; at least 1."""
+    num_layers: builtins.int
+    """Layers of the model, those without routed experts included."""
+    num_chosen: builtins.int
+    """Experts chosen for a token in a layer."""
+    experts: builtins.bytes
+    """Ids by token, layer and choice: bytes where a layer has less than 256 experts, else little-endian uint16.
+    The greatest number: none is recorded. Those of layers without routed experts mean nothing.
+    """
+    def __init__(
+        self,
+        *,
+        start: builtins.int = ...,
+        num_tokens: builtins.int = ...,
+        num_layers: builtins.int = ...,
+        num_chosen: builtins.int = ...,
+        experts: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["experts", b"experts", "num_chosen", b"num_chosen", "num_layers", b"num_layers", "num_tokens", b"num_tokens", "start", b"start"]) -> None: ...
+
+global___RoutedExperts = RoutedExperts
+
+@typing.final
 class SamplingParams(google.protobuf.message.Message):
     """Sampling parameters. All are part of a turn's idempotency key. Those that a resumed turn could not keep
     (penalties, grammars) do not exist.

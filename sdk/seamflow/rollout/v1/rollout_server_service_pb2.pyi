@@ -96,12 +96,17 @@ class GenerateTokensRequest(google.protobuf.message.Message):
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     SAMPLING_FIELD_NUMBER: builtins.int
     CHUNK_INTERVAL_FIELD_NUMBER: builtins.int
+    ROUTED_EXPERTS_FROM_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     attempt_id: builtins.str
     """Names this attempt in logs and in the engine; unique."""
     token_ids: builtins.bytes
     """Whole prefix as little-endian int32: prompt and tokens sampled so far."""
+    routed_experts_from: builtins.int
+    """Report routed experts from this token on, counted from the first of token_ids; absent: none. A server that
+    does not record them reports none.
+    """
     @property
     def sampling(self) -> seamflow.common.v1.tokens_pb2.SamplingParams:
         """max_new_tokens counts from here, not from the start of the turn. Stop strings are the gateway's: they are ignored."""
@@ -120,9 +125,11 @@ class GenerateTokensRequest(google.protobuf.message.Message):
         token_ids: builtins.bytes = ...,
         sampling: seamflow.common.v1.tokens_pb2.SamplingParams | None = ...,
         chunk_interval: google.protobuf.duration_pb2.Duration | None = ...,
+        routed_experts_from: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["chunk_interval", b"chunk_interval", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt_id", b"attempt_id", "chunk_interval", b"chunk_interval", "run_id", b"run_id", "sampling", b"sampling", "token_ids", b"token_ids"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_routed_experts_from", b"_routed_experts_from", "chunk_interval", b"chunk_interval", "routed_experts_from", b"routed_experts_from", "sampling", b"sampling"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_routed_experts_from", b"_routed_experts_from", "attempt_id", b"attempt_id", "chunk_interval", b"chunk_interval", "routed_experts_from", b"routed_experts_from", "run_id", b"run_id", "sampling", b"sampling", "token_ids", b"token_ids"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_routed_experts_from", b"_routed_experts_from"]) -> typing.Literal["routed_experts_from"] | None: ...
 
 global___GenerateTokensRequest = GenerateTokensRequest
 
@@ -134,20 +141,28 @@ class GenerateTokensResponse(google.protobuf.message.Message):
 
     TOKENS_FIELD_NUMBER: builtins.int
     FINISH_REASON_FIELD_NUMBER: builtins.int
+    ROUTED_EXPERTS_FIELD_NUMBER: builtins.int
     finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType
     """Set on the last element only."""
     @property
     def tokens(self) -> seamflow.common.v1.tokens_pb2.PackedTokens:
         """New tokens; spans count from the element's first token."""
 
+    @property
+    def routed_experts(self) -> seamflow.common.v1.tokens_pb2.RoutedExperts:
+        """Routed experts of tokens up to here, counted from the first of the request's token_ids. Engines may report
+        those of earlier elements, and those of the last element only when the turn is continued.
+        """
+
     def __init__(
         self,
         *,
         tokens: seamflow.common.v1.tokens_pb2.PackedTokens | None = ...,
         finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType = ...,
+        routed_experts: seamflow.common.v1.tokens_pb2.RoutedExperts | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "tokens", b"tokens"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["routed_experts", b"routed_experts", "tokens", b"tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["finish_reason", b"finish_reason", "routed_experts", b"routed_experts", "tokens", b"tokens"]) -> None: ...
 
 global___GenerateTokensResponse = GenerateTokensResponse
 

@@ -674,6 +674,7 @@ class Sample(google.protobuf.message.Message):
     COLUMNS_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
     TRUNCATED_FIELD_NUMBER: builtins.int
+    ROUTED_EXPERTS_FIELD_NUMBER: builtins.int
     sample_id: builtins.str
     """Rollout plus the leaf of its prefix tree it ends in."""
     rollout_id: builtins.str
@@ -708,6 +709,12 @@ class Sample(google.protobuf.message.Message):
     def columns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Column]:
         """Columns written for it."""
 
+    @property
+    def routed_experts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.common.v1.tokens_pb2.RoutedExperts]:
+        """Routed experts of its tokens, as far as they are recorded, counted from its first token. Of two for one
+        token the first counts.
+        """
+
     def __init__(
         self,
         *,
@@ -724,9 +731,10 @@ class Sample(google.protobuf.message.Message):
         columns: collections.abc.Iterable[global___Column] | None = ...,
         traceparent: builtins.str = ...,
         truncated: builtins.bool = ...,
+        routed_experts: collections.abc.Iterable[seamflow.common.v1.tokens_pb2.RoutedExperts] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["columns", b"columns", "group_id", b"group_id", "loss_mask", b"loss_mask", "max_weight_version", b"max_weight_version", "min_weight_version", b"min_weight_version", "replayed", b"replayed", "rewards", b"rewards", "rollout_id", b"rollout_id", "sample_id", b"sample_id", "tokens", b"tokens", "traceparent", b"traceparent", "truncated", b"truncated", "turns", b"turns"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "group_id", b"group_id", "loss_mask", b"loss_mask", "max_weight_version", b"max_weight_version", "min_weight_version", b"min_weight_version", "replayed", b"replayed", "rewards", b"rewards", "rollout_id", b"rollout_id", "routed_experts", b"routed_experts", "sample_id", b"sample_id", "tokens", b"tokens", "traceparent", b"traceparent", "truncated", b"truncated", "turns", b"turns"]) -> None: ...
 
 global___Sample = Sample
 

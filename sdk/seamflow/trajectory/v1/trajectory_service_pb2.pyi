@@ -396,6 +396,7 @@ class TokenAppend(google.protobuf.message.Message):
     FINISH_REASON_FIELD_NUMBER: builtins.int
     MESSAGE_KEY_FIELD_NUMBER: builtins.int
     DRIFT_FIELD_NUMBER: builtins.int
+    ROUTED_EXPERTS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     rollout_id: builtins.str
@@ -412,11 +413,17 @@ class TokenAppend(google.protobuf.message.Message):
     """With finish_reason: digest of the answer as a message; completes the turn's message_keys. Empty for ids."""
     @property
     def tokens(self) -> seamflow.common.v1.tokens_pb2.PackedTokens:
-        """What to append; may be empty when finish_reason is given."""
+        """What to append; may be empty when finish_reason or routed_experts is given."""
 
     @property
     def drift(self) -> seamflow.common.v1.tokens_pb2.Drift:
         """With finish_reason: what the gateway found when it compared the prompt with the record."""
+
+    @property
+    def routed_experts(self) -> seamflow.common.v1.tokens_pb2.RoutedExperts:
+        """Routed experts of tokens of this turn, these included, counted from its first one. Of two records that begin
+        alike the longer is kept.
+        """
 
     def __init__(
         self,
@@ -430,9 +437,10 @@ class TokenAppend(google.protobuf.message.Message):
         finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType = ...,
         message_key: builtins.str = ...,
         drift: seamflow.common.v1.tokens_pb2.Drift | None = ...,
+        routed_experts: seamflow.common.v1.tokens_pb2.RoutedExperts | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["drift", b"drift", "tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["drift", b"drift", "epoch", b"epoch", "finish_reason", b"finish_reason", "message_key", b"message_key", "offset", b"offset", "rollout_id", b"rollout_id", "run_id", b"run_id", "tokens", b"tokens", "turn_id", b"turn_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["drift", b"drift", "routed_experts", b"routed_experts", "tokens", b"tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["drift", b"drift", "epoch", b"epoch", "finish_reason", b"finish_reason", "message_key", b"message_key", "offset", b"offset", "rollout_id", b"rollout_id", "routed_experts", b"routed_experts", "run_id", b"run_id", "tokens", b"tokens", "turn_id", b"turn_id"]) -> None: ...
 
 global___TokenAppend = TokenAppend
 

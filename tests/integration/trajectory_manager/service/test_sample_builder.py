@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from services.chassis.errors import Reason
 from services.lib.token_bytes import unpack_ids
-from tests.lib.trajectory_manager.support import RULES, Run, policy, rewarded, tokens
+from tests.lib.trajectory_manager.support import RULES, Run, policy, refused, rewarded, tokens
 from trajectory_manager.model.records import StalenessPolicy
 from trajectory_manager.model.steps import StepLease
+from trajectory_manager.model.tokens import Append, RoutedExperts, TurnEnd
 from trajectory_manager.service import sample_builder
 
 MASKING = replace(RULES, staleness_policy=StalenessPolicy.MASK)
@@ -92,3 +94,36 @@ async def test_a_fork_trains_the_shared_part_once(run: Run) -> None:
         [False, True, False, True],
         [False, False, False, True],
     ]
+
+
+def routed(start: int, *experts: int) -> RoutedExperts:
+    """One layer, one choice."""
+    return RoutedExperts(start, len(experts), 1, 1, bytes(experts))
+
+
+async def test_routed_experts_follow_their_tokens_into_the_samples(run: Run) -> None:
+    """Placed by turn, cut at forks; of two that begin alike the longer is kept."""
+    await run.start("r")
+    epoch = (await run.begin("r", "t1", [1, 2])).turn.epoch
+    first = Append(run.run_id, "r", "t1", epoch, 0, tokens([1, 2]), None, routed(1, 11))
+    await run.do(first)
+    await run.do(first)  # repeated
+    epoch = (await run.begin("r", "t1", [1, 2], "b")).turn.epoch
+    stale = first._replace(routed=routed(1, 90, 91, 92, 93))
+    await refused(Reason.STALE_EPOCH, run.do(stale))
+    answer = tokens([3, 4, 5], policy(1))
+    await run.do(
+        Append(run.run_id, "r", "t1", epoch, 2, answer, TurnEnd(1), routed(1, 11, 12, 13, 14))
+    )
+    fork = (await run.begin("r", "t2", [1, 2, 3, 9])).turn.epoch
+    await run.do(Append(run.run_id, "r", "t2", fork, 0, tokens([9]), None))
+    answer = tokens([6], policy(1))
+    await run.do(Append(run.run_id, "r", "t2", fork, 1, answer, TurnEnd(1), routed(0, 21, 22)))
+    await run.finish("r")
+    (found,) = await run.store.tokens.read(run.run_id, ["r"])
+    assert found is not None
+    samples = {each.sample_id: each.routed for each in sample_builder.of_rollout(*found)}
+    assert samples == {
+        "r#t1": (routed(1, 11, 12, 13, 14),),
+        "r#t2": (routed(1, 11, 12), routed(3, 21, 22)),
+    }

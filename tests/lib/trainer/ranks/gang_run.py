@@ -8,13 +8,17 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from services.lib.routed_experts import RoutingShape
 from tests.lib.trainer.support import make_samples, trainer_config
 from trainer.checkpoint import checkpoint_files
 from trainer.config import TrainerConfig
@@ -40,6 +44,9 @@ def train(
     Between the parts of a step device state is moved out and in.
     """
     sequences = [sequence(sample) for sample in make_samples(step)]
+    shape = rank0.worker.routing
+    if config.batch.replay_routed_experts and isinstance(shape, RoutingShape):
+        sequences = [with_experts(each, shape) for each in sequences]
     if config.algorithm.several_updates:
         return asyncio.run(update_often(rank0, config, step, sequences))
     for number, groups in enumerate(parts):
@@ -51,6 +58,17 @@ def train(
             rank0, config, step, [s for name in names for s in sequences if s.group_id == name]
         )
     return rank0.do(Optimize(step=step))[0]
+
+
+def with_experts(item: TokenSequence, shape: RoutingShape) -> TokenSequence:
+    """Other experts than a model would choose, for half of the tokens; equal for equal prefixes."""
+    experts = shape.empty(len(item.token_ids_T))
+    for index in range(1, len(experts)):
+        rng = np.random.default_rng(zlib.crc32(item.token_ids_T[:index].tobytes()))
+        if rng.random() < 0.5:
+            order = rng.random((shape.num_layers, shape.num_experts)).argsort(-1)
+            experts[index] = order[:, : shape.num_chosen]
+    return replace(item, routed_experts_TLK=experts)
 
 
 class Ranks(RankGroup):

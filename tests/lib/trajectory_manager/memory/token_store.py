@@ -11,6 +11,7 @@ from trajectory_manager.model.tokens import (
     Append,
     Appended,
     RolloutFinish,
+    RoutedExperts,
     Tokens,
     Turn,
     TurnBegin,
@@ -29,6 +30,7 @@ class _Writer:
     turn: Turn
     attempt_id: str
     tokens: Tokens = field(default_factory=Tokens)
+    routed: dict[int, RoutedExperts] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -158,6 +160,10 @@ class MemoryTokenStore:
         tokens, end = append.tokens, append.end
         overlap = self._overlap(record, writer, append)
         writer.tokens = writer.tokens.joined(tokens.cut(overlap, tokens.num_tokens))
+        if (routed := append.routed) is not None:
+            kept = writer.routed.get(routed.start, routed)
+            longer = max(kept, routed, key=lambda record: len(record.experts))
+            writer.routed[routed.start] = longer
         if end is not None:
             writer.turn = replace(
                 writer.turn,
@@ -257,6 +263,7 @@ class MemoryTokenStore:
             TurnRecord(
                 turn=writer.turn,
                 tokens=Tokens(spans=writer.tokens.spans) if spans_only else writer.tokens,
+                routed=() if spans_only else tuple(sorted(writer.routed.values())),
             )
             for writer in record.turns.values()
         ]

@@ -1,6 +1,6 @@
 -- Appends tokens to turns, each at its offset and under its epoch, and may end them.
 -- KEYS: header and chunks of each append. ARGV: server, then of each append rollout_id, turn_id, incarnation,
--- counter, offset, chunk, turn end or '', spans as "num_tokens:kind,...".
+-- counter, offset, chunk, turn end or '', spans as "num_tokens:kind,...", start of routed experts or '', these.
 -- A chunk is 4 bytes for each id, then 4 for each log-prob. Returns of each append the tokens now stored and how
 -- many are new, or an error; later appends of the same turn get that error too, as they would leave a gap.
 local server = ARGV[1]
@@ -37,6 +37,12 @@ local function joined_spans(spans, new_spans, first, overlap)
   return #changes > 0 and table.concat(changes, ',') or '-'
 end
 
+-- Keeps routed experts; of two records of a turn that begin alike, the longer.
+local function keep_routed(header, turn_id, start, routed)
+  local key, field = string.gsub(header, 'header$', 'routed_experts'), start .. ' ' .. turn_id
+  if redis.call('HSTRLEN', key, field) < #routed then redis.call('HSET', key, field, routed) end
+end
+
 -- Fails the rollout as INFRASTRUCTURE: tokens before a gap are lost.
 local function fail_rollout(header)
   local now = redis.call('TIME')
@@ -44,7 +50,8 @@ local function fail_rollout(header)
     '{"rewards": [], "failure_class": 3, "failure_message": "tokens before an appended chunk are missing"}')
 end
 
-local function append(header, chunks, rollout_id, turn_id, incarnation, counter, offset, chunk, turn_end, new_spans)
+local function append(header, chunks, rollout_id, turn_id, incarnation, counter, offset, chunk, turn_end, new_spans, start,
+  routed)
   local turn_state = 'state:' .. turn_id
   local head = redis.call('HMGET', header, 'state', 'server', 'incarnation', turn_state)
   if not head[1] then return {'error', 'UNKNOWN_ROLLOUT', rollout_id} end
@@ -83,6 +90,7 @@ local function append(header, chunks, rollout_id, turn_id, incarnation, counter,
     return {stored, 0}
   end
 
+  if start ~= '' then keep_routed(header, turn_id, start, routed) end
   local new = given - overlap
   if new > 0 then redis.call('RPUSH', chunks, chunk) end
   redis.call('HSET', header, turn_state, string.format('%d ', stored + new) .. inc .. ' ' .. count .. ' ' ..
@@ -92,9 +100,9 @@ end
 
 local results, failed = {}, {}
 for i = 1, #KEYS / 2 do
-  local arg = i * 8 - 6
+  local arg = i * 10 - 8
   local chunks = KEYS[i * 2] .. ARGV[arg + 1]
-  local result = failed[chunks] or append(KEYS[i * 2 - 1], chunks, unpack(ARGV, arg, arg + 7))
+  local result = failed[chunks] or append(KEYS[i * 2 - 1], chunks, unpack(ARGV, arg, arg + 9))
   if result[1] == 'error' then failed[chunks] = result end
   results[i] = result
 end

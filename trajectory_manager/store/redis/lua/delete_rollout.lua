@@ -1,6 +1,7 @@
--- Deletes a finished rollout with its tokens and columns. Idempotent. KEYS: those of a rollout, columns.
+-- Deletes a finished rollout with its tokens, columns and routed experts. Idempotent. KEYS: those of a rollout,
+-- columns, routed experts.
 -- Returns 'gone', 'running', or 'deleted' and how many tokens it had.
-local header, chunks, columns = unpack(KEYS)
+local header, chunks, columns, routed = unpack(KEYS)
 local state = redis.call('HGET', header, 'state')
 if not state then return {'ok', 'gone'} end
 if state == '1' then return {'ok', 'running'} end
@@ -12,5 +13,5 @@ for i = 1, #fields, 2 do
     redis.call('UNLINK', chunks .. turn_id)
   end
 end
-redis.call('UNLINK', header, columns)
+redis.call('UNLINK', header, columns, routed)
 return {'ok', 'deleted', num_tokens}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ from rollout.server.engines.engine import (
     WeightsError,
 )
 from rollout.server.engines.sglang.sglang_engine import SGLangEngine
+from services.lib.routed_experts import ExpertRecord
 from tests.lib.rollout.server.engines.sglang_stub import StubSGLang
+from tests.lib.rollout.server.routed_experts import SHAPE, save_experts, whole
 from tests.lib.rollout.server.support import Output, collect, request, save_model, settle
 
 
@@ -367,3 +370,40 @@ async def test_lost_stream_fails_the_engine(stub: StubSGLang, folders: tuple[Pat
     with pytest.raises(EngineFailed):
         await engine.wait_failed()
     await engine.close()
+
+
+async def test_routed_experts_are_placed_over_pauses(tmp_path: Path, stub: StubSGLang) -> None:
+    """Each request has those of its own passes, with its last message: none is lost, none twice."""
+    stub.returns_experts = True
+    async with stub.serving() as url:
+        engine = SGLangEngine(save_experts(tmp_path), url=url, record_experts=True)
+        await engine.start()
+        records: list[ExpertRecord] = []
+        output, stream = Output(), engine.generate(replace(request(seed=None), routed_from=2))
+        async for chunk in stream:
+            output.add(chunk)
+            records += [chunk.routed] if chunk.routed is not None else []
+            if len(stub.requests) < 3 and chunk.finish is None:
+                await engine.pause(PauseMode.RETRACT)
+                await engine.resume()
+        await engine.close()
+    assert len(stub.requests) == 3
+    assert sum(len(record.experts_TLK) for record in records) == 33
+    experts = whole(records, 35)
+    assert (experts[:2] == SHAPE.none).all()
+    assert (experts[2:] == [[[n % 8] * 2] * 2 for n in range(1, 34)]).all()
+
+
+async def test_a_server_that_returns_no_experts_is_refused(
+    tmp_path: Path, stub: StubSGLang, folders: tuple[Path, Path]
+) -> None:
+    """And a model that has none."""
+    async with stub.serving() as url:
+        for folder, reason in (
+            (save_experts(tmp_path), "start it with --enable-return-routed-experts"),
+            (folders[0], "has no routed experts"),
+        ):
+            engine = SGLangEngine(folder, url=url, record_experts=True)
+            with pytest.raises(ValueError, match=reason):
+                await engine.start()
+            await engine.close()

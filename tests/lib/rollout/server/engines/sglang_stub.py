@@ -8,7 +8,9 @@ flushed while anything runs.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -46,10 +48,19 @@ class StubRequest:
         }
         if reason:
             meta["weight_versions"] = self.spans
+        if reason and self.body.get("return_routed_experts"):
+            meta["routed_experts"] = self._experts()
         meta = {name: value for name, value in meta.items() if name not in omit}
         message = {"output_ids": ids, "meta_info": meta}
         kept = {name: value for name, value in message.items() if name not in omit}
         return b"data: " + json.dumps(kept).encode() + b"\n\n"
+
+    def _experts(self) -> str:
+        """Of two layers with two choices: the index of the pass, modulo 8."""
+        last = len(self.body["input_ids"]) + self.sent - 1
+        passes = range(self.body["routed_experts_start_len"], last)
+        ids = array("i", [index % 8 for index in passes for _ in range(4)])
+        return base64.b64encode(ids.tobytes()).decode()
 
 
 class StubSGLang:
@@ -58,6 +69,7 @@ class StubSGLang:
     def __init__(self) -> None:
         """Runs freely until `gate` is cleared."""
         self.label = "default"
+        self.returns_experts = False
         self.calls: list[str] = []
         self.requests: list[StubRequest] = []
         self.running: list[StubRequest] = []
@@ -127,6 +139,7 @@ class StubSGLang:
             "max_req_input_len": 400,
             "max_running_requests": 4,
             "internal_states": [],
+            "enable_return_routed_experts": self.returns_experts,
         }
 
     @asynccontextmanager
