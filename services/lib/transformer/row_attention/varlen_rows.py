@@ -156,7 +156,7 @@ class _Varlen(torch.autograd.Function):
         if sinks_H is not None:
             whole_HJ = torch.logaddexp(sums_HJ, sinks_H[:, None].to(sums_HJ.dtype))
             share_JH = (sums_HJ - whole_HJ).exp().T
-            output_JHD = (output_JHD * share_JH[..., None]).to(query_JHD.dtype)
+            output_JHD = (output_JHD * share_JH[..., None]).to(query_JHD.dtype).contiguous()
             sums_HJ = whole_HJ
         ctx.shape, ctx.kernel = shape, kernel
         ctx.save_for_backward(query_JHD, key_JHD, value_JHD, sinks_H, output_JHD, sums_HJ)
@@ -169,6 +169,6 @@ class _Varlen(torch.autograd.Function):
         if sinks_H is None:
             return *found, None, None, None
         # Of a score it is probability * (its value's part of the gradient, here 0, less the mean).
-        mean_HJ = (grads[0] * output_JHD).to(sums_HJ.dtype).sum(-1).T
+        mean_HJ = (grads[0] * output_JHD).sum(-1, dtype=sums_HJ.dtype).T
         share_HJ = (sinks_H[:, None].to(sums_HJ.dtype) - sums_HJ).exp()
         return *found, -(share_HJ * mean_HJ).sum(1).to(sinks_H.dtype), None, None
