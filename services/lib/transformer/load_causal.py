@@ -53,6 +53,6 @@ def dequantized(folder: Path) -> dict[str, Any]:
     """Arguments of `from_pretrained` by which experts in mxfp4 are read as numbers."""
     if not is_mxfp4(read_object(folder, "config.json")):
         return {}
-    from transformers import Mxfp4Config
+    from transformers.utils.quantization_config import Mxfp4Config
 
     return {"quantization_config": Mxfp4Config(dequantize=True)}
