@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,11 @@ class Server:
     """Task that polls `info`."""
     standing: Standing = field(default_factory=Standing)
     """What its turns were like."""
+
+    @property
+    def features(self) -> Collection[str]:
+        """Its abilities, by its last report."""
+        return self.info.features if self.info is not None else ()
 
     def candidate(self) -> Candidate:
         """The dispatch policy's view; only for servers with a report."""

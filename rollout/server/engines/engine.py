@@ -187,8 +187,8 @@ class EngineInfo:
     max_running: int
     """Limit of sequences sampled concurrently; more wait."""
     features: frozenset[str]
-    """Optional abilities: "seed", "release_memory", "pause_in_place", and "restart": `start` works
-    again after a failure."""
+    """Optional abilities: "seed", "release_memory", "pause_in_place", "routed_experts" (they are
+    recorded), and "restart": `start` works again after a failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

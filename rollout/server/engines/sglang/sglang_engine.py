@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -106,6 +107,8 @@ class SGLangEngine:
                 self._info = describe(self._model, server)
                 if self._record_experts:
                     self._routing = recorded_routing(self._model, server)
+                    features = self._info.features | {"routed_experts"}
+                    self._info = replace(self._info, features=features)
         except TimeoutError:
             raise ValueError(f"SGLang did not start in {_START_SECONDS:.0f} seconds") from None
         self._life.open.set()

@@ -124,7 +124,9 @@ class TorchEngine:
             eos_token_ids=model.eos_token_ids,
             max_context=model.max_context,
             max_running=self._max_running,
-            features=frozenset({"seed", "release_memory"}),
+            features=frozenset(
+                {"seed", "release_memory", *(["routed_experts"] if self._record_experts else [])}
+            ),
         )
         return Decoder(
             model,

@@ -381,7 +381,7 @@ class GetServerInfoResponse(google.protobuf.message.Message):
     @property
     def features(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Abilities: "pause_retract", "pause_abort", and depending on the engine "seed",
-        "release_memory", "pause_in_place", "restart" (a crashed engine is restarted).
+        "release_memory", "pause_in_place", "restart" (a crashed engine is restarted), "routed_experts" (they are recorded).
         """
 
     def __init__(

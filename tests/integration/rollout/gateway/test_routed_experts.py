@@ -43,6 +43,16 @@ class RecordingServer(ScriptedServer):
     """Those of all elements with the last one."""
     interrupts = 0
     """Calls that end with INTERRUPTED."""
+    records = True
+    """Whether it says that it records experts."""
+
+    async def GetServerInfo(
+        self, request: pb.GetServerInfoRequest, context: Any
+    ) -> pb.GetServerInfoResponse:
+        """With its feature."""
+        info = await super().GetServerInfo(request, context)
+        info.features.extend(["routed_experts"] if self.records else [])
+        return info
 
     async def GenerateTokens(
         self, request: pb.GenerateTokensRequest, context: Any
@@ -64,18 +74,21 @@ class RecordingServer(ScriptedServer):
             yield response
 
 
-@pytest.mark.parametrize("reports_late", [False, True])
-async def test_every_token_keeps_its_experts_once(tmp_path: Path, *, reports_late: bool) -> None:
+@pytest.mark.parametrize(("reports_late", "records"), [(False, True), (True, True), (True, False)])
+async def test_every_token_keeps_its_experts_once(
+    tmp_path: Path, *, reports_late: bool, records: bool
+) -> None:
     """Over messages, an interruption, and a second turn that a stop string cuts."""
     server, store = RecordingServer(), memory_store()
-    server.reports_late, server.interrupts = reports_late, 1
+    server.reports_late, server.records, server.interrupts = reports_late, records, 1
     async with (
         scripted(server) as address,
         gateway(make_byte_model(tmp_path), store, servers=(address,)) as (agent, stub, runs),
     ):
         world = World(agent, stub, runs, server, ChatTemplate(tmp_path))
         await world.start()
-        server.answers = [[[7], [8, 9]], [[10, 11]], [world.ids("ab"), world.ids("c.de")]]
+        server.answers = [[[7], [8, 9]], [[10, 11]]]
+        server.answers += [[world.ids("ab"), world.ids("c.de"), world.ids("f")], [[99]]]
         await world.generate("t1", [1, 2, 3])
         stop = tokens_pb2.SamplingParams(stop=["."])
         await world.generate("t2", [1, 2, 3, 7, 8, 9, 10, 11, 5], sampling=stop)
@@ -84,8 +97,10 @@ async def test_every_token_keeps_its_experts_once(tmp_path: Path, *, reports_lat
     (sample,) = sample_builder.of_rollout(*found)
     assert sample.tokens.num_tokens == 13
     experts = {n: e for each in sample.routed for n, e in enumerate(each.experts, each.start)}
-    assert experts == {n: n for n in range(1, 13)}
-    assert sum(each.num_tokens for each in sample.routed) == 12
+    end = 13 if records else 8  # what a cut turn has is asked for where it is recorded
+    assert experts == {n: n for n in range(1, end)}
+    assert sum(each.num_tokens for each in sample.routed) == end - 1
+    assert len(server.answers) == (not reports_late or not records)
 
 
 @pytest.mark.parametrize("most", [1 << 20, 40])
