@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -10,12 +11,21 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
-__all__ = ["COMPLETE", "save_tensors", "sync", "write_json", "write_marker", "write_tensors"]
+__all__ = [
+    "COMPLETE",
+    "save_tensors",
+    "sync",
+    "tensors_digest",
+    "write_json",
+    "write_marker",
+    "write_tensors",
+]
 
 COMPLETE = ".complete"
 """Name of the marker file of a complete folder."""
+_METADATA = {"format": "pt"}
 
 
 def sync(path: Path) -> None:
@@ -46,9 +56,14 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         OSError: the file cannot be written, for example on a full disk.
     """
     try:
-        save_file(dict(tensors), path, metadata={"format": "pt"})
+        save_file(dict(tensors), path, metadata=_METADATA)
     except SafetensorError as error:
         raise OSError(f"{path}: {error}") from error
+
+
+def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 of the file that `save_tensors` would write; needs as much memory."""
+    return hashlib.sha256(save(dict(tensors), metadata=_METADATA)).hexdigest()
 
 
 def write_marker(folder: Path, text: str = "") -> None:

@@ -69,9 +69,7 @@ class Trainer:
         self._steps = StepRunner(config, ranks)
         self._trial = Trial(config, samples, accepted, self._steps)
         self._checkpointer = AsyncCheckpointer(config, ranks, samples)
-        self._publisher = AsyncPublisher(
-            config, publisher, samples, self._checkpointer, self._gather
-        )
+        self._publisher = AsyncPublisher(config, publisher, samples, self._gather)
         self._metrics = MetricsFile(config.tracking.metrics_file)
         self._trackers = trackers
         self._sample_table = SampleTable(config, trackers)

@@ -73,19 +73,6 @@ class AsyncCheckpointer:
         await self._writing.wait()
         await self._committing.wait()
 
-    async def wait_committed(self, step: int) -> None:
-        """Wait until a durable checkpoint covers `step` and its samples are committed.
-
-        Does not wait for checkpoints of later steps. Raises errors.
-        """
-        while self._committed_step < step:
-            for task in self.tasks:
-                task.raise_if_failed()
-            running = self._writing.running | self._committing.running
-            if not running:
-                return
-            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-
     async def _write(self, partial: Path, checkpoint: checkpoint_files.Checkpoint) -> None:
         try:
             await self._ranks.wait_written(partial)

@@ -86,8 +86,9 @@ class CheckpointConfig(Settings):
 
     folder: Path
     """Folder of the checkpoints, shared by all ranks."""
-    every: int = Field(1, gt=0)
-    """Steps between checkpoints; samples are committed with them."""
+    every: int = Field(10, gt=0)
+    """Steps between checkpoints; the last step always has one. After a crash the steps since the
+    newest are computed again on the same samples, which the trajectory manager keeps until then."""
     keep: int = Field(2, gt=0)
     """Newest checkpoints that are kept."""
     dump_every: int = Field(0, ge=0)
