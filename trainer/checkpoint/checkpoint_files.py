@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
@@ -23,7 +22,7 @@ import torch
 from safetensors import safe_open
 
 from trainer import fsync_files
-from trainer.checkpoint.checksums import DamagedError, note_digest, read_json, seal, verify
+from trainer.checkpoint.checksums import DamagedError, read_json, seal, verify
 from trainer.checkpoint.wrong_checkpoint import WrongCheckpoint
 from trainer.config import Setting
 from trainer.model.critic import is_critic
@@ -31,8 +30,8 @@ from trainer.model.lora import is_adapter
 from trainer.policy.policy import Policy
 
 __all__ = [
+    "RNG",
     "Checkpoint",
-    "ShardWriter",
     "begin",
     "complete",
     "is_written",
@@ -44,10 +43,9 @@ __all__ = [
 ]
 
 _STATE = "state.json"
-_RNG = "rng"
+RNG = "rng"
+"""Name of the random state in a shard."""
 _PARAMETER = "parameter."
-_MAX_RESULTS = 8
-"""Finished writes whose result is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,51 +145,6 @@ def begin(folder: Path, step: int) -> Path:
     return partial
 
 
-class ShardWriter:
-    """Writes this rank's state in a separate thread, from a copy on the host."""
-
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._writes: dict[Path, Future[None]] = {}
-
-    def start(self, policy: Policy, folder: Path, name: str) -> None:
-        """Copy the state after earlier copies are written: the host has room for one copy.
-
-        It is written into the file `name` in `folder`.
-        """
-        wait(self._writes.values())
-        for done in list(self._writes)[:-_MAX_RESULTS]:
-            del self._writes[done]
-        tensors = {
-            name: tensor.to("cpu", copy=True).contiguous()
-            for name, tensor in policy.state().items()
-        }
-        tensors[_RNG] = torch.get_rng_state()
-        self._writes[folder] = self._executor.submit(_write_shard, folder / name, tensors)
-
-    def written(self, folder: Path) -> bool:
-        """Whether the shard in `folder` is durable, if this process has one there.
-
-        Raises:
-            OSError: writing it failed.
-        """
-        write = self._writes.get(folder)  # none in a rank that joined since
-        if write is None:
-            return True
-        if not write.done():
-            return False
-        write.result()
-        return True
-
-
-def _write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write a shard; once it has its final name it is durable."""
-    partial = path.with_suffix(".partial")
-    fsync_files.write_tensors(partial, tensors)
-    note_digest(partial, path.name)
-    partial.rename(path)
-
-
 def is_written(folder: Path, world_size: int) -> bool:
     """Whether `folder` has the shards of all ranks."""
     # Listed, as NFS clients cache that a name does not exist.
@@ -253,7 +206,7 @@ class _Shards:
 
     def rng(self) -> torch.Tensor:
         """Random state: of the same rank, or else of the first."""
-        return _tensor(self._files[self._rank if self._is_same_size else 0], _RNG)
+        return _tensor(self._files[self._rank if self._is_same_size else 0], RNG)
 
     def whole(self, name: str) -> torch.Tensor:
         """A whole tensor; a number is the same in each file that has it."""

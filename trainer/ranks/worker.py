@@ -10,6 +10,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint import checkpoint_files
+from trainer.checkpoint.host_copy import copy_stream
+from trainer.checkpoint.shard_writer import ShardWriter
 from trainer.config import TrainerConfig
 from trainer.data.computations import Accumulate, Predict
 from trainer.model.load_model import DTYPES
@@ -37,6 +39,9 @@ from trainer.ranks.state_transfer import transfer
 
 __all__ = ["Worker"]
 
+_KEEPS_STATE = (Accumulate, Predict, Measure, Discard, Save, Written, Gather)
+"""Commands that change nothing that a checkpoint holds."""
+
 
 class Worker:
     """This rank's policy, and the execution of commands on it. Needs the process group."""
@@ -60,7 +65,7 @@ class Worker:
         self._held: dict[str, torch.Tensor] = {}
         """State in the process group before, until the present one carries out a command."""
         self._device_state = DeviceState()
-        self._shard_writer = checkpoint_files.ShardWriter()
+        self._shard_writer = ShardWriter(copy_stream(config.device))
         self._published_dtype = DTYPES[config.dtype]
 
     @property
@@ -82,6 +87,8 @@ class Worker:
         """Execute one command; its results by name."""
         if not isinstance(command, Form):
             self._held = {}
+        if not isinstance(command, _KEEPS_STATE):
+            self._shard_writer.hold_back()
         match command:
             case Accumulate():
                 return self._policy.accumulate(command)

@@ -1,0 +1,67 @@
+"""Write a rank's shard of a checkpoint beside training, from a copy on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+import torch
+
+from trainer import fsync_files
+from trainer.checkpoint.checkpoint_files import RNG
+from trainer.checkpoint.checksums import note_digest
+from trainer.checkpoint.host_copy import CopyStream, HostCopy
+from trainer.policy.policy import Policy
+
+__all__ = ["ShardWriter"]
+
+_MAX_RESULTS = 8
+"""Finished writes whose result is kept."""
+
+
+class ShardWriter:
+    """Writes this rank's state in a separate thread."""
+
+    def __init__(self, stream: CopyStream) -> None:
+        """`stream` copies to the host."""
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writes: dict[Path, Future[None]] = {}
+        self._copy = HostCopy(stream)
+
+    def start(self, policy: Policy, folder: Path, name: str) -> None:
+        """Copy the state after earlier copies are written: the host has room for one copy.
+
+        It is written into the file `name` in `folder`.
+        """
+        wait(self._writes.values())
+        for done in list(self._writes)[:-_MAX_RESULTS]:
+            del self._writes[done]
+        tensors = {**self._copy.start(policy.state()), RNG: torch.get_rng_state()}
+        self._writes[folder] = self._executor.submit(self._write, folder / name, tensors)
+
+    def hold_back(self) -> None:
+        """Call it before the state changes: what is copied stays what it was."""
+        self._copy.hold_back()
+
+    def written(self, folder: Path) -> bool:
+        """Whether the shard in `folder` is durable, if this process has one there.
+
+        Raises:
+            OSError: writing it failed.
+        """
+        write = self._writes.get(folder)  # none in a rank that joined since
+        if write is None:
+            return True
+        if not write.done():
+            return False
+        write.result()
+        return True
+
+    def _write(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write a shard; once it has its final name it is durable."""
+        self._copy.wait()
+        partial = path.with_suffix(".partial")
+        fsync_files.write_tensors(partial, tensors)
+        note_digest(partial, path.name)
+        partial.rename(path)
