@@ -1,4 +1,7 @@
-"""Write files that are durable (survive a crash of the machine) when these functions return."""
+"""Write files that are durable (survive a crash of the machine) when these functions return.
+
+Objects of an object store are when they are written.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save, save_file
+
+from trainer.object_path import Folder, ObjectPath
 
 __all__ = [
     "COMPLETE",
@@ -28,8 +33,10 @@ COMPLETE = ".complete"
 _METADATA = {"format": "pt"}
 
 
-def sync(path: Path) -> None:
+def sync(path: Folder) -> None:
     """Flush a file's content, or a folder's entries, to the disk."""
+    if isinstance(path, ObjectPath):
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -37,7 +44,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Folder, content: Any) -> None:
     """Write `content` as JSON."""
     path.write_text(json.dumps(content, indent=1))
     sync(path)
@@ -66,7 +73,7 @@ def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
     return hashlib.sha256(save(dict(tensors), metadata=_METADATA)).hexdigest()
 
 
-def write_marker(folder: Path, text: str = "") -> None:
+def write_marker(folder: Folder, text: str = "") -> None:
     """Mark `folder` complete, by a file with `text`; its content is durable before the marker."""
     sync(folder)
     (folder / COMPLETE).write_text(text)

@@ -11,7 +11,7 @@ from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb2
 from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
 
 from services.chassis.errors import Reason, failed_precondition, invalid_argument, not_found
-from trainer.checkpoint.best_checkpoint import BestCheckpoint
+from trainer.checkpoint.best_checkpoint import BestCheckpoint, BestObject
 from trainer.config import TrainerConfig
 from trainer.loop import Trainer
 from trainer.ranks.device_lease import DeviceLease
@@ -31,7 +31,7 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
         trainer: Trainer,
         device: DeviceLease,
         ranks: RankGroup,
-        best: BestCheckpoint,
+        best: BestCheckpoint | BestObject,
     ) -> None:
         self._config = config
         self._trainer = trainer

@@ -10,7 +10,7 @@ then. On the CPU a copy is done when `start` returns. The cuda side has not been
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -60,7 +60,8 @@ class _Cuda:
     pinned = True
 
     def __init__(self) -> None:
-        self._stream, self._done = torch.cuda.Stream(), torch.cuda.Event()
+        self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         """See `CopyStream`."""

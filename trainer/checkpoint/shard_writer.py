@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from pathlib import Path
+from functools import partial
 
 import torch
 
@@ -12,6 +12,8 @@ from trainer import fsync_files
 from trainer.checkpoint.checkpoint_files import RNG
 from trainer.checkpoint.checksums import note_digest
 from trainer.checkpoint.host_copy import CopyStream, HostCopy
+from trainer.checkpoint.object_tensors import upload
+from trainer.object_path import Folder, ObjectPath
 from trainer.policy.policy import Policy
 
 __all__ = ["ShardWriter"]
@@ -26,10 +28,10 @@ class ShardWriter:
     def __init__(self, stream: CopyStream) -> None:
         """`stream` copies to the host."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._writes: dict[Path, Future[None]] = {}
+        self._writes: dict[Folder, Future[None]] = {}
         self._copy = HostCopy(stream)
 
-    def start(self, policy: Policy, folder: Path, name: str) -> None:
+    def start(self, policy: Policy, folder: Folder, name: str) -> None:
         """Copy the state after earlier copies are written: the host has room for one copy.
 
         It is written into the file `name` in `folder`.
@@ -44,7 +46,7 @@ class ShardWriter:
         """Call it before the state changes: what is copied stays what it was."""
         self._copy.hold_back()
 
-    def written(self, folder: Path) -> bool:
+    def written(self, folder: Folder) -> bool:
         """Whether the shard in `folder` is durable, if this process has one there.
 
         Raises:
@@ -58,10 +60,13 @@ class ShardWriter:
         write.result()
         return True
 
-    def _write(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _write(self, path: Folder, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write a shard; once it has its final name it is durable."""
         self._copy.wait()
-        partial = path.with_suffix(".partial")
-        fsync_files.write_tensors(partial, tensors)
-        note_digest(partial, path.name)
-        partial.rename(path)
+        if isinstance(path, ObjectPath):
+            upload(path, tensors, partial(note_digest, path, path.name))
+            return
+        unnamed = path.with_suffix(".partial")
+        fsync_files.write_tensors(unnamed, tensors)
+        note_digest(unnamed, path.name)
+        unnamed.rename(path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -16,6 +14,7 @@ from trainer.config import TrainerConfig
 from trainer.data.computations import Accumulate, Predict
 from trainer.model.load_model import DTYPES
 from trainer.model.load_sharded import load_sharded, ranks_mesh
+from trainer.object_path import place
 from trainer.pipeline.pipeline_backend import PipelineBackend
 from trainer.policy.backend import Backend
 from trainer.policy.policy import Policy
@@ -102,11 +101,11 @@ class Worker:
                 return self._policy.discard()
             case Save(folder=folder):
                 name = checkpoint_files.shard_name(*_place())
-                self._shard_writer.start(self._policy, Path(folder), name)
+                self._shard_writer.start(self._policy, place(folder), name)
             case Written(folder=folder):
-                return {"written": float(self._shard_writer.written(Path(folder)))}
+                return {"written": float(self._shard_writer.written(place(folder)))}
             case Load(folder=folder):
-                checkpoint_files.load_shards(self._policy, Path(folder), *_place())
+                checkpoint_files.load_shards(self._policy, place(folder), *_place())
             case Form():
                 self._take_over(command)
             case Gather():

@@ -165,8 +165,9 @@ async def test_steps_that_come_out_otherwise_are_published_under_a_new_number(
     tmp_path: Path, model: Path, neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a change of the learning rate; what servers had of step 5 stays what it was."""
-    rate = {"optimizer__learning_rate": 1e-3}
-    await crashed_and_resumed(tmp_path, model, neighbours, monkeypatch, **rate)
+    await crashed_and_resumed(
+        tmp_path, model, neighbours, monkeypatch, optimizer__learning_rate=1e-3
+    )
     assert [step for _, step in versions(neighbours)] == [1, 2, 3, 4, 5, 5, 6]
     assert len(contents(neighbours)[5]) == 2
     numbers = [version for version, _ in versions(neighbours)]

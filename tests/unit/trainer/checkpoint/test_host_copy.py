@@ -120,7 +120,11 @@ def test_a_rank_holds_back_what_changes_its_state(command: Command, events: list
         """A policy and the writer of its checkpoints."""
 
         def __getattr__(self, name: str) -> Callable[..., dict[str, float]]:
-            return lambda *_: happened.append(name.replace("_", " ").replace("hold", "held")) or {}
+            def noted(*_: object) -> dict[str, float]:
+                happened.append(name.replace("_", " ").replace("hold", "held"))
+                return {}
+
+            return noted
 
     worker = object.__new__(Worker)
     worker._shard_writer = cast("ShardWriter", Noting())
