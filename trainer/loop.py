@@ -159,6 +159,10 @@ class Trainer:
             await self._checkpointer.wait()
         return self.checkpoint_step
 
+    async def checkpoint_written(self, step: int) -> None:
+        """Wait until the checkpoint of `step` is durable or has failed, if it is in flight."""
+        await self._checkpointer.wait_for(step)
+
     def _without_checkpoint(self) -> StepRecord | None:
         """The record of the newest finished step, if that step has no checkpoint."""
         has_checkpoint = self._checkpointer.started_step == self.progress.step

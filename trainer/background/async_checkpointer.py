@@ -6,6 +6,7 @@ COPIED (to the host; training continues) -> DURABLE -> COMMITTED (samples)
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from services.chassis.log import get_logger
 from trainer.background.background_task import BackgroundTask
@@ -73,6 +74,12 @@ class AsyncCheckpointer:
         """Wait until no checkpoint is in flight and all samples are committed. Raises errors."""
         await self._writing.wait()
         await self._committing.wait()
+
+    async def wait_for(self, step: int) -> None:
+        """Wait until the checkpoint of `step` is durable or has failed, if it is in flight."""
+        if self.started_step == step:
+            with suppress(Exception):  # `wait` raises it
+                await self._writing.wait()
 
     async def _write(self, partial: Folder, checkpoint: checkpoint_files.Checkpoint) -> None:
         try:
