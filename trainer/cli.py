@@ -17,7 +17,7 @@ from services.chassis.config.load import load_or_exit
 from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.chassis.rpc.clients import channel
 from services.chassis.rpc.server import Service, run
-from trainer.checkpoint.best_checkpoint import BestCheckpoint
+from trainer.checkpoint.best_checkpoint import best_of
 from trainer.checkpoint.resume import find_checkpoint
 from trainer.clients.node_client import NodeClient
 from trainer.clients.sample_client import SampleClient
@@ -25,6 +25,7 @@ from trainer.config import TrainerConfig
 from trainer.loop import Trainer
 from trainer.model.load_model import import_model_code
 from trainer.model.lora import adapter_settings
+from trainer.object_path import ObjectPath
 from trainer.publish.publisher import Publisher
 from trainer.ranks.device_lease import DeviceLease
 from trainer.ranks.end_process import end_process
@@ -60,6 +61,7 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
         stack.push_async_callback(asyncio.to_thread, trackers.close)
         stack.push_async_callback(ranks.stop)
         try:
+            _check_store(config)
             find_checkpoint(config, alarms)
             await ranks.start(config)
         except ValueError as error:
@@ -67,7 +69,7 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
         device = DeviceLease(ranks, config.gang.nodes, ranks.nodes)
         samples, nodes, publisher = await connect_services(config, stack, ranks.nodes)
         trainer = Trainer(config, ranks, device, samples, nodes, publisher, trackers, alarms)
-        best = BestCheckpoint(config.checkpoint.folder)
+        best = best_of(config.checkpoint.place)
         best.recover()
         servicer = TrainerServicer(config, trainer, device, ranks, best)
         yield Service(
@@ -75,6 +77,15 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
             background=[lambda: _train(trainer, config), samples.keep_leases],
             drain=trainer.drain,
         )
+
+
+def _check_store(config: TrainerConfig) -> None:
+    place = config.checkpoint.place
+    if isinstance(place, ObjectPath):
+        try:
+            place.check()
+        except OSError as error:
+            raise DependencyUnavailable("storage", str(error)) from error
 
 
 async def connect_services(

@@ -1,7 +1,11 @@
-"""Write files that are durable (survive a crash of the machine) when these functions return."""
+"""Write files that are durable (survive a crash of the machine) when these functions return.
+
+Objects of an object store are when they are written.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -10,16 +14,29 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
-__all__ = ["COMPLETE", "save_tensors", "sync", "write_json", "write_marker", "write_tensors"]
+from trainer.object_path import Folder, ObjectPath
+
+__all__ = [
+    "COMPLETE",
+    "save_tensors",
+    "sync",
+    "tensors_digest",
+    "write_json",
+    "write_marker",
+    "write_tensors",
+]
 
 COMPLETE = ".complete"
 """Name of the marker file of a complete folder."""
+_METADATA = {"format": "pt"}
 
 
-def sync(path: Path) -> None:
+def sync(path: Folder) -> None:
     """Flush a file's content, or a folder's entries, to the disk."""
+    if isinstance(path, ObjectPath):
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -27,7 +44,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Folder, content: Any) -> None:
     """Write `content` as JSON."""
     path.write_text(json.dumps(content, indent=1))
     sync(path)
@@ -46,12 +63,17 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         OSError: the file cannot be written, for example on a full disk.
     """
     try:
-        save_file(dict(tensors), path, metadata={"format": "pt"})
+        save_file(dict(tensors), path, metadata=_METADATA)
     except SafetensorError as error:
         raise OSError(f"{path}: {error}") from error
 
 
-def write_marker(folder: Path, text: str = "") -> None:
+def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 of the file that `save_tensors` would write; needs as much memory."""
+    return hashlib.sha256(save(dict(tensors), metadata=_METADATA)).hexdigest()
+
+
+def write_marker(folder: Folder, text: str = "") -> None:
     """Mark `folder` complete, by a file with `text`; its content is durable before the marker."""
     sync(folder)
     (folder / COMPLETE).write_text(text)

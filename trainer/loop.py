@@ -71,9 +71,7 @@ class Trainer:
         self._steps = StepRunner(config, ranks)
         self._trial = Trial(config, samples, accepted, self._steps)
         self._checkpointer = AsyncCheckpointer(config, ranks, samples)
-        self._publisher = AsyncPublisher(
-            config, publisher, samples, self._checkpointer, self._gather
-        )
+        self._publisher = AsyncPublisher(config, publisher, samples, self._gather)
         self._metrics = MetricsFile(config.tracking.metrics_file)
         self._trackers = trackers
         self._sample_table = SampleTable(config, trackers)
@@ -162,6 +160,10 @@ class Trainer:
             await self._batches.release_if_lent()
             await self._checkpointer.wait()
         return self.checkpoint_step
+
+    async def checkpoint_written(self, step: int) -> None:
+        """Wait until the checkpoint of `step` is durable or has failed, if it is in flight."""
+        await self._checkpointer.wait_for(step)
 
     def _without_checkpoint(self) -> StepRecord | None:
         """The record of the newest finished step, if that step has no checkpoint."""

@@ -11,7 +11,7 @@ from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb2
 from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
 
 from services.chassis.errors import Reason, failed_precondition, invalid_argument, not_found
-from trainer.checkpoint.best_checkpoint import BestCheckpoint
+from trainer.checkpoint.best_checkpoint import BestCheckpoint, BestObject
 from trainer.config import TrainerConfig
 from trainer.loop import Trainer
 from trainer.ranks.device_lease import DeviceLease
@@ -31,7 +31,7 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
         trainer: Trainer,
         device: DeviceLease,
         ranks: RankGroup,
-        best: BestCheckpoint,
+        best: BestCheckpoint | BestObject,
     ) -> None:
         self._config = config
         self._trainer = trainer
@@ -102,8 +102,8 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
     ) -> trainer_pb2.HoldCheckpointResponse:
         """Link the checkpoint of a step that is evaluated."""
         step = _step(request.step, least=0)
-        async with self._best_lock:
-            held = await asyncio.to_thread(self._best.hold, step)
+        # Shielded from a caller that waits no longer: weights may be out long before.
+        held = await asyncio.shield(self._hold(step))
         return trainer_pb2.HoldCheckpointResponse(held=held)
 
     async def KeepCheckpoint(  # noqa: N802 -- named by the contract
@@ -112,11 +112,17 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
         """Make the checkpoint of a step the best one."""
         step = _step(request.step, least=1)
         async with self._best_lock:
+            await self._trainer.checkpoint_written(step)
             try:
                 folder = await asyncio.to_thread(self._best.keep, step, _facts(request))
             except FileNotFoundError as error:
                 raise not_found("checkpoint of step", str(step)) from error
         return trainer_pb2.KeepCheckpointResponse(folder=str(folder))
+
+    async def _hold(self, step: int) -> bool:
+        async with self._best_lock:
+            await self._trainer.checkpoint_written(step)
+            return await asyncio.to_thread(self._best.hold, step)
 
     def _state(self) -> trainer_pb2.TrainerState.ValueType:
         if self._trainer.progress.finished:

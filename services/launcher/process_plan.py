@@ -85,7 +85,7 @@ def plan(
             for node in config.node_plans()
             if "rollout" in node.tags
         ],
-        *trainers(config, layout),
+        *trainers(config, layout, evaluation or EvaluationConfig()),
         *[_node_agent(node, config, layout) for node in config.node_plans()],
         *_agent(config, layout),
         *environment_processes(config, layout),

@@ -6,17 +6,26 @@ import shutil
 import sys
 from dataclasses import replace
 
+from services.launcher.checks.process_settings import process_setting
 from services.launcher.child_process import ProcessPlan, process, settings_of
 from services.launcher.config import REFERENCE_COLUMN, LauncherConfig
 from services.launcher.layout import Layout
+from services.lib.evaluation.evaluation_config import EvaluationConfig
 
 __all__ = ["ending_with_torchrun", "trainers"]
 
 
-def trainers(config: LauncherConfig, layout: Layout) -> list[ProcessPlan]:
+_MOST_STEPS = 10
+"""Between checkpoints, as the trainer does by default."""
+
+
+def trainers(
+    config: LauncherConfig, layout: Layout, evaluation: EvaluationConfig
+) -> list[ProcessPlan]:
     """The trainer; of several nodes one of each, and their rendezvous."""
+    every = _checkpoint_every(config, layout, evaluation)
     if len(config.training_nodes) == 1:
-        return [_trainer("trainer", config, layout)]
+        return [_trainer("trainer", config, layout, **every)]
     rendezvous = _rendezvous(layout)
     return [rendezvous] + [
         _trainer(
@@ -25,9 +34,23 @@ def trainers(config: LauncherConfig, layout: Layout) -> list[ProcessPlan]:
             layout,
             gang__node_id=node_id,
             gang__nodes=config.trainer_nodes,
+            **every,
         )
         for node_id in config.training_nodes
     ]
+
+
+def _checkpoint_every(
+    config: LauncherConfig, layout: Layout, evaluation: EvaluationConfig
+) -> dict[str, object]:
+    """Where nothing is given, each evaluated step has a checkpoint: the best one is kept."""
+    steps = evaluation.every_steps
+    if not steps or not evaluation.keep_best:
+        return {}
+    if process_setting(config, layout.config_file, "trainer.checkpoint.every") is not None:
+        return {}
+    divisors = [each for each in range(1, _MOST_STEPS + 1) if steps % each == 0]
+    return {"checkpoint__every": divisors[-1]}
 
 
 def _rendezvous(layout: Layout) -> ProcessPlan:
@@ -36,7 +59,7 @@ def _rendezvous(layout: Layout) -> ProcessPlan:
     return ProcessPlan(name="rendezvous", command=command)
 
 
-def _trainer(name: str, config: LauncherConfig, layout: Layout, **gang: object) -> ProcessPlan:
+def _trainer(name: str, config: LauncherConfig, layout: Layout, **other: object) -> ProcessPlan:
     reference = (
         {} if config.reference is None else {"algorithm__reference_column": REFERENCE_COLUMN}
     )
@@ -57,17 +80,18 @@ def _trainer(name: str, config: LauncherConfig, layout: Layout, **gang: object) 
         # The launcher ends the run, after the last evaluation.
         end_run="false",
         **reference,
-        **gang,
+        **other,
     )
+    over_nodes = len(config.training_nodes) > 1
     trainer = process(name, "trainer", layout, environment)
-    if config.trainer_ranks == 1 and not gang:
+    if config.trainer_ranks == 1 and not over_nodes:
         return trainer
     ranks = f"--nproc-per-node={config.trainer_ranks}"
-    nodes = _over_nodes(config, layout) if gang else ("--standalone",)
+    nodes = _over_nodes(config, layout) if over_nodes else ("--standalone",)
     torchrun = (sys.executable, "-m", "torch.distributed.run", *nodes, ranks)
     rank = ending_with_torchrun(trainer.command)
     # Each round of the rendezvous gets a store of its own, without the keys of earlier rounds.
-    own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if gang else {}
+    own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if over_nodes else {}
     return replace(
         trainer,
         command=(*torchrun, "--no-python", *rank),

@@ -6,13 +6,14 @@ COPIED (to the host; training continues) -> DURABLE -> COMMITTED (samples)
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from contextlib import suppress
 
 from services.chassis.log import get_logger
 from trainer.background.background_task import BackgroundTask
 from trainer.checkpoint import checkpoint_files
 from trainer.clients.sample_client import SampleClient
 from trainer.config import TrainerConfig
+from trainer.object_path import Folder
 from trainer.ranks.rank_group import RankGroup, RankLostError
 from trainer.tracking.step_record import StepRecord
 
@@ -53,7 +54,8 @@ class AsyncCheckpointer:
         """
         with record.phase("checkpoint"):
             await self._writing.wait()
-            partial = checkpoint_files.begin(self._config.checkpoint.folder, record.step)
+            place = self._config.checkpoint.place
+            partial = await asyncio.to_thread(checkpoint_files.begin, place, record.step)
             await self._ranks.save(partial)
         checkpoint = checkpoint_files.Checkpoint(
             run_id=self._config.run_id,
@@ -73,20 +75,13 @@ class AsyncCheckpointer:
         await self._writing.wait()
         await self._committing.wait()
 
-    async def wait_committed(self, step: int) -> None:
-        """Wait until a durable checkpoint covers `step` and its samples are committed.
+    async def wait_for(self, step: int) -> None:
+        """Wait until the checkpoint of `step` is durable or has failed, if it is in flight."""
+        if self.started_step == step:
+            with suppress(Exception):  # `wait` raises it
+                await self._writing.wait()
 
-        Does not wait for checkpoints of later steps. Raises errors.
-        """
-        while self._committed_step < step:
-            for task in self.tasks:
-                task.raise_if_failed()
-            running = self._writing.running | self._committing.running
-            if not running:
-                return
-            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-
-    async def _write(self, partial: Path, checkpoint: checkpoint_files.Checkpoint) -> None:
+    async def _write(self, partial: Folder, checkpoint: checkpoint_files.Checkpoint) -> None:
         try:
             await self._ranks.wait_written(partial)
         except RankLostError as error:

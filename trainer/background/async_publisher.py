@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 
 import torch
 from seamflow.weights.v1 import weight_service_pb2 as weight_pb2
 
 from services.chassis.log import get_logger
 from services.chassis.rpc import tracing
-from trainer.background.async_checkpointer import AsyncCheckpointer
 from trainer.background.background_task import BackgroundTask
 from trainer.clients.sample_client import SampleClient
 from trainer.config import TrainerConfig
@@ -30,15 +28,15 @@ Gather = Callable[[], Awaitable[Mapping[str, torch.Tensor]]]
 class AsyncPublisher:
     """Decides which steps publish, and publishes them while training continues.
 
-    A publish that misses a deadline is retried until newer weights supersede it. With a checkpoint
-    every step, weights are committed after their checkpoint and samples, so that nothing published
-    is ever undone by a crash.
+    A publish that misses a deadline is retried until newer weights supersede it. None waits for a
+    checkpoint: a restarted trainer repeats the steps since its checkpoint on the samples that they
+    had, and finds again what is published.
 
     Args:
         config: of the trainer.
         publisher: client of the weights service.
-        samples: knows which rollouts in flight a publish would make too old.
-        checkpointer: of the same steps.
+        samples: knows which rollouts in flight a publish would make too old, and which steps are
+            repeated.
         gather: gives the whole weights, on the host.
     """
 
@@ -47,12 +45,11 @@ class AsyncPublisher:
         config: TrainerConfig,
         publisher: Publisher,
         samples: SampleClient,
-        checkpointer: AsyncCheckpointer,
         gather: Gather,
     ) -> None:
         self._config = config
-        self._publisher, self._samples = publisher, samples
-        self._checkpointer, self._gather = checkpointer, gather
+        self._publisher, self._samples, self._gather = publisher, samples, gather
+        self._ahead: weight_pb2.Manifest | None = None  # of a step that is still to be repeated
         self._postponed = False
         self._superseded = False
         self.task = BackgroundTask()
@@ -62,38 +59,59 @@ class AsyncPublisher:
         """The version in flight, or else `weight_version`; staleness is relative to it."""
 
     async def recover(self, step: int) -> None:
-        """Publish the weights of the resumed `step` unless the newest version has them.
+        """Publish the weights of the resumed `step`, unless they or later ones are published.
 
-        After a crash, servers may have older weights, or those of a step that the crash undid.
+        Later ones stay if their step is repeated on its samples. Else the crash undid them: servers
+        get the weights of `step` under a new version.
         """
         manifest = await self._publisher.newest()
         self.weight_version = 0 if manifest is None else manifest.weight_version
         self.started_version = self.weight_version
         published = 0 if manifest is None else manifest.step
         due = step if step == self._config.num_steps else step - step % self._config.publish.every
-        if published > step or published < due:
+        if published > step and self._samples.repeats(*range(step + 1, published + 1)):
+            self._ahead = manifest
+        elif published > step or published < due:
             await self.start(await self._gather(), step)
             await self.wait()
 
     async def publish_if_due(self, record: StepRecord, *, last: bool = False) -> None:
         """Start publishing a finished step if it is due or an earlier one was postponed.
 
+        A repeated step is not published again: what was published last is compared with it.
         Publishing continues during the next step; after the last step, this waits until it is done.
         The time training waits is the step's phase "publish".
         """
         step = record.step
-        if not (self._postponed or last or step % self._config.publish.every == 0):
+        if not self._is_due(step, last=last):
             return
         with record.phase("publish"):
             # Before the weights are copied, as the host has room for one copy; and while the device
             # may be taken away, as this may wait for other services.
             await self.supersede()
             weights = await self._gather()
+            if await self._is_published(step, weights):
+                return
             self._postponed = not await self._try_start(weights, step, last=last)
             while last and self._postponed:
                 self._postponed = not await self._try_start(weights, step, last=last)
             if last:
                 await self.wait()
+
+    def _is_due(self, step: int, *, last: bool) -> bool:
+        if self._ahead is not None and step <= self._ahead.step:
+            return last or step == self._ahead.step
+        return self._postponed or last or step % self._config.publish.every == 0
+
+    async def _is_published(self, step: int, weights: Mapping[str, torch.Tensor]) -> bool:
+        """Whether an earlier trainer published exactly these weights as the newest version."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead.step != step:
+            return False
+        equal = await self._publisher.holds(ahead, weights)
+        log = get_logger().info if equal else get_logger().warning
+        log("step_repeated", step=step, weight_version=ahead.weight_version, equal=equal)
+        return equal
 
     async def supersede(self) -> None:
         """Wait until the publish in flight is done or postponed once more: newer weights follow.
@@ -118,7 +136,7 @@ class AsyncPublisher:
         epoch = self._samples.epoch
         begun = await self._publisher.begin(step=step, parent=self.weight_version, epoch=epoch)
         self.started_version = int(begun.weight_version)
-        self.task.start(self._finish(begun, weights, epoch, self._commit_condition(step)))
+        self.task.start(self._finish(begun, weights, epoch))
 
     async def _try_start(
         self, weights: Mapping[str, torch.Tensor], step: int, *, last: bool
@@ -138,23 +156,16 @@ class AsyncPublisher:
             return False
         return True
 
-    def _commit_condition(self, step: int) -> Callable[[], Awaitable[None]] | None:
-        """What the commit waits for; with less than a checkpoint per step it waits for none."""
-        if self._config.checkpoint.every > 1:
-            return None
-        return partial(self._checkpointer.wait_committed, step)
-
     async def _finish(
         self,
         begun: weight_pb2.BeginPublishResponse,
         weights: Mapping[str, torch.Tensor],
         epoch: int,
-        condition: Callable[[], Awaitable[None]] | None,
     ) -> None:
         start = time.monotonic()
         # Of the trace of the step in which it was started.
         with tracing.span("write and commit weights", weight_version=begun.weight_version):
-            while not await self._try_finish(begun, weights, epoch, condition):
+            while not await self._try_finish(begun, weights, epoch):
                 if self._superseded:
                     self.started_version = self.weight_version
                     return
@@ -167,10 +178,9 @@ class AsyncPublisher:
         begun: weight_pb2.BeginPublishResponse,
         weights: Mapping[str, torch.Tensor],
         epoch: int,
-        condition: Callable[[], Awaitable[None]] | None,
     ) -> bool:
         try:
-            await self._publisher.finish(begun, weights, epoch=epoch, after=condition)
+            await self._publisher.finish(begun, weights, epoch=epoch)
         except PublishPostponed as error:
             version = begun.weight_version
             get_logger().warning("publish_postponed", weight_version=version, error=str(error))

@@ -65,8 +65,21 @@ class BatchSource:
         """Wait for a step's batch and the nodes, and lease the batch. `record` gets the seconds.
 
         One chunk is the whole batch; with `batch.stream_groups` or `batch.start_at_tail`, chunks
-        follow as groups complete.
+        follow as groups complete. A step that an earlier trainer leased is cut as it was then.
         """
+        leased = list[TokenSequence]()
+        async for chunk in self._chunks(record):
+            leased += chunk.sequences
+            if chunk.last:
+                self._count(leased)
+                self._measure(leased, record)
+            yield chunk
+
+    async def _chunks(self, record: StepRecord) -> AsyncIterator[GradientChunk]:
+        for chunk in (repeated := await self._repeated(record)):
+            yield chunk
+        if repeated:
+            return
         timeout = BatchTimeout(
             time=time.monotonic() + self._timeout_seconds, min_groups=self._min_groups
         )
@@ -74,13 +87,25 @@ class BatchSource:
         may_stream = self.stream_groups > 0 or self.start_at_tail
         self._streams = may_stream and await self._nodes.others_generate()
         self._start_groups = self.stream_groups if self._streams else 0
-        leased = list[TokenSequence]()
         async for chunk in (self._streamed if self._streams else self._whole)(record, timeout):
-            leased += chunk.sequences
-            if chunk.last:
-                self._count(leased)
-                self._measure(leased, record)
             yield chunk
+
+    async def _repeated(self, record: StepRecord) -> list[GradientChunk]:
+        """The chunks of a step that an earlier trainer leased whole; none: it is to be leased."""
+        if not self._samples.repeats(record.step):
+            return []
+        with record.phase("wait"):
+            await self._nodes.acquire(record.step)
+        with record.phase("lease"):
+            leased = await self._samples.read_pending(record.step)
+        _note(record, leased)
+        sequences = await self._accepted.read(record.step, leased)
+        if sequences is None:
+            return []
+        if not leased.streamed:
+            return [GradientChunk(sequences=sequences, last=True)]
+        chunker = GroupChunker(self._chunk_tokens)
+        return [*chunker.push(sequences, group_complete=True, last=True)]
 
     async def _whole(
         self, record: StepRecord, timeout: BatchTimeout
@@ -96,7 +121,7 @@ class BatchSource:
             if leased is not None:
                 sequences = await self._accepted.read(record.step, leased)
             if leased is not None and sequences is not None:
-                record.leased(leased.max_staleness)
+                _note(record, leased)
         if not progress.full:
             self._log_timeout(progress)
         yield GradientChunk(sequences=sequences, last=True)
@@ -136,7 +161,7 @@ class BatchSource:
             wait=not chunker.has_open_group,
         )
         if page is not None:
-            record.leased(page.max_staleness)
+            _note(record, page)
         return page
 
     async def _wait_for_batch_and_nodes(
@@ -236,3 +261,8 @@ class BatchSource:
     def _log_timeout(self, progress: BatchProgress) -> None:
         self._timeouts.inc()
         get_logger().info("batch_timed_out", num_ready=progress.num_ready, needed=progress.needed)
+
+
+def _note(record: StepRecord, leased: sample_pb2.LeaseSamplesResponse) -> None:
+    tells_base = leased.HasField("base_weight_version")
+    record.leased(leased.max_staleness, leased.base_weight_version if tells_base else None)

@@ -1,4 +1,7 @@
-"""The best checkpoint, kept by hard links while older checkpoints are deleted."""
+"""The best checkpoint, kept while older checkpoints are deleted.
+
+On a disk by hard links; in an object store, which has none, by its name.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from trainer.checkpoint.checkpoint_files import folder_name, is_complete
 from trainer.fsync_files import COMPLETE
+from trainer.object_path import Folder, ObjectPath
 
-__all__ = ["BestCheckpoint"]
+__all__ = ["BestCheckpoint", "BestObject", "best_of"]
 
 
 class BestCheckpoint:
@@ -41,7 +46,7 @@ class BestCheckpoint:
         if self._candidate(step).is_dir():
             return True
         shutil.rmtree(self._partial, ignore_errors=True)
-        source = self._folder / f"step_{step:09d}"
+        source = self._folder / folder_name(step)
         try:
             shutil.copytree(source, self._partial, copy_function=_link)
         except (OSError, shutil.Error):  # never written, or just deleted
@@ -91,6 +96,47 @@ class BestCheckpoint:
         except (OSError, ValueError):
             return False
         return bool(facts.get("step") == step)
+
+
+class BestObject:
+    """best.json, beside the checkpoints of an object store, names the best evaluated step.
+
+    best_candidate.json names the one that is being evaluated. `checkpoint_files.complete` deletes
+    neither's checkpoint.
+    """
+
+    def __init__(self, folder: ObjectPath) -> None:
+        """`folder` is the trainer's, whose checkpoints are named step_*."""
+        self._folder = folder
+        self._candidate = folder / "best_candidate.json"
+
+    def recover(self) -> None:
+        """Nothing is left half done."""
+
+    def hold(self, step: int) -> bool:
+        """Name the checkpoint of `step` as the only candidate; False: there is none."""
+        self._candidate.write_text(json.dumps({"step": step}))  # first: it may just be deleted
+        held = is_complete(self._folder / folder_name(step))
+        if not held:
+            self._candidate.unlink()
+        return held
+
+    def keep(self, step: int, facts: Mapping[str, object]) -> ObjectPath:
+        """Make the checkpoint of `step` the best one, with `facts` in best.json; its folder.
+
+        Raises:
+            FileNotFoundError: it was never written, or was deleted before it was held.
+        """
+        if not self.hold(step):
+            raise FileNotFoundError(f"{self._folder} has no checkpoint of step {step}")
+        (self._folder / "best.json").write_text(json.dumps({**facts, "step": step}, indent=1))
+        self._candidate.unlink()
+        return self._folder / folder_name(step)
+
+
+def best_of(folder: Folder) -> BestCheckpoint | BestObject:
+    """The best checkpoint of those in `folder`."""
+    return BestObject(folder) if isinstance(folder, ObjectPath) else BestCheckpoint(folder)
 
 
 def _link(source: str, target: str) -> None:

@@ -5,36 +5,38 @@
                                   checksums.json, .complete         `checksums.py`; written last
 
 A folder is filled under a temporary name and renamed when complete: one named step_* is complete.
+In an object store (`object_path.py`) it has its name from the start: with .complete it is complete.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from itertools import accumulate
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from safetensors import safe_open
 
 from trainer import fsync_files
-from trainer.checkpoint.checksums import DamagedError, note_digest, read_json, seal, verify
+from trainer.checkpoint.checksums import DamagedError, read_json, seal, verify
+from trainer.checkpoint.object_tensors import open_tensors
 from trainer.checkpoint.wrong_checkpoint import WrongCheckpoint
 from trainer.config import Setting
 from trainer.model.critic import is_critic
 from trainer.model.lora import is_adapter
+from trainer.object_path import AnyFolder, Folder, ObjectPath, listed
 from trainer.policy.policy import Policy
 
 __all__ = [
+    "RNG",
     "Checkpoint",
-    "ShardWriter",
     "begin",
     "complete",
+    "folder_name",
+    "is_complete",
     "is_written",
     "load_shards",
     "newest",
@@ -44,10 +46,11 @@ __all__ = [
 ]
 
 _STATE = "state.json"
-_RNG = "rng"
+RNG = "rng"
+"""Name of the random state in a shard."""
 _PARAMETER = "parameter."
-_MAX_RESULTS = 8
-"""Finished writes whose result is kept."""
+_DAMAGED = ".damaged"
+"""Name of the marker of a folder of objects that is kept for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +76,8 @@ class Checkpoint:
 
 
 def newest(
-    folder: Path, on_damaged: Callable[[DamagedError, Path], None] | None = None
-) -> tuple[Path, Checkpoint] | None:
+    folder: AnyFolder, on_damaged: Callable[[DamagedError, AnyFolder], None] | None = None
+) -> tuple[AnyFolder, Checkpoint] | None:
     """The newest complete checkpoint in `folder` whose files are what was written.
 
     Newer ones that are damaged are kept under another name, and reported to `on_damaged`, with it.
@@ -83,11 +86,11 @@ def newest(
         DamagedError: all are damaged.
     """
     damaged: DamagedError | None = None
-    for path in sorted(folder.glob("step_*"), reverse=True):
-        if not (path / fsync_files.COMPLETE).exists():
+    for path in reversed(listed(folder, "step_*")):
+        if not is_complete(path):
             continue
         try:
-            _verify(path, (path / fsync_files.COMPLETE).stat().st_mtime_ns)
+            _verify(path, (path / fsync_files.COMPLETE).read_bytes())
             return path, read_state(path)
         except DamagedError as error:
             damaged = error
@@ -99,20 +102,24 @@ def newest(
 
 
 @lru_cache(maxsize=8)
-def _verify(folder: Path, mtime_ns: int) -> None:
+def _verify(folder: Folder, marker: bytes) -> None:
     verify(folder)
 
 
-def _set_aside(folder: Path) -> Path:
+def _set_aside(folder: AnyFolder) -> AnyFolder:
     """Keep a damaged checkpoint where no trainer looks."""
+    if isinstance(folder, ObjectPath):
+        (folder / fsync_files.COMPLETE).unlink()
+        (folder / _DAMAGED).write_text("")
+        return folder
     kept = folder.with_name(f"damaged_{folder.name}")
     shutil.rmtree(kept, ignore_errors=True)
     folder.rename(kept)
     fsync_files.sync(folder.parent)
-    return kept
+    return cast("AnyFolder", kept)
 
 
-def read_state(folder: Path) -> Checkpoint:
+def read_state(folder: Folder) -> Checkpoint:
     """Read a checkpoint of this release or a neighbouring one, whose further fields are ignored.
 
     Raises:
@@ -128,79 +135,39 @@ def read_state(folder: Path) -> Checkpoint:
     return Checkpoint(**{k: v for k, v in record.items() if k in known})
 
 
-def read_parameters(folder: Path) -> dict[str, torch.Tensor]:
+def read_parameters(folder: Folder) -> dict[str, torch.Tensor]:
     """The whole trained parameters by name, without optimizer state, of any number of ranks."""
     with ExitStack() as stack:
-        paths = sorted(folder.glob("rank_*.safetensors"))
-        files = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
+        paths = listed(folder, "rank_*.safetensors")
+        files = [stack.enter_context(open_tensors(path)) for path in paths]
         shards = _Shards(files, 0, 1)
         names = sorted(name for name in shards.names if name.startswith(_PARAMETER))
         return {name.removeprefix(_PARAMETER): shards.whole(name) for name in names}
 
 
-def begin(folder: Path, step: int) -> Path:
-    """Create an empty temporary folder for the checkpoint of `step`."""
-    for leftover in folder.glob(".partial_*"):  # of a crash
-        shutil.rmtree(leftover)
+def begin(folder: AnyFolder, step: int) -> AnyFolder:
+    """An empty folder for the checkpoint of `step`, which is not complete."""
+    if isinstance(folder, ObjectPath):
+        for leftover in folder.glob("step_*"):
+            if leftover.name == folder_name(step) or not _ended(leftover):
+                leftover.remove_tree()
+        return cast("AnyFolder", folder / folder_name(step))
+    for old in folder.glob(".partial_*"):  # of a crash
+        shutil.rmtree(old)
     partial = folder / f".partial_{step:09d}"
     partial.mkdir(parents=True)
-    return partial
+    return cast("AnyFolder", partial)
 
 
-class ShardWriter:
-    """Writes this rank's state in a separate thread, from a copy on the host."""
-
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._writes: dict[Path, Future[None]] = {}
-
-    def start(self, policy: Policy, folder: Path, name: str) -> None:
-        """Copy the state after earlier copies are written: the host has room for one copy.
-
-        It is written into the file `name` in `folder`.
-        """
-        wait(self._writes.values())
-        for done in list(self._writes)[:-_MAX_RESULTS]:
-            del self._writes[done]
-        tensors = {
-            name: tensor.to("cpu", copy=True).contiguous()
-            for name, tensor in policy.state().items()
-        }
-        tensors[_RNG] = torch.get_rng_state()
-        self._writes[folder] = self._executor.submit(_write_shard, folder / name, tensors)
-
-    def written(self, folder: Path) -> bool:
-        """Whether the shard in `folder` is durable, if this process has one there.
-
-        Raises:
-            OSError: writing it failed.
-        """
-        write = self._writes.get(folder)  # none in a rank that joined since
-        if write is None:
-            return True
-        if not write.done():
-            return False
-        write.result()
-        return True
-
-
-def _write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write a shard; once it has its final name it is durable."""
-    partial = path.with_suffix(".partial")
-    fsync_files.write_tensors(partial, tensors)
-    note_digest(partial, path.name)
-    partial.rename(path)
-
-
-def is_written(folder: Path, world_size: int) -> bool:
+def is_written(folder: Folder, world_size: int) -> bool:
     """Whether `folder` has the shards of all ranks."""
     # Listed, as NFS clients cache that a name does not exist.
     names = {path.name for path in folder.iterdir()}
     return all(shard_name(rank, world_size) in names for rank in range(world_size))
 
 
-def complete(partial: Path, checkpoint: Checkpoint, keep: int) -> Path:
-    """Write state.json and checksums, rename the folder, delete all but the `keep` newest.
+def complete(partial: AnyFolder, checkpoint: Checkpoint, keep: int) -> AnyFolder:
+    """Write state.json and checksums, make it visible, delete all but the `keep` newest.
 
     Raises:
         OSError: a shard is missing.
@@ -209,24 +176,50 @@ def complete(partial: Path, checkpoint: Checkpoint, keep: int) -> Path:
         raise OSError(f"checkpoint {partial} lacks shards of its {checkpoint.world_size} ranks")
     fsync_files.write_json(partial / _STATE, asdict(checkpoint))
     seal(partial)
-    final = partial.parent / f"step_{checkpoint.step:09d}"
+    if isinstance(partial, ObjectPath):
+        _delete_objects(partial.parent, keep)
+        return partial
+    final = partial.parent / folder_name(checkpoint.step)
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
     fsync_files.sync(final.parent)
-    for old in sorted(final.parent.glob("step_*"))[:-keep]:
+    for old in listed(final.parent, "step_*")[:-keep]:
         shutil.rmtree(old)
-    return final
+    return cast("AnyFolder", final)
 
 
-def load_shards(policy: Policy, folder: Path, rank: int, world_size: int) -> None:
+def _delete_objects(folder: ObjectPath, keep: int) -> None:
+    """Delete old checkpoints, but not those that `BestObject` names."""
+    named = {folder_name(read_json(path)["step"]) for path in folder.glob("best*.json")}
+    complete = [each for each in listed(folder, "step_*") if is_complete(each)]
+    for old in complete[:-keep]:
+        if old.name not in named:
+            old.remove_tree()
+
+
+def is_complete(folder: Folder) -> bool:
+    """Whether a checkpoint is there, whole."""
+    return (folder / fsync_files.COMPLETE).is_file()
+
+
+def _ended(folder: ObjectPath) -> bool:
+    return is_complete(folder) or (folder / _DAMAGED).is_file()
+
+
+def folder_name(step: int) -> str:
+    """The name of the checkpoint of a step."""
+    return f"step_{step:09d}"
+
+
+def load_shards(policy: Policy, folder: Folder, rank: int, world_size: int) -> None:
     """Load this rank's state from `folder`, written by any number of ranks.
 
     Raises:
         WrongCheckpoint: it is of another model.
     """
-    paths = sorted(folder.glob("rank_*.safetensors"))
+    paths = listed(folder, "rank_*.safetensors")
     with ExitStack() as stack:
-        files = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
+        files = [stack.enter_context(open_tensors(path)) for path in paths]
         shards = _Shards(files, rank, world_size)
         tensors = dict(_state(policy, shards))
         _check(policy, tensors, shards.names, folder)
@@ -253,7 +246,7 @@ class _Shards:
 
     def rng(self) -> torch.Tensor:
         """Random state: of the same rank, or else of the first."""
-        return _tensor(self._files[self._rank if self._is_same_size else 0], _RNG)
+        return _tensor(self._files[self._rank if self._is_same_size else 0], RNG)
 
     def whole(self, name: str) -> torch.Tensor:
         """A whole tensor; a number is the same in each file that has it."""
@@ -305,7 +298,7 @@ def _tensor(file: Any, name: str) -> torch.Tensor:
 
 
 def _check(
-    policy: Policy, tensors: Mapping[str, torch.Tensor], names: Collection[str], folder: Path
+    policy: Policy, tensors: Mapping[str, torch.Tensor], names: Collection[str], folder: Folder
 ) -> None:
     for name, shard in policy.shards.items():
         stored = tensors.get(_PARAMETER + name)

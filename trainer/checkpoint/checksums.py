@@ -10,13 +10,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from services.chassis.log import get_logger
 from trainer import fsync_files
+from trainer.object_path import Folder, listed
 
 __all__ = ["DamagedError", "note_digest", "read_json", "seal", "verify"]
 
@@ -28,32 +28,35 @@ _THREADS = 4
 class DamagedError(ValueError):
     """A file of a checkpoint is not what was written."""
 
-    def __init__(self, path: Path, what: str) -> None:
+    def __init__(self, path: Folder, what: str) -> None:
         super().__init__(f"checkpoint file {path} {what}")
 
 
-def note_digest(path: Path, name: str) -> None:
-    """Write the checksum of `path`, which will be called `name`, durably beside it."""
-    fsync_files.write_json(path.with_name(name + _NOTE), _digest(path))
+def note_digest(path: Folder, name: str, digest: str | None = None) -> None:
+    """Write the checksum of `path`, which will be called `name`, durably beside it.
+
+    `digest` is the checksum, if it is known.
+    """
+    fsync_files.write_json(path.with_name(name + _NOTE), digest or _digest(path))
 
 
-def seal(folder: Path) -> None:
+def seal(folder: Folder) -> None:
     """Write the checksums of all files, then the marker of a complete folder; durable.
 
     Files keep the checksum that was noted when they were written.
     """
-    notes = sorted(folder.glob(f"*{_NOTE}"))
+    notes = listed(folder, f"*{_NOTE}")
     digests = {note.stem: json.loads(note.read_text()) for note in notes}
     for note in notes:
         note.unlink()
-    for path in sorted(folder.iterdir()):
+    for path in listed(folder):
         if path.name not in digests:
             digests[path.name] = _digest(path)
     fsync_files.write_json(folder / _CHECKSUMS, digests)
     fsync_files.write_marker(folder, _digest(folder / _CHECKSUMS))
 
 
-def verify(folder: Path) -> None:
+def verify(folder: Folder) -> None:
     """Check all files of a complete checkpoint.
 
     One that release 0.2 wrote has no checksums: a warning is logged, and truncated files are found.
@@ -73,7 +76,7 @@ def verify(folder: Path) -> None:
         _verify_digests(folder, read_json(folder / _CHECKSUMS))
 
 
-def _verify_digests(folder: Path, digests: Mapping[str, str]) -> None:
+def _verify_digests(folder: Folder, digests: Mapping[str, str]) -> None:
     with ThreadPoolExecutor(_THREADS) as threads:
         found = threads.map(_digest, [folder / name for name in digests])
         for (name, expected), digest in zip(digests.items(), found, strict=True):
@@ -81,17 +84,17 @@ def _verify_digests(folder: Path, digests: Mapping[str, str]) -> None:
                 raise DamagedError(folder / name, "differs from its checksum: it is damaged")
 
 
-def _verify_forms(folder: Path) -> None:
+def _verify_forms(folder: Folder) -> None:
     read_json(folder / "state.json")
     for path in folder.glob("*.safetensors"):
         try:
-            with safe_open(path, framework="pt"):
+            with safe_open(str(path), framework="pt"):
                 pass
         except (SafetensorError, OSError) as error:
             raise DamagedError(path, f"cannot be read: {error}") from error
 
 
-def read_json(path: Path) -> Mapping[str, Any]:
+def read_json(path: Folder) -> Mapping[str, Any]:
     """The content of a JSON file. Raises `DamagedError`."""
     try:
         found: Mapping[str, Any] = json.loads(path.read_bytes())
@@ -100,7 +103,7 @@ def read_json(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def _digest(path: Path) -> str:
+def _digest(path: Folder) -> str:
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -23,6 +23,7 @@ from trainer.model.checkpoint_names import checkpoint_tensors
 from trainer.model.critic import is_critic
 from trainer.model.load_model import DTYPES, load_whole
 from trainer.model.lora import add_adapter, is_adapter, merged, plain_name
+from trainer.object_path import Folder, place
 from trainer.publish.weight_folder import write_folder
 
 __all__ = ["main", "write_model_folder"]
@@ -30,7 +31,7 @@ __all__ = ["main", "write_model_folder"]
 _CONFIG_EXIT = 78
 
 
-def write_model_folder(checkpoint: Path, base_model: Path | None, out: Path) -> Path:
+def write_model_folder(checkpoint: Folder, base_model: Path | None, out: Path) -> Path:
     """Write the weights that the trainer had at `checkpoint` into the new folder `out`.
 
     An adapter is merged, a critic is left out; the type is that of the published weights. `out`
@@ -66,7 +67,7 @@ def write_model_folder(checkpoint: Path, base_model: Path | None, out: Path) -> 
     return out
 
 
-def _config(state: Checkpoint, base_model: Path | None, checkpoint: Path) -> TrainerConfig:
+def _config(state: Checkpoint, base_model: Path | None, checkpoint: Folder) -> TrainerConfig:
     """The settings that decide how the parameters become weights."""
     model = base_model or (Path(state.model) if state.model else None)
     if model is None:
@@ -83,7 +84,7 @@ def _config(state: Checkpoint, base_model: Path | None, checkpoint: Path) -> Tra
         "model": model,
         "dtype": state.settings["dtype"],
         "lora": lora,
-        "checkpoint": {"folder": checkpoint.parent},
+        "checkpoint": {"folder": "unused"},
     }
     config = TrainerConfig.model_validate(settings)
     if state.base and fingerprint(model) != state.base:
@@ -105,7 +106,7 @@ def _weights(
     model: nn.Module,
     config: TrainerConfig,
     trained: Mapping[str, torch.Tensor],
-    checkpoint: Path,
+    checkpoint: Folder,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters and buffers by name, as `Policy.published_tensors` gives them."""
     parameters = dict(model.named_parameters())
@@ -131,7 +132,7 @@ def _check(
     parameters: Mapping[str, nn.Parameter],
     trained: Mapping[str, torch.Tensor],
     config: TrainerConfig,
-    checkpoint: Path,
+    checkpoint: Folder,
 ) -> None:
     expected = {
         name: parameter.shape
@@ -157,7 +158,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="seamflow export-model", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("checkpoint", type=Path, help="checkpoints/step_... or checkpoints/best")
+    parser.add_argument(
+        "checkpoint", type=place, help="checkpoints/step_..., checkpoints/best, or a URL of a store"
+    )
     parser.add_argument("out", type=Path, help="new folder")
     parser.add_argument("--model", type=Path, help="model that the run started from")
     given = parser.parse_args()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from trainer.checkpoint import checkpoint_files
 from trainer.checkpoint.checkpoint_files import Checkpoint
 from trainer.checkpoint.checksums import DamagedError
 from trainer.checkpoint.wrong_checkpoint import WrongCheckpoint
 from trainer.clients.sample_client import SampleClient
 from trainer.config import TrainerConfig
+from trainer.object_path import Folder
 from trainer.tracking.alarms import Alarms
 
 __all__ = ["changed_settings", "find_checkpoint", "take_over"]
 
 
-def find_checkpoint(config: TrainerConfig, alarms: Alarms) -> tuple[Path, Checkpoint] | None:
+def find_checkpoint(config: TrainerConfig, alarms: Alarms) -> tuple[Folder, Checkpoint] | None:
     """The checkpoint to resume from; None: the run starts from its model.
 
     The newest intact one; each newer one that is damaged raises an alarm.
@@ -24,13 +23,13 @@ def find_checkpoint(config: TrainerConfig, alarms: Alarms) -> tuple[Path, Checkp
         WrongCheckpoint: `resume` is not set and there is a checkpoint, it is of another run, model
             or kind of training, or all are damaged.
     """
-    found = _newest_intact(config.checkpoint.folder, alarms)
+    found = _newest_intact(config.checkpoint.place, alarms)
     if found is None:
         return None
     folder, checkpoint = found
     if not config.resume:
         raise WrongCheckpoint(
-            f"checkpoint.folder {config.checkpoint.folder} holds a checkpoint of step "
+            f"checkpoint.folder {config.checkpoint.place} holds a checkpoint of step "
             f"{checkpoint.step}: set resume to continue from it, or give another folder"
         )
     if checkpoint.run_id != config.run_id:
@@ -51,8 +50,8 @@ def find_checkpoint(config: TrainerConfig, alarms: Alarms) -> tuple[Path, Checkp
     return found
 
 
-def _newest_intact(folder: Path, alarms: Alarms) -> tuple[Path, Checkpoint] | None:
-    def report(error: DamagedError, kept: Path) -> None:
+def _newest_intact(folder: Folder, alarms: Alarms) -> tuple[Folder, Checkpoint] | None:
+    def report(error: DamagedError, kept: Folder) -> None:
         alarms.add(f"{error}; the checkpoint was set aside as {kept}, training resumes before it")
 
     try:
@@ -66,7 +65,7 @@ def _newest_intact(folder: Path, alarms: Alarms) -> tuple[Path, Checkpoint] | No
 
 async def take_over(
     config: TrainerConfig, samples: SampleClient, alarms: Alarms
-) -> tuple[Path, Checkpoint] | None:
+) -> tuple[Folder, Checkpoint] | None:
     """Fence older trainers and find the newest checkpoint; None: there is none.
 
     Repeats until the checkpoint is the newest: a trainer may write one until it is fenced.
@@ -100,5 +99,5 @@ def changed_settings(checkpoint: Checkpoint, config: TrainerConfig) -> list[str]
     ]
 
 
-def _step(found: tuple[Path, Checkpoint] | None) -> int:
+def _step(found: tuple[Folder, Checkpoint] | None) -> int:
     return 0 if found is None else found[1].step

@@ -105,8 +105,6 @@ class SampleClient:
         Blocks for at most `wait_seconds`. The base version also lets the manager admit rollouts
         of the following steps.
         """
-        if step in self._pending:
-            return BatchProgress(0, 0)
         request = sample_pb2.AwaitStepRequest(
             run_id=self._run_id,
             epoch=self.epoch,
@@ -134,16 +132,10 @@ class SampleClient:
         """
         request = self._request(step, base_weight_version, _LEASE_POLL_SECONDS)
         request.min_groups = min_groups
-        batch = await self._call_lease(request)
+        batch = await self._read_pages(request)
         if not batch.lease_token:
             return None
         self._leases[step] = batch.lease_token
-        request.first_sample = batch.next_sample
-        while request.first_sample:
-            page = await self._call_lease(request)
-            batch.samples.extend(page.samples)
-            batch.max_staleness = max(batch.max_staleness, page.max_staleness)
-            request.first_sample = page.next_sample
         return batch
 
     async def lease_page(
@@ -189,19 +181,34 @@ class SampleClient:
             "LeaseSamples", lambda: self._stub.LeaseSamples(request, timeout=timeout)
         )
 
+    async def _read_pages(
+        self, request: sample_pb2.LeaseSamplesRequest
+    ) -> sample_pb2.LeaseSamplesResponse:
+        """All that a step has; `next_sample` is not 0 if it is open and waits for more."""
+        batch = await self._call_lease(request)
+        while batch.next_sample:
+            request.first_sample = batch.next_sample
+            page = await self._call_lease(request)
+            if not page.lease_token:
+                break
+            batch.samples.extend(page.samples)
+            batch.max_staleness = max(batch.max_staleness, page.max_staleness)
+            batch.next_sample, batch.streamed = page.next_sample, page.streamed
+        return batch
+
+    def repeats(self, *steps: int) -> bool:
+        """Whether each of `steps` was leased whole by an earlier trainer, and is trained again."""
+        return self._pending.issuperset(steps)
+
     async def read_pending(self, step: int) -> sample_pb2.LeaseSamplesResponse:
         """What a step has that was leased before; it may wait for more."""
         request = self._request(step, 0, 0.0)
         request.streaming = True
-        batch = page = await self._call_lease(request)
-        samples = [*batch.samples]
-        while page.samples and page.next_sample:
-            request.first_sample = page.next_sample
-            page = await self._call_lease(request)
-            samples += page.samples
-        if page.lease_token and not page.next_sample:
+        batch = await self._read_pages(request)
+        if batch.lease_token and not batch.next_sample:
+            self._leases[step] = batch.lease_token
             self._pending |= {step}  # whole now, if it was open before
-        return sample_pb2.LeaseSamplesResponse(samples=samples, num_deliveries=batch.num_deliveries)
+        return batch
 
     async def reject(self, step: int, messages: Mapping[str, str]) -> None:
         """Take groups that cannot be trained out of `step`; `messages` by group say why.
@@ -212,7 +219,8 @@ class SampleClient:
         for group_id, message in messages.items():
             request.groups.add(group_id=group_id, message=message[:_MAX_MESSAGE])
         response = await retry_forever("RejectGroups", lambda: self._stub.RejectGroups(request))
-        self._pending = self._pending - {step} if response.open else self._pending | {step}
+        if response.open:  # later steps went back to the queue
+            self._pending = frozenset(each for each in self._pending if each < step)
 
     async def commit(self, step: int) -> None:
         """Commit `step` and all before it: a durable checkpoint covers them."""

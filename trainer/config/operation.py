@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from services.chassis.config.settings import Settings
+from trainer.object_path import Folder, place
 
 __all__ = [
     "BatchConfig",
@@ -88,14 +89,25 @@ class CheckpointConfig(Settings):
     """Durable checkpoints, written while training continues."""
 
     folder: Path
-    """Folder of the checkpoints, shared by all ranks."""
-    every: int = Field(1, gt=0)
-    """Steps between checkpoints; samples are committed with them."""
+    """Folder of the checkpoints, shared by all ranks, and of what belongs to them."""
+    store: str = Field("", pattern=r"^$|^[a-z0-9+]+://.+[^/]$")
+    """URL of a folder in an object store, such as s3://bucket/my-run, that has the checkpoints
+    instead; best checkpoint included. Dumps, marks and uploads stay in `folder`. Any URL of fsspec,
+    whose package must be installed: s3fs is in the extra object-store. Credentials and endpoint are
+    those of the package, such as AWS_PROFILE and AWS_ENDPOINT_URL."""
+    every: int = Field(10, gt=0)
+    """Steps between checkpoints; the last step always has one. After a crash the steps since the
+    newest are computed again on the same samples, which the trajectory manager keeps until then."""
     keep: int = Field(2, gt=0)
     """Newest checkpoints that are kept."""
     dump_every: int = Field(0, ge=0)
     """Dump every Nth step to folder/dumps for `python -m trainer.step.replay_step`; 0: never. A
     dump is as large as a checkpoint; none is deleted."""
+
+    @property
+    def place(self) -> Folder:
+        """Where the checkpoints are."""
+        return place(self.store) if self.store else self.folder
 
 
 class PublishConfig(Settings):

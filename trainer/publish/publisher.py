@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from services.lib.weight_files.folder_names import folder_name, versions_in
 from trainer.config import Setting
 from trainer.publish.folder_probe import shared_folder
 from trainer.publish.uploader import Uploader
-from trainer.publish.weight_folder import write_folder
+from trainer.publish.weight_folder import weight_digests, write_folder
 
 __all__ = ["CommitUnknown", "PublishPostponed", "PublishTimeout", "Publisher"]
 
@@ -99,6 +99,15 @@ class Publisher:
             return None
         return response.manifest if response.HasField("manifest") else None
 
+    async def holds(
+        self, manifest: weight_pb2.Manifest, tensors: Mapping[str, torch.Tensor]
+    ) -> bool:
+        """Whether a version has exactly these tensors, by the checksums of its files."""
+        adapter = self._adapter is not None
+        ours = await asyncio.to_thread(weight_digests, tensors, adapter=adapter)
+        theirs = {f.name: f.sha256 for f in manifest.files if f.name.endswith(".safetensors")}
+        return ours == theirs
+
     async def publish(
         self, tensors: Mapping[str, torch.Tensor], *, step: int, parent: int, epoch: int
     ) -> int:
@@ -130,9 +139,8 @@ class Publisher:
         tensors: Mapping[str, torch.Tensor],
         *,
         epoch: int,
-        after: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """The other phases: write, upload, and commit after `after`. Raises `PublishTimeout`."""
+        """The other phases: write, upload and commit. Raises `PublishTimeout`."""
         version = begun.weight_version
         shared = await self._shared_folder(version)
         files = await self._write(shared, version, tensors)
@@ -142,13 +150,10 @@ class Publisher:
         commit = weight_pb2.CommitPublishRequest(
             run_id=self._run_id, weight_version=version, epoch=epoch, files=files
         )
-        if shared is None:
-            await self._upload(head, files)
-        if after is not None:
-            await after()
         if shared is not None:
             await self._commit(commit)
         else:
+            await self._upload(head, files)
             await self._commit_uploaded(commit, head)
             await asyncio.to_thread(self._forget_local, version)
 

@@ -23,7 +23,7 @@ from services.lib.weight_files.folder_names import ADAPTER_BASE, COPIED_SUFFIXES
 from trainer import fsync_files
 from trainer.config import Setting
 
-__all__ = ["write_folder"]
+__all__ = ["weight_digests", "write_folder"]
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -69,6 +69,17 @@ def write_folder(
     return files
 
 
+def weight_digests(tensors: Mapping[str, torch.Tensor], *, adapter: bool) -> dict[str, str]:
+    """SHA-256 of each file of tensors that `write_folder` would write, by name; nothing is written.
+
+    Args:
+        tensors: by name.
+        adapter: they are an adapter.
+    """
+    files = [(_ADAPTER_WEIGHTS, tensors)] if adapter else _weight_files(tensors)
+    return {name: fsync_files.tensors_digest(part) for name, part in files}
+
+
 def _write_adapter(
     folder: Path,
     model_folder: Path,
@@ -94,18 +105,25 @@ def _copy_settings(source: Path, target: Path, dtype: torch.dtype) -> None:
 
 
 def _write_weights(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    parts = list(_parts(tensors))
-    if len(parts) == 1:
-        fsync_files.save_tensors(folder / _WEIGHTS, parts[0])
-        return
-    names = [f"model-{n:05d}-of-{len(parts):05d}.safetensors" for n in range(1, len(parts) + 1)]
-    for name, part in zip(names, parts, strict=True):
+    files = _weight_files(tensors)
+    for name, part in files:
         fsync_files.save_tensors(folder / name, part)
+    if len(files) == 1:
+        return
     index = {
         "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
-        "weight_map": {key: name for name, part in zip(names, parts, strict=True) for key in part},
+        "weight_map": {key: name for name, part in files for key in part},
     }
     _write_json(folder / _INDEX, index)
+
+
+def _weight_files(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, dict[str, torch.Tensor]]]:
+    """Name and tensors of each file."""
+    parts = list(_parts(tensors))
+    if len(parts) == 1:
+        return [(_WEIGHTS, parts[0])]
+    names = (f"model-{n:05d}-of-{len(parts):05d}.safetensors" for n in range(1, len(parts) + 1))
+    return list(zip(names, parts, strict=True))
 
 
 def _parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:

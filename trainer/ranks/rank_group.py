@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -15,6 +14,7 @@ from services.lib.routed_experts import RoutingShape
 from trainer.checkpoint import checkpoint_files
 from trainer.config import TrainerConfig
 from trainer.model.context_ranks import check_ranks
+from trainer.object_path import Folder
 from trainer.ranks.command_channel import Rank0, RankLostError
 from trainer.ranks.commands import Command, Exit, Save, Written
 from trainer.ranks.process_group import join
@@ -33,7 +33,7 @@ class RankGroup:
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ranks")
         self._rank0: Rank0 | None = None
-        self._savers: dict[Path, tuple[str, ...]] = {}  # of each folder that is being written
+        self._savers: dict[Folder, tuple[str, ...]] = {}  # of each folder that is being written
 
     async def start(self, config: TrainerConfig) -> None:
         """Join the process group and load the model."""
@@ -85,7 +85,7 @@ class RankGroup:
         """
         return await self._run(lambda: self._started().form(join=join))
 
-    async def save(self, folder: Path) -> None:
+    async def save(self, folder: Folder) -> None:
         """Copy the state of all ranks and start writing it into `folder`.
 
         Raises:
@@ -94,7 +94,7 @@ class RankGroup:
         self._savers[folder] = self._started().members
         await self.do(Save(folder=str(folder)))
 
-    async def wait_written(self, folder: Path) -> None:
+    async def wait_written(self, folder: Folder) -> None:
         """Wait until the state that `save` copied is durable in `folder`; other commands may run.
 
         Raises:
@@ -106,7 +106,7 @@ class RankGroup:
         answered = asyncio.create_task(self._poll_ranks(folder))
         try:
             pause = _MIN_POLL_SECONDS
-            while not checkpoint_files.is_written(folder, len(savers)):
+            while not await asyncio.to_thread(checkpoint_files.is_written, folder, len(savers)):
                 await asyncio.wait({answered}, timeout=pause)
                 if answered.done():
                     answered.result()
@@ -115,11 +115,11 @@ class RankGroup:
         finally:
             answered.cancel()
 
-    async def _poll_ranks(self, folder: Path) -> None:
+    async def _poll_ranks(self, folder: Folder) -> None:
         while not all(answer["written"] for answer in await self.do(Written(folder=str(folder)))):
             await asyncio.sleep(_MAX_POLL_SECONDS)
 
-    def _check_written(self, folder: Path, savers: tuple[str, ...]) -> None:
+    def _check_written(self, folder: Folder, savers: tuple[str, ...]) -> None:
         lost = set(savers) - set(self._started().members)
         if lost and not checkpoint_files.is_written(folder, len(savers)):
             raise RankLostError(f"{folder} lacks the shard of a rank that was lost")

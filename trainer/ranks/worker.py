@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -11,11 +9,14 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from services.lib.routed_experts import RoutingShape
 from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint import checkpoint_files
+from trainer.checkpoint.host_copy import copy_stream
+from trainer.checkpoint.shard_writer import ShardWriter
 from trainer.config import TrainerConfig
 from trainer.data.computations import Accumulate, Predict
 from trainer.model.context_ranks import context_group
 from trainer.model.load_model import DTYPES
 from trainer.model.load_sharded import load_sharded, ranks_mesh
+from trainer.object_path import place
 from trainer.pipeline.pipeline_backend import PipelineBackend
 from trainer.policy.backend import Backend
 from trainer.policy.policy import Policy
@@ -38,6 +39,9 @@ from trainer.ranks.offload import DeviceState
 from trainer.ranks.state_transfer import transfer
 
 __all__ = ["Worker"]
+
+_KEEPS_STATE = (Accumulate, Predict, Measure, Discard, Save, Written, Gather)
+"""Commands that change nothing that a checkpoint holds."""
 
 
 class Worker:
@@ -62,7 +66,7 @@ class Worker:
         self._held: dict[str, torch.Tensor] = {}
         """State in the process group before, until the present one carries out a command."""
         self._device_state = DeviceState()
-        self._shard_writer = checkpoint_files.ShardWriter()
+        self._shard_writer = ShardWriter(copy_stream(config.device))
         self._published_dtype = DTYPES[config.dtype]
 
     @property
@@ -89,6 +93,8 @@ class Worker:
         """Execute one command; its results by name."""
         if not isinstance(command, Form):
             self._held = {}
+        if not isinstance(command, _KEEPS_STATE):
+            self._shard_writer.hold_back()
         match command:
             case Accumulate():
                 return self._policy.accumulate(command)
@@ -102,11 +108,11 @@ class Worker:
                 return self._policy.discard()
             case Save(folder=folder):
                 name = checkpoint_files.shard_name(*_place())
-                self._shard_writer.start(self._policy, Path(folder), name)
+                self._shard_writer.start(self._policy, place(folder), name)
             case Written(folder=folder):
-                return {"written": float(self._shard_writer.written(Path(folder)))}
+                return {"written": float(self._shard_writer.written(place(folder)))}
             case Load(folder=folder):
-                checkpoint_files.load_shards(self._policy, Path(folder), *_place())
+                checkpoint_files.load_shards(self._policy, place(folder), *_place())
             case Form():
                 self._take_over(command)
             case Gather():

@@ -7,7 +7,6 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
@@ -20,6 +19,7 @@ from trainer.config import TrainerConfig
 from trainer.data.computations import Accumulate
 from trainer.data.gradient_chunks import GradientChunk
 from trainer.data.token_sequence import TokenSequence
+from trainer.object_path import Folder
 from trainer.ranks.command_channel import RankFailedError, RankLostError
 from trainer.ranks.commands import Discard, Gather, Load, Measure, Optimize
 from trainer.ranks.rank_group import RankGroup
@@ -73,7 +73,7 @@ class StepRunner:
         self._parts: list[_Part] = []  # of the step so far
         self._updates: list[Mapping[str, float]] = []  # metrics of those of the step
 
-    async def load(self, folder: Path) -> None:
+    async def load(self, folder: Folder) -> None:
         """Load the state of the checkpoint in `folder`."""
         await self.on_those_left(lambda: self._ranks.do(Load(folder=str(folder))))
 

@@ -79,10 +79,16 @@ class StepRecord:
         """Record how many groups were complete when the step requested its nodes."""
         self._numbers["num_groups_at_start"] = num_groups
 
-    def leased(self, max_staleness: int) -> None:
-        """Record that samples arrived, with their maximum staleness in versions."""
+    def leased(self, max_staleness: int, base_weight_version: int | None = None) -> None:
+        """Record that samples arrived, with their maximum staleness in versions.
+
+        The base version is the one of the step's first lease; None: an older manager does not tell.
+        """
         self._arrival_time = time.monotonic()
         self._max_staleness = max(self._max_staleness, max_staleness)
+        if base_weight_version is not None:
+            self.base_weight_version = base_weight_version
+            self._numbers["base_weight_version"] = base_weight_version
 
     def add(self, sequences: Sequence[TokenSequence]) -> None:
         """Add sequences that the step is trained on; call it in the span of the step."""

@@ -77,6 +77,8 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         response.lease_token = lease_token.step_token(lease.step, request.epoch)
         response.max_staleness = max(staleness, default=0)
         response.num_deliveries = lease.num_deliveries
+        response.base_weight_version = lease.base_weight_version
+        response.streamed = lease.streamed
         return response
 
     async def _lease(self, run_id: str, request: pb.LeaseSamplesRequest) -> StepLease | None:

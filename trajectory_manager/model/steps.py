@@ -33,6 +33,8 @@ class StepLease:
     """Trainers it was delivered to."""
     is_open: bool = False
     """Whether it may still grow."""
+    streamed: bool = False
+    """Whether it took its last groups as they became ready: a repeated step is cut as before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

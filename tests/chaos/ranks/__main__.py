@@ -28,7 +28,7 @@ _RANKS = 4
 _DEATHS = ((4, 3), (8, 1), (12, 2), (16, 1), (20, 3))
 """Step and rank."""
 _CONTROL = _DEATHS[2]
-_FLAGS = ("--dtype=float64", "--checkpoint.keep=30")
+_FLAGS = ("--dtype=float64", "--checkpoint.every=1", "--checkpoint.keep=30")
 _REPLICATED = (*_FLAGS, "--replicas=2")
 _MOST = {
     "gradient_max_relative_difference": 1e-6,

@@ -23,6 +23,7 @@ from tests.chaos.trainer.rig import rig
 from tests.chaos.trainer.scenarios import (
     PPO,
     PPO_PIPELINE,
+    SPARSE,
     STREAMED,
     Outcome,
     References,
@@ -51,6 +52,7 @@ def scenarios(divisor: int) -> dict[str, Scenario]:
         "one-rank": partial(recorded, kills=count(20), world_size=1),
         "two-ranks": partial(recorded, kills=count(10), world_size=2),
         "streamed": partial(recorded, kills=count(6), world_size=1, flags=STREAMED),
+        "sparse": partial(recorded, kills=count(6), world_size=1, flags=SPARSE),
         "live": partial(live, kills=count(10)),
         "resized": resized,
         "ppo": partial(recorded, kills=count(10), world_size=2, flags=PPO),

@@ -43,6 +43,7 @@ _SETTINGS = {
     "dtype": "float32",
     "optimizer.learning-rate": "1e-3",
     "batch.micro-batch-tokens": "60",
+    "checkpoint.every": "1",
     # Two may be taken away, as the control with an older checkpoint does.
     "checkpoint.keep": "3",
 }

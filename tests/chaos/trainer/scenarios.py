@@ -20,6 +20,7 @@ from tests.chaos.trainer.weights import compare, greatest_difference
 __all__ = [
     "PPO",
     "PPO_PIPELINE",
+    "SPARSE",
     "STREAMED",
     "Outcome",
     "Reference",
@@ -33,6 +34,8 @@ __all__ = [
 
 STREAMED = ("--batch.stream-groups=1",)
 """Flags of a trainer that begins a step with its first group."""
+SPARSE = ("--checkpoint.every=4",)
+"""Flags of a trainer that repeats up to four steps after a kill."""
 PPO = (
     "--algorithm.name=ppo",
     "--critic=model",

@@ -55,6 +55,10 @@ class FakeSampleClient(SampleClient):
         self.asked: list[int] = []
         self.leased: list[tuple[int, int]] = []
 
+    def repeats(self, *steps: int) -> bool:
+        """No step was leased before."""
+        return False
+
     async def progress(
         self,
         step: int,

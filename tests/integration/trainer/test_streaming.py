@@ -134,6 +134,22 @@ async def test_a_step_interrupted_by_a_crash_has_the_same_chunks(
     assert all(tensor.equal(published[name]) for name, tensor in training.weights().items())
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_repeated_step_is_cut_as_before(
+    training: Training, parts: list[int], streamed: bool
+) -> None:
+    """However its trainer would begin a step now; the base version is that of its first lease."""
+    await training.begin("a", "b", "c", max_staleness=7)
+    await training.play(6)
+    crashed = training.samples()
+    await crashed.reconcile(0)
+    await (crashed.lease_page(1, 7, 0) if streamed else crashed.lease(1, 7))
+    now = {"batch__micro_batch_tokens": 8} if streamed else STREAMED
+    (record,) = await training.train(1, **now)
+    assert parts == ([6, 6, 6, 0] if streamed else [18])
+    assert record["base_weight_version"] == 7
+
+
 async def test_a_timeout_closes_an_open_step(
     training: Training, parts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,10 +97,12 @@ class SampleLedger(sample_grpc.SampleServiceServicer):
         page = samples[request.first_sample : request.first_sample + _PAGE]
         end = request.first_sample + len(page)
         self.leased[request.step] = [sample.sample_id for sample in samples]
-        self.bases[request.step] = request.base_weight_version
-        token = f"{request.epoch}/{request.step}"
+        self.bases.setdefault(request.step, request.base_weight_version)
         return sample_pb2.LeaseSamplesResponse(
-            samples=page, lease_token=token, next_sample=end if end < len(samples) else 0
+            samples=page,
+            lease_token=f"{request.epoch}/{request.step}",
+            next_sample=end if end < len(samples) else 0,
+            base_weight_version=self.bases[request.step],
         )
 
     async def AwaitPublish(
@@ -131,6 +133,10 @@ class SampleLedger(sample_grpc.SampleServiceServicer):
         self.committed = max(self.committed, request.step)
         self._forget()
         return sample_pb2.CommitStepResponse()
+
+    def forget_composition(self) -> None:
+        """Forget which samples the uncommitted steps had, as no ledger may."""
+        self._batches, self.bases = {}, {}
 
     def _forget(self) -> None:
         self._batches = {step: b for step, b in self._batches.items() if step > self.committed}
@@ -169,6 +175,8 @@ class WeightStore(weight_grpc.WeightServiceServicer):
         self._folder = folder
         self._begun: dict[str, tuple[int, weight_pb2.BeginPublishRequest]] = {}
         self.manifests: list[weight_pb2.Manifest] = []
+        self.on_commit: Callable[[int], None] = lambda step: None
+        """Called with the step of each version that is committed."""
 
     async def BeginPublish(
         self, request: weight_pb2.BeginPublishRequest, context: object
@@ -209,6 +217,7 @@ class WeightStore(weight_grpc.WeightServiceServicer):
             files=request.files,
         )
         self.manifests.append(manifest)
+        self.on_commit(manifest.step)
         return weight_pb2.CommitPublishResponse(manifest=manifest)
 
     async def GetManifest(

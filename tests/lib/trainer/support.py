@@ -42,8 +42,11 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trainer_config(**settings: Any) -> TrainerConfig:
-    """Trainer settings; those of nested tables as `optimizer__learning_rate`."""
-    return TrainerConfig.model_validate(nested(settings))
+    """Trainer settings, those of nested tables as `optimizer__learning_rate`.
+
+    Each step has a checkpoint unless `checkpoint__every` is given.
+    """
+    return TrainerConfig.model_validate(nested({"checkpoint__every": 1, **settings}))
 
 
 def changed(config: TrainerConfig, **settings: Any) -> TrainerConfig:

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from services.chassis.errors import ConfigError
+from tests.lib.trainer.child import Child
 from tests.lib.trainer.ranks.whole_run import greatest_difference, losses, run
 from tests.lib.trainer.services import Neighbours
 from tests.lib.trainer.support import JOB_CONFIG, ROUNDING, read_lines, trainer_config
-from tests.system.trainer.test_process import Child
 from trainer.algorithms.base import make_algorithm
 from trainer.algorithms.terms.importance import Correction, TrustRegion
 from trainer.algorithms.terms.policy_gradient import Ratios

@@ -110,4 +110,5 @@ def _step_lease(step: int, entry: bytes) -> StepLease:
         replayed_ids=tuple(fields["replayed"]),
         num_deliveries=fields["deliveries"],
         is_open=fields.get("open", False),
+        streamed=fields.get("streamed", False),
     )

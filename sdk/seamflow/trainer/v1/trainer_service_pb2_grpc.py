@@ -110,7 +110,7 @@ class TrainerServiceServicer(object):
 
     def HoldCheckpoint(self, request, context):
         """Keeps the checkpoint of a step from deletion while the step is evaluated, in place of the one that was held before.
-        Idempotent.
+        One that is being written is waited for. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

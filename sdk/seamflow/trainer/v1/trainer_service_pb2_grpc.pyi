@@ -71,7 +71,7 @@ class TrainerServiceStub:
         seamflow.trainer.v1.trainer_service_pb2.HoldCheckpointResponse,
     ]
     """Keeps the checkpoint of a step from deletion while the step is evaluated, in place of the one that was held before.
-    Idempotent.
+    One that is being written is waited for. Idempotent.
     """
 
     KeepCheckpoint: grpc.UnaryUnaryMultiCallable[
@@ -135,7 +135,7 @@ class TrainerServiceAsyncStub:
         seamflow.trainer.v1.trainer_service_pb2.HoldCheckpointResponse,
     ]
     """Keeps the checkpoint of a step from deletion while the step is evaluated, in place of the one that was held before.
-    Idempotent.
+    One that is being written is waited for. Idempotent.
     """
 
     KeepCheckpoint: grpc.aio.UnaryUnaryMultiCallable[
@@ -213,7 +213,7 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trainer.v1.trainer_service_pb2.HoldCheckpointResponse, collections.abc.Awaitable[seamflow.trainer.v1.trainer_service_pb2.HoldCheckpointResponse]]:
         """Keeps the checkpoint of a step from deletion while the step is evaluated, in place of the one that was held before.
-        Idempotent.
+        One that is being written is waited for. Idempotent.
         """
 
     @abc.abstractmethod

@@ -17,7 +17,7 @@ from seamflow.common.v1 import tokens_pb2 as seamflow_dot_common_dot_v1_dot_toke
 from seamflow.trajectory.v1 import trajectory_pb2 as seamflow_dot_trajectory_dot_v1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+seamflow/trajectory/v1/sample_service.proto\x12\x16seamflow.trajectory.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fseamflow/common/v1/tokens.proto\x1a\'seamflow/trajectory/v1/trajectory.proto\"D\n\x10ReconcileRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x12\n\ntrainer_id\x18\x03 \x01(\t\"L\n\x11ReconcileResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x15\n\rpending_steps\x18\x02 \x03(\x03\x12\x11\n\topen_step\x18\x03 \x01(\x03\"\xec\x01\n\x13LeaseSamplesRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x1b\n\x13\x62\x61se_weight_version\x18\x04 \x01(\x03\x12\x12\n\nnum_groups\x18\x05 \x01(\x05\x12\'\n\x04wait\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0c\x66irst_sample\x18\x07 \x01(\x05\x12\x11\n\tmax_bytes\x18\x08 \x01(\x05\x12\x12\n\nmin_groups\x18\t \x01(\x05\x12\x11\n\tstreaming\x18\n \x01(\x08\"\xa0\x01\n\x14LeaseSamplesResponse\x12/\n\x07samples\x18\x01 \x03(\x0b\x32\x1e.seamflow.trajectory.v1.Sample\x12\x13\n\x0blease_token\x18\x02 \x01(\t\x12\x15\n\rmax_staleness\x18\x03 \x01(\x03\x12\x16\n\x0enum_deliveries\x18\x04 \x01(\x05\x12\x13\n\x0bnext_sample\x18\x05 \x01(\x05\"9\n\x12\x45xtendLeaseRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0blease_token\x18\x02 \x01(\t\"C\n\x13\x45xtendLeaseResponse\x12,\n\tremaining\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"@\n\x11\x43ommitStepRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\")\n\x12\x43ommitStepResponse\x12\x13\n\x0bnum_samples\x18\x01 \x01(\x05\"u\n\x13\x41waitPublishRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x16\n\x0eweight_version\x18\x03 \x01(\x03\x12\'\n\x04wait\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"=\n\x14\x41waitPublishResponse\x12\x0f\n\x07publish\x18\x01 \x01(\x08\x12\x14\n\x0cnum_blocking\x18\x02 \x01(\x05\"K\n\x12ListSamplesRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"e\n\x13ListSamplesResponse\x12\x35\n\x07samples\x18\x01 \x03(\x0b\x32$.seamflow.trajectory.v1.ListedSample\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xb9\x01\n\x0cListedSample\x12.\n\x06sample\x18\x01 \x01(\x0b\x32\x1e.seamflow.trajectory.v1.Sample\x12,\n\x07purpose\x18\x02 \x01(\x0e\x32\x1b.seamflow.common.v1.Purpose\x12\x33\n\x05state\x18\x03 \x01(\x0e\x32$.seamflow.trajectory.v1.RolloutState\x12\x16\n\x0e\x63ommitted_step\x18\x04 \x01(\x03\"%\n\x13GetReadinessRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"L\n\x14GetReadinessResponse\x12\x34\n\treadiness\x18\x01 \x01(\x0b\x32!.seamflow.trajectory.v1.Readiness\"\x9f\x01\n\x10\x41waitStepRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x1b\n\x13\x62\x61se_weight_version\x18\x04 \x01(\x03\x12\x18\n\x10min_ready_groups\x18\x05 \x01(\x05\x12\'\n\x04wait\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"I\n\x11\x41waitStepResponse\x12\x34\n\treadiness\x18\x01 \x01(\x0b\x32!.seamflow.trajectory.v1.Readiness\"y\n\x13RejectGroupsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x35\n\x06groups\x18\x04 \x03(\x0b\x32%.seamflow.trajectory.v1.RejectedGroup\"2\n\rRejectedGroup\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\":\n\x14RejectGroupsResponse\x12\x14\n\x0cnum_rejected\x18\x01 \x01(\x05\x12\x0c\n\x04open\x18\x02 \x01(\x08\"\x92\x04\n\tReadiness\x12\x18\n\x10num_ready_groups\x18\x01 \x01(\x05\x12\x1a\n\x12num_running_groups\x18\x02 \x01(\x05\x12\x1d\n\x15num_admissible_groups\x18\x03 \x01(\x05\x12\x18\n\x10num_queued_tasks\x18\x04 \x01(\x05\x12\x1c\n\x14num_running_rollouts\x18\x05 \x01(\x05\x12\x17\n\x0fgroups_per_step\x18\x06 \x01(\x05\x12\x16\n\x0e\x63ommitted_step\x18\x07 \x01(\x03\x12\x13\n\x0bleased_step\x18\x08 \x01(\x03\x12\x1b\n\x13num_admitted_groups\x18\t \x01(\x03\x12\x1c\n\x14num_discarded_groups\x18\n \x01(\x03\x12\x1c\n\x14num_replaced_samples\x18\x0b \x01(\x03\x12\x1d\n\x15num_incomplete_groups\x18\x0c \x01(\x05\x12\x19\n\x11num_replay_groups\x18\r \x01(\x05\x12\x18\n\x10num_dead_letters\x18\x0e \x01(\x05\x12\x19\n\x11num_stored_tokens\x18\x0f \x01(\x03\x12\x1c\n\x14num_kept_back_groups\x18\x10 \x01(\x05\x12\x17\n\x0fnum_open_groups\x18\x11 \x01(\x05\x12\x1b\n\x13num_column_failures\x18\x12 \x01(\x03\x12\x16\n\x0e\x63olumn_failure\x18\x13 \x01(\t2\xb4\x07\n\rSampleService\x12`\n\tReconcile\x12(.seamflow.trajectory.v1.ReconcileRequest\x1a).seamflow.trajectory.v1.ReconcileResponse\x12i\n\x0cLeaseSamples\x12+.seamflow.trajectory.v1.LeaseSamplesRequest\x1a,.seamflow.trajectory.v1.LeaseSamplesResponse\x12\x66\n\x0b\x45xtendLease\x12*.seamflow.trajectory.v1.ExtendLeaseRequest\x1a+.seamflow.trajectory.v1.ExtendLeaseResponse\x12\x63\n\nCommitStep\x12).seamflow.trajectory.v1.CommitStepRequest\x1a*.seamflow.trajectory.v1.CommitStepResponse\x12i\n\x0c\x41waitPublish\x12+.seamflow.trajectory.v1.AwaitPublishRequest\x1a,.seamflow.trajectory.v1.AwaitPublishResponse\x12\x66\n\x0bListSamples\x12*.seamflow.trajectory.v1.ListSamplesRequest\x1a+.seamflow.trajectory.v1.ListSamplesResponse\x12i\n\x0cGetReadiness\x12+.seamflow.trajectory.v1.GetReadinessRequest\x1a,.seamflow.trajectory.v1.GetReadinessResponse\x12`\n\tAwaitStep\x12(.seamflow.trajectory.v1.AwaitStepRequest\x1a).seamflow.trajectory.v1.AwaitStepResponse\x12i\n\x0cRejectGroups\x12+.seamflow.trajectory.v1.RejectGroupsRequest\x1a,.seamflow.trajectory.v1.RejectGroupsResponseBX\n\x16seamflow.trajectory.v1P\x01Z#seamflow/trajectory/v1;trajectoryv1\xaa\x02\x16Seamflow.Trajectory.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+seamflow/trajectory/v1/sample_service.proto\x12\x16seamflow.trajectory.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fseamflow/common/v1/tokens.proto\x1a\'seamflow/trajectory/v1/trajectory.proto\"D\n\x10ReconcileRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x12\n\ntrainer_id\x18\x03 \x01(\t\"L\n\x11ReconcileResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\x15\n\rpending_steps\x18\x02 \x03(\x03\x12\x11\n\topen_step\x18\x03 \x01(\x03\"\xec\x01\n\x13LeaseSamplesRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x1b\n\x13\x62\x61se_weight_version\x18\x04 \x01(\x03\x12\x12\n\nnum_groups\x18\x05 \x01(\x05\x12\'\n\x04wait\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0c\x66irst_sample\x18\x07 \x01(\x05\x12\x11\n\tmax_bytes\x18\x08 \x01(\x05\x12\x12\n\nmin_groups\x18\t \x01(\x05\x12\x11\n\tstreaming\x18\n \x01(\x08\"\xec\x01\n\x14LeaseSamplesResponse\x12/\n\x07samples\x18\x01 \x03(\x0b\x32\x1e.seamflow.trajectory.v1.Sample\x12\x13\n\x0blease_token\x18\x02 \x01(\t\x12\x15\n\rmax_staleness\x18\x03 \x01(\x03\x12\x16\n\x0enum_deliveries\x18\x04 \x01(\x05\x12\x13\n\x0bnext_sample\x18\x05 \x01(\x05\x12 \n\x13\x62\x61se_weight_version\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x10\n\x08streamed\x18\x07 \x01(\x08\x42\x16\n\x14_base_weight_version\"9\n\x12\x45xtendLeaseRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0blease_token\x18\x02 \x01(\t\"C\n\x13\x45xtendLeaseResponse\x12,\n\tremaining\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"@\n\x11\x43ommitStepRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\")\n\x12\x43ommitStepResponse\x12\x13\n\x0bnum_samples\x18\x01 \x01(\x05\"u\n\x13\x41waitPublishRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x16\n\x0eweight_version\x18\x03 \x01(\x03\x12\'\n\x04wait\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"=\n\x14\x41waitPublishResponse\x12\x0f\n\x07publish\x18\x01 \x01(\x08\x12\x14\n\x0cnum_blocking\x18\x02 \x01(\x05\"K\n\x12ListSamplesRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"e\n\x13ListSamplesResponse\x12\x35\n\x07samples\x18\x01 \x03(\x0b\x32$.seamflow.trajectory.v1.ListedSample\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xb9\x01\n\x0cListedSample\x12.\n\x06sample\x18\x01 \x01(\x0b\x32\x1e.seamflow.trajectory.v1.Sample\x12,\n\x07purpose\x18\x02 \x01(\x0e\x32\x1b.seamflow.common.v1.Purpose\x12\x33\n\x05state\x18\x03 \x01(\x0e\x32$.seamflow.trajectory.v1.RolloutState\x12\x16\n\x0e\x63ommitted_step\x18\x04 \x01(\x03\"%\n\x13GetReadinessRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"L\n\x14GetReadinessResponse\x12\x34\n\treadiness\x18\x01 \x01(\x0b\x32!.seamflow.trajectory.v1.Readiness\"\x9f\x01\n\x10\x41waitStepRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x1b\n\x13\x62\x61se_weight_version\x18\x04 \x01(\x03\x12\x18\n\x10min_ready_groups\x18\x05 \x01(\x05\x12\'\n\x04wait\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"I\n\x11\x41waitStepResponse\x12\x34\n\treadiness\x18\x01 \x01(\x0b\x32!.seamflow.trajectory.v1.Readiness\"y\n\x13RejectGroupsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x35\n\x06groups\x18\x04 \x03(\x0b\x32%.seamflow.trajectory.v1.RejectedGroup\"2\n\rRejectedGroup\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\":\n\x14RejectGroupsResponse\x12\x14\n\x0cnum_rejected\x18\x01 \x01(\x05\x12\x0c\n\x04open\x18\x02 \x01(\x08\"\x92\x04\n\tReadiness\x12\x18\n\x10num_ready_groups\x18\x01 \x01(\x05\x12\x1a\n\x12num_running_groups\x18\x02 \x01(\x05\x12\x1d\n\x15num_admissible_groups\x18\x03 \x01(\x05\x12\x18\n\x10num_queued_tasks\x18\x04 \x01(\x05\x12\x1c\n\x14num_running_rollouts\x18\x05 \x01(\x05\x12\x17\n\x0fgroups_per_step\x18\x06 \x01(\x05\x12\x16\n\x0e\x63ommitted_step\x18\x07 \x01(\x03\x12\x13\n\x0bleased_step\x18\x08 \x01(\x03\x12\x1b\n\x13num_admitted_groups\x18\t \x01(\x03\x12\x1c\n\x14num_discarded_groups\x18\n \x01(\x03\x12\x1c\n\x14num_replaced_samples\x18\x0b \x01(\x03\x12\x1d\n\x15num_incomplete_groups\x18\x0c \x01(\x05\x12\x19\n\x11num_replay_groups\x18\r \x01(\x05\x12\x18\n\x10num_dead_letters\x18\x0e \x01(\x05\x12\x19\n\x11num_stored_tokens\x18\x0f \x01(\x03\x12\x1c\n\x14num_kept_back_groups\x18\x10 \x01(\x05\x12\x17\n\x0fnum_open_groups\x18\x11 \x01(\x05\x12\x1b\n\x13num_column_failures\x18\x12 \x01(\x03\x12\x16\n\x0e\x63olumn_failure\x18\x13 \x01(\t2\xb4\x07\n\rSampleService\x12`\n\tReconcile\x12(.seamflow.trajectory.v1.ReconcileRequest\x1a).seamflow.trajectory.v1.ReconcileResponse\x12i\n\x0cLeaseSamples\x12+.seamflow.trajectory.v1.LeaseSamplesRequest\x1a,.seamflow.trajectory.v1.LeaseSamplesResponse\x12\x66\n\x0b\x45xtendLease\x12*.seamflow.trajectory.v1.ExtendLeaseRequest\x1a+.seamflow.trajectory.v1.ExtendLeaseResponse\x12\x63\n\nCommitStep\x12).seamflow.trajectory.v1.CommitStepRequest\x1a*.seamflow.trajectory.v1.CommitStepResponse\x12i\n\x0c\x41waitPublish\x12+.seamflow.trajectory.v1.AwaitPublishRequest\x1a,.seamflow.trajectory.v1.AwaitPublishResponse\x12\x66\n\x0bListSamples\x12*.seamflow.trajectory.v1.ListSamplesRequest\x1a+.seamflow.trajectory.v1.ListSamplesResponse\x12i\n\x0cGetReadiness\x12+.seamflow.trajectory.v1.GetReadinessRequest\x1a,.seamflow.trajectory.v1.GetReadinessResponse\x12`\n\tAwaitStep\x12(.seamflow.trajectory.v1.AwaitStepRequest\x1a).seamflow.trajectory.v1.AwaitStepResponse\x12i\n\x0cRejectGroups\x12+.seamflow.trajectory.v1.RejectGroupsRequest\x1a,.seamflow.trajectory.v1.RejectGroupsResponseBX\n\x16seamflow.trajectory.v1P\x01Z#seamflow/trajectory/v1;trajectoryv1\xaa\x02\x16Seamflow.Trajectory.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,41 +32,41 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_LEASESAMPLESREQUEST']._serialized_start=326
   _globals['_LEASESAMPLESREQUEST']._serialized_end=562
   _globals['_LEASESAMPLESRESPONSE']._serialized_start=565
-  _globals['_LEASESAMPLESRESPONSE']._serialized_end=725
-  _globals['_EXTENDLEASEREQUEST']._serialized_start=727
-  _globals['_EXTENDLEASEREQUEST']._serialized_end=784
-  _globals['_EXTENDLEASERESPONSE']._serialized_start=786
-  _globals['_EXTENDLEASERESPONSE']._serialized_end=853
-  _globals['_COMMITSTEPREQUEST']._serialized_start=855
-  _globals['_COMMITSTEPREQUEST']._serialized_end=919
-  _globals['_COMMITSTEPRESPONSE']._serialized_start=921
-  _globals['_COMMITSTEPRESPONSE']._serialized_end=962
-  _globals['_AWAITPUBLISHREQUEST']._serialized_start=964
-  _globals['_AWAITPUBLISHREQUEST']._serialized_end=1081
-  _globals['_AWAITPUBLISHRESPONSE']._serialized_start=1083
-  _globals['_AWAITPUBLISHRESPONSE']._serialized_end=1144
-  _globals['_LISTSAMPLESREQUEST']._serialized_start=1146
-  _globals['_LISTSAMPLESREQUEST']._serialized_end=1221
-  _globals['_LISTSAMPLESRESPONSE']._serialized_start=1223
-  _globals['_LISTSAMPLESRESPONSE']._serialized_end=1324
-  _globals['_LISTEDSAMPLE']._serialized_start=1327
-  _globals['_LISTEDSAMPLE']._serialized_end=1512
-  _globals['_GETREADINESSREQUEST']._serialized_start=1514
-  _globals['_GETREADINESSREQUEST']._serialized_end=1551
-  _globals['_GETREADINESSRESPONSE']._serialized_start=1553
-  _globals['_GETREADINESSRESPONSE']._serialized_end=1629
-  _globals['_AWAITSTEPREQUEST']._serialized_start=1632
-  _globals['_AWAITSTEPREQUEST']._serialized_end=1791
-  _globals['_AWAITSTEPRESPONSE']._serialized_start=1793
-  _globals['_AWAITSTEPRESPONSE']._serialized_end=1866
-  _globals['_REJECTGROUPSREQUEST']._serialized_start=1868
-  _globals['_REJECTGROUPSREQUEST']._serialized_end=1989
-  _globals['_REJECTEDGROUP']._serialized_start=1991
-  _globals['_REJECTEDGROUP']._serialized_end=2041
-  _globals['_REJECTGROUPSRESPONSE']._serialized_start=2043
-  _globals['_REJECTGROUPSRESPONSE']._serialized_end=2101
-  _globals['_READINESS']._serialized_start=2104
-  _globals['_READINESS']._serialized_end=2634
-  _globals['_SAMPLESERVICE']._serialized_start=2637
-  _globals['_SAMPLESERVICE']._serialized_end=3585
+  _globals['_LEASESAMPLESRESPONSE']._serialized_end=801
+  _globals['_EXTENDLEASEREQUEST']._serialized_start=803
+  _globals['_EXTENDLEASEREQUEST']._serialized_end=860
+  _globals['_EXTENDLEASERESPONSE']._serialized_start=862
+  _globals['_EXTENDLEASERESPONSE']._serialized_end=929
+  _globals['_COMMITSTEPREQUEST']._serialized_start=931
+  _globals['_COMMITSTEPREQUEST']._serialized_end=995
+  _globals['_COMMITSTEPRESPONSE']._serialized_start=997
+  _globals['_COMMITSTEPRESPONSE']._serialized_end=1038
+  _globals['_AWAITPUBLISHREQUEST']._serialized_start=1040
+  _globals['_AWAITPUBLISHREQUEST']._serialized_end=1157
+  _globals['_AWAITPUBLISHRESPONSE']._serialized_start=1159
+  _globals['_AWAITPUBLISHRESPONSE']._serialized_end=1220
+  _globals['_LISTSAMPLESREQUEST']._serialized_start=1222
+  _globals['_LISTSAMPLESREQUEST']._serialized_end=1297
+  _globals['_LISTSAMPLESRESPONSE']._serialized_start=1299
+  _globals['_LISTSAMPLESRESPONSE']._serialized_end=1400
+  _globals['_LISTEDSAMPLE']._serialized_start=1403
+  _globals['_LISTEDSAMPLE']._serialized_end=1588
+  _globals['_GETREADINESSREQUEST']._serialized_start=1590
+  _globals['_GETREADINESSREQUEST']._serialized_end=1627
+  _globals['_GETREADINESSRESPONSE']._serialized_start=1629
+  _globals['_GETREADINESSRESPONSE']._serialized_end=1705
+  _globals['_AWAITSTEPREQUEST']._serialized_start=1708
+  _globals['_AWAITSTEPREQUEST']._serialized_end=1867
+  _globals['_AWAITSTEPRESPONSE']._serialized_start=1869
+  _globals['_AWAITSTEPRESPONSE']._serialized_end=1942
+  _globals['_REJECTGROUPSREQUEST']._serialized_start=1944
+  _globals['_REJECTGROUPSREQUEST']._serialized_end=2065
+  _globals['_REJECTEDGROUP']._serialized_start=2067
+  _globals['_REJECTEDGROUP']._serialized_end=2117
+  _globals['_REJECTGROUPSRESPONSE']._serialized_start=2119
+  _globals['_REJECTGROUPSRESPONSE']._serialized_end=2177
+  _globals['_READINESS']._serialized_start=2180
+  _globals['_READINESS']._serialized_end=2710
+  _globals['_SAMPLESERVICE']._serialized_start=2713
+  _globals['_SAMPLESERVICE']._serialized_end=3661
 # @@protoc_insertion_point(module_scope)

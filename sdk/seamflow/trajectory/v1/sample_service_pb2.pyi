@@ -143,6 +143,8 @@ class LeaseSamplesResponse(google.protobuf.message.Message):
     MAX_STALENESS_FIELD_NUMBER: builtins.int
     NUM_DELIVERIES_FIELD_NUMBER: builtins.int
     NEXT_SAMPLE_FIELD_NUMBER: builtins.int
+    BASE_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
+    STREAMED_FIELD_NUMBER: builtins.int
     lease_token: builtins.str
     """Opaque proof of the lease."""
     max_staleness: builtins.int
@@ -153,6 +155,10 @@ class LeaseSamplesResponse(google.protobuf.message.Message):
     """First sample of the next page, where max_bytes ended this one or the step is open: pass it as
     first_sample. 0: none.
     """
+    base_weight_version: builtins.int
+    """Weight version that the step starts from, as given when it was leased first."""
+    streamed: builtins.bool
+    """Whether the step took its last groups as they became ready; false while it is open."""
     @property
     def samples(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.trajectory.v1.trajectory_pb2.Sample]:
         """Complete groups, members adjacent; empty after `wait`."""
@@ -165,8 +171,12 @@ class LeaseSamplesResponse(google.protobuf.message.Message):
         max_staleness: builtins.int = ...,
         num_deliveries: builtins.int = ...,
         next_sample: builtins.int = ...,
+        base_weight_version: builtins.int | None = ...,
+        streamed: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["lease_token", b"lease_token", "max_staleness", b"max_staleness", "next_sample", b"next_sample", "num_deliveries", b"num_deliveries", "samples", b"samples"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_base_weight_version", b"_base_weight_version", "base_weight_version", b"base_weight_version"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_base_weight_version", b"_base_weight_version", "base_weight_version", b"base_weight_version", "lease_token", b"lease_token", "max_staleness", b"max_staleness", "next_sample", b"next_sample", "num_deliveries", b"num_deliveries", "samples", b"samples", "streamed", b"streamed"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_base_weight_version", b"_base_weight_version"]) -> typing.Literal["base_weight_version"] | None: ...
 
 global___LeaseSamplesResponse = LeaseSamplesResponse
 

@@ -1,4 +1,4 @@
-"""Checkpoints are written during the next step; commits and publishes wait for them."""
+"""Checkpoints are written during the next step; commits wait for them, publishes do not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tests.lib.trainer.support import read_lines
 from tests.lib.trainer.training import Training
 from trainer import fsync_files
 from trainer.background.async_checkpointer import AsyncCheckpointer
-from trainer.background.async_publisher import AsyncPublisher
 from trainer.background.background_task import BackgroundTask, run_with_background
 from trainer.checkpoint import checkpoint_files
 from trainer.clients.sample_client import SampleClient
@@ -108,14 +107,13 @@ class DiskAfterPublish(SlowDisk):
 async def test_a_step_is_trained_while_the_checkpoint_before_it_is_written(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of each step in turn: durable, then its samples committed, then its weights published."""
+    """Of each step in turn: durable, then its samples committed."""
     disk = SlowDisk(monkeypatch)
     records = await (await training.fill(STEPS)).train(STEPS)
     assert [record["step"] for record in records] == [1, 2, 3, 4]
-    names = ["durable", "committed", "published"]
     for step in range(1, 5):
-        assert [name for name, number in disk.events if number == step] == names
-    for name in names:
+        assert disk.events.index(("durable", step)) < disk.events.index(("committed", step))
+    for name in ("durable", "committed", "published"):
         assert [number for event, number in disk.events if event == name] == [1, 2, 3, 4]
     assert (await training.readiness()).committed_step == STEPS
 
@@ -136,24 +134,32 @@ async def test_without_overlap_the_disk_would_hold_training_up(
         await (await training.fill(STEPS)).train(STEPS)
 
 
-async def test_weights_published_too_early_are_noticed(
+async def test_weights_do_not_wait_for_their_checkpoint(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative control: what does not wait is visible before the checkpoint that covers it."""
+    """Each is written only when its weights are published."""
     disk = DiskAfterPublish(monkeypatch)
-    monkeypatch.setattr(AsyncPublisher, "_commit_condition", lambda publisher, step: None)
     await (await training.fill(STEPS)).train(STEPS)
     for step in range(1, STEPS + 1):
         assert disk.events.index(("published", step)) < disk.events.index(("durable", step))
 
 
-async def test_weights_do_not_wait_where_steps_without_a_checkpoint_are_published_anyway(
+async def test_weights_that_waited_would_be_noticed(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a checkpoint every other step a crash undoes published steps whatever they wait for."""
+    """Negative control: checkpoint and weights wait for each other; the disk gives up."""
+    monkeypatch.setattr(f"{__name__}.TIMEOUT_SECONDS", 1.0)
     disk = DiskAfterPublish(monkeypatch)
-    await (await training.fill(STEPS)).train(STEPS, checkpoint__every=2)
-    assert disk.events.index(("published", 2)) < disk.events.index(("durable", 2))
+    commit = Publisher._commit
+
+    async def waiting(publisher: Publisher, request: Any) -> None:
+        while ("durable", request.weight_version) not in disk.events:
+            await asyncio.sleep(0.002)
+        await commit(publisher, request)
+
+    monkeypatch.setattr(Publisher, "_commit", waiting)
+    with pytest.raises(DependencyUnavailable, match="step 1 was not published before"):
+        await (await training.fill(STEPS)).train(STEPS)
 
 
 async def test_a_failing_checkpoint_ends_training_immediately(
@@ -232,20 +238,11 @@ async def test_a_stop_waits_for_the_checkpoint_under_way(
         assert not done
         disk.go_on()
         await draining
-        assert disk.events[:2] == [("durable", 1), ("committed", 1)]
+        events = [event for event in disk.events if event[0] != "published"]
+        assert events == [("durable", 1), ("committed", 1)]
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
     assert (await training.readiness()).committed_step == 1
-
-
-async def test_weights_that_waited_are_published_after_their_checkpoint(
-    training: Training, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other way round they would wait for each other: the disk gives up, training ends."""
-    monkeypatch.setattr(f"{__name__}.TIMEOUT_SECONDS", 1.0)
-    DiskAfterPublish(monkeypatch)
-    with pytest.raises(DependencyUnavailable, match="step 1 was not published before"):
-        await (await training.fill(STEPS)).train(STEPS)
 
 
 async def test_a_trainer_resumes_from_the_last_checkpoint_of_a_fenced_one(

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 from seamflow.trainer.v1 import trainer_service_pb2 as pb
 
 from services.chassis.errors import Reason, ServiceError
 from tests.lib.trainer.training import Training
+from trainer import fsync_files
 from trainer.checkpoint.checkpoint_files import read_parameters, read_state
+from trainer.loop import Trainer
 from trainer.servicer import TrainerServicer
 
 CONTEXT = cast(Any, None)
@@ -38,6 +44,37 @@ async def test_the_best_step_is_kept_while_later_ones_are_deleted(training: Trai
     facts = json.loads((kept / "best.json").read_text())
     assert (facts["step"], facts["metric"], facts["value"]) == (3, "success", 0.75)
     assert facts["interval"] == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_checkpoint_that_is_being_written_is_held(
+    training: Training, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """Its weights are out before it is durable; *control*: who does not wait finds none."""
+    go_on, write = threading.Event(), fsync_files.write_tensors
+
+    def slow(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        assert not path.name.startswith("rank_") or go_on.wait(20)
+        write(path, tensors)
+
+    async def at_once(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(fsync_files, "write_tensors", slow)
+    if not waits:
+        monkeypatch.setattr(Trainer, "checkpoint_written", at_once)
+    await training.fill(1)
+    async with training.service(1) as service:
+        servicer = cast(TrainerServicer, service.servicers[0][1])
+        running = asyncio.ensure_future(service.background[0]())
+        while not training.published():
+            await asyncio.sleep(0.01)
+        asked = servicer.HoldCheckpoint(pb.HoldCheckpointRequest(step=1), CONTEXT)
+        holding = asyncio.ensure_future(asked)
+        await asyncio.wait({holding}, timeout=0.2)
+        go_on.set()
+        assert (await holding).held == waits
+        await running
 
 
 @pytest.mark.parametrize(("rpc", "step"), [("HoldCheckpoint", -1), ("KeepCheckpoint", 0)])

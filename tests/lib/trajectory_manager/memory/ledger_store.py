@@ -97,7 +97,7 @@ class MemoryLedgerStore:
             run.ledger[step] = entry
             self._grow(run, entry, fresh)
         if whole:
-            self._complete(run, run_id, entry)
+            self._complete(run, run_id, entry, streaming)
         else:
             run.awaits(entry.lease.base_weight_version)
         lease = entry.lease if step in run.ledger else None
@@ -144,7 +144,7 @@ class MemoryLedgerStore:
             sample_ids=(*entry.lease.sample_ids, *chain.from_iterable(groups)),
         )
 
-    def _complete(self, run: RunState, run_id: str, entry: LedgerEntry) -> None:
+    def _complete(self, run: RunState, run_id: str, entry: LedgerEntry, streaming: bool) -> None:
         rules, drawn = run.config.replay, list[str]()
         if rules is not None:
             replay_draw.trim(run.replay, rules.capacity_groups)
@@ -154,6 +154,7 @@ class MemoryLedgerStore:
             entry.lease,
             replayed_ids=tuple(chain.from_iterable(group.samples for group in again)),
             is_open=False,
+            streamed=streaming,
         )
         run.num_taken += len(entry.groups)
         if run.reporting_epoch == run.epoch:
@@ -215,6 +216,7 @@ class MemoryLedgerStore:
             replayed_ids=(),
             num_deliveries=1,
             is_open=True,
+            streamed=False,
         )
         run.awaits(entry.lease.base_weight_version)
 

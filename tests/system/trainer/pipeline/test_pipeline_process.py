@@ -9,10 +9,11 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
+from tests.lib.trainer.child import Child
 from tests.lib.trainer.ranks.whole_run import run
 from tests.lib.trainer.services import Neighbours
 from tests.lib.trainer.support import JOB_CONFIG, ROUNDING, make_model, read_lines
-from tests.system.trainer.test_process import TORCHRUN, Child
+from tests.system.trainer.test_process import TORCHRUN
 
 
 def pid_of_rank(rank: int, launcher: int) -> int:

@@ -396,6 +396,29 @@ def test_the_evaluator_gets_the_table_evaluation(tmp_path: Path) -> None:
     assert ExitCode.UNAVAILABLE in process.fatal
 
 
+@pytest.mark.parametrize(
+    ("evaluation", "text", "every"),
+    [
+        ({"every_steps": 20}, "", 10),
+        ({"every_steps": 14}, "", 7),
+        ({"every_steps": 2}, "", 2),
+        ({"every_steps": 2}, "[trainer.checkpoint]\nevery = 6\n", None),
+        ({"every_steps": 2, "keep_best": False}, "", None),
+        ({}, "", None),
+    ],
+)
+def test_each_evaluated_step_has_a_checkpoint(
+    tmp_path: Path, evaluation: dict[str, bool | int], text: str, every: int | None
+) -> None:
+    """Unless the file says otherwise, or none is kept."""
+    config = make_config()
+    layout = make_layout(config, tmp_path)
+    layout.config_file.write_text(text)
+    trainer = plan(config, layout, EvaluationConfig(tasks="h.jsonl", **evaluation))["trainer"]
+    told = trainer.environment.get("SEAMFLOW_TRAINER_CHECKPOINT__EVERY")
+    assert told == (None if every is None else str(every))
+
+
 def test_there_is_no_evaluator_without_held_out_tasks_or_while_serving(tmp_path: Path) -> None:
     """Nor does the dataloader wait for one."""
     for config in (make_config(), make_config(heldout_tasks="h.jsonl", serve=True)):

@@ -16,41 +16,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from services.chassis.errors import ConfigError, ExitCode
+from tests.lib.trainer.one_parameter import Weights
 from trainer import fsync_files
-from trainer.checkpoint import checkpoint_files
-from trainer.policy.policy import Policy
-
-
-class Weights(Policy):
-    """Stands for a policy with one parameter."""
-
-    def __init__(self, size: int | torch.Size, part_number: int = 0, num_parts: int = 1) -> None:
-        self._part = part_number, num_parts
-        self._shards = {"w": torch.nn.Parameter(torch.zeros(size), requires_grad=False)}
-        self.loaded: dict[str, torch.Tensor] = {}
-
-    @property
-    def shards(self) -> dict[str, torch.nn.Parameter]:
-        """The one."""
-        return self._shards
-
-    @property
-    def part_number(self) -> int:
-        """Of this rank."""
-        return self._part[0]
-
-    @property
-    def num_parts(self) -> int:
-        """Over all ranks."""
-        return self._part[1]
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """What is trained."""
-        return {f"parameter.{name}": shard for name, shard in self.shards.items()}
-
-    def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Remember what came."""
-        self.loaded = tensors
+from trainer.checkpoint import checkpoint_files, object_tensors
+from trainer.checkpoint.host_copy import copy_stream
+from trainer.checkpoint.shard_writer import ShardWriter
 
 
 def state(step: int) -> checkpoint_files.Checkpoint:
@@ -104,7 +74,7 @@ def test_each_save_reports_only_its_own_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that failed goes on saying so, though the one after it went well."""
-    writer, write = checkpoint_files.ShardWriter(), fsync_files.write_tensors
+    writer, write = ShardWriter(copy_stream("cpu")), fsync_files.write_tensors
     bad, good = tmp_path / "bad", tmp_path / "good"
     for folder in (bad, good):
         folder.mkdir()
@@ -136,7 +106,7 @@ def test_a_write_that_fails_between_two_looks_is_not_taken_as_written(tmp_path: 
                 return False
             return True
 
-    writer = checkpoint_files.ShardWriter()
+    writer = ShardWriter(copy_stream("cpu"))
     writer._writes[tmp_path] = Failing()
     assert not writer.written(tmp_path)
     with pytest.raises(OSError, match="no space left"):
@@ -160,7 +130,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(
             file.truncate(path.stat().st_size // 2)
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    writer, folder = checkpoint_files.ShardWriter(), checkpoint_files.begin(tmp_path, 2)
+    writer, folder = ShardWriter(copy_stream("cpu")), checkpoint_files.begin(tmp_path, 2)
     with monkeypatch.context() as patched:
         patched.setattr(fsync_files, "write_tensors", half)
         writer.start(Weights(3), folder, checkpoint_files.shard_name(0, 1))
@@ -256,7 +226,7 @@ def test_a_rank_reads_its_own_rows_alone(
     for rank, part in enumerate(whole.chunk(2)):
         tensors = {"parameter.w": part.contiguous(), "rng": torch.get_rng_state()}
         save_file(tensors, tmp_path / f"rank_{rank:05d}_of_00002.safetensors")
-    monkeypatch.setattr(checkpoint_files, "safe_open", partial(CountedFile, rows=rows))
+    monkeypatch.setattr(object_tensors, "safe_open", partial(CountedFile, rows=rows))
     for rank in range(world_size):
         rows.clear()
         shape = torch.Size([len(range(*rows_of(rank, world_size))), 2])

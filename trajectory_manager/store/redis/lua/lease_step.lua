@@ -179,7 +179,7 @@ if whole then
   if redis.call('HGET', counters, 'reporting_epoch') == epoch then
     redis.call('HSET', counters, 'training', 1, 'next_base', string.format('%d', base + 1))
   end
-  entry.open = nil
+  entry.open, entry.streamed = nil, streaming or nil
 end
 redis.call('HSET', ledger, step, cjson.encode(entry))
 redis.call('HSET', counters, 'leased_step', step)

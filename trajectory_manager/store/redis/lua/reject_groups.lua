@@ -60,7 +60,7 @@ redis.call('HSET', counters, 'open_groups', #fresh, 'leased_step', step)
 redis.call('HINCRBY', counters, 'discarded', num_fresh)
 -- The replayed groups are drawn again when the step is whole. Its deliveries so far were those of a bad group.
 entry.groups, entry.samples, entry.replayed = fresh, kept_of(entry.samples, is_kept), {}
-entry.open, entry.deliveries = true, 1
+entry.open, entry.streamed, entry.deliveries = true, nil, 1
 redis.call('HSET', ledger, step, cjson.encode(entry))
 record_awaited_step(counters, string.format('%d', entry.base))
 redis.call('HINCRBY', counters, 'version:tasks', 1)

@@ -32,14 +32,31 @@ async def test_an_open_step_takes_groups_as_they_come(store: Store) -> None:
 
 
 async def test_a_step_that_is_whole_at_once_is_like_any_other(store: Store) -> None:
-    """Streaming changes when samples are given out, not which."""
+    """Streaming changes when samples are given out, not which; the entry tells how it was."""
     leases = []
     for streaming in (False, True):
         ledger = await ledger_of(store, WIDE)
         await ledger.complete("a", "b", "c")
         await ledger.lead()
         leases.append((await ledger.attempt(1, streaming=streaming)).lease)
-    assert leases[0] == leases[1]
+    assert leases[0] is not None
+    assert leases[1] == replace(leases[0], streamed=True)
+
+
+async def test_the_next_trainer_learns_how_a_step_was_taken(store: Store) -> None:
+    """Whether it was streamed, and from which version it began: it is computed alike."""
+    for streaming in (False, True):
+        ledger = await ledger_of(store, WIDE, groups_per_step=2)
+        await ledger.complete("a")
+        await ledger.lead("one")
+        first = await ledger.attempt(1, streaming=streaming)
+        await ledger.complete("b")
+        whole = await ledger.attempt(1, streaming=streaming)
+        assert whole.lease is not None
+        assert (first.lease is not None, whole.lease.streamed) == (streaming, streaming)
+        await ledger.lead("two")
+        again = await ledger.attempt(1, streaming=not streaming)
+        assert again.lease == replace(whole.lease, num_deliveries=2)
 
 
 async def test_a_trainer_that_waits_no_longer_closes_the_step(store: Store) -> None:

@@ -1,0 +1,133 @@
+"""A checkpoint holds what was there when it was begun, though the copy is carried out later."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.lib.trainer.one_parameter import Weights
+from trainer.checkpoint.host_copy import HostCopy, copy_stream
+from trainer.checkpoint.shard_writer import ShardWriter
+from trainer.policy.policy import Policy
+from trainer.ranks.commands import Command, Measure, Optimize
+from trainer.ranks.worker import Worker
+
+
+class LateStream:
+    """A device that copies when it must: before the work that was held back, or at `run`."""
+
+    pinned = True
+
+    def __init__(self) -> None:
+        self._copies: list[Callable[[], object]] = []
+        self._done = threading.Event()
+
+    def begin(self) -> None:
+        """See `CopyStream`."""
+        self._done.clear()
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """See `CopyStream`."""
+        self._copies.append(lambda: target.copy_(source))
+
+    def end(self) -> None:
+        """See `CopyStream`."""
+
+    def wait(self) -> None:
+        """See `CopyStream`."""
+        assert self._done.wait(20)
+
+    def hold_back(self) -> None:
+        """See `CopyStream`."""
+        self.run()
+
+    def run(self) -> None:
+        """Carry out all copies."""
+        for copy in self._copies:
+            copy()
+        self._copies = []
+        self._done.set()
+
+
+@pytest.fixture(autouse=True)
+def without_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a GPU's driver pins memory."""
+    empty = torch.empty
+
+    def unpinned(*size: int, pin_memory: bool = False, dtype: torch.dtype) -> torch.Tensor:
+        return empty(*size, dtype=dtype)
+
+    monkeypatch.setattr(torch, "empty", unpinned)
+
+
+def written(folder: Path, *, held_back: bool) -> torch.Tensor:
+    """The parameter in the shard of a checkpoint, after a change of 1 that came meanwhile."""
+    stream, policy = LateStream(), Weights(3)
+    writer = ShardWriter(stream)
+    writer.start(policy, folder, "rank.safetensors")
+    if held_back:
+        writer.hold_back()
+    policy.shards["w"].add_(1)
+    stream.run()
+    while not writer.written(folder):
+        pass
+    return load_file(folder / "rank.safetensors")["parameter.w"]
+
+
+def test_what_is_copied_late_is_what_was_there(tmp_path: Path) -> None:
+    """A change of the weights is held back until they are copied."""
+    assert written(tmp_path, held_back=True).eq(0).all()
+
+
+def test_a_change_that_is_not_held_back_is_in_the_checkpoint(tmp_path: Path) -> None:
+    """Negative control."""
+    assert written(tmp_path, held_back=False).eq(1).all()
+
+
+def test_buffers_are_kept_while_tensors_keep_their_shape() -> None:
+    """Pinning takes seconds; those of the CPU are not kept, as they would only take memory."""
+    stream = LateStream()
+    copy, tensors = HostCopy(stream), {"a": torch.zeros(3), "b": torch.zeros(2)}
+    first = copy.start(tensors)
+    stream.run()
+    second = copy.start({"a": torch.ones(3), "b": torch.ones(5)})
+    stream.run()
+    assert second["a"] is first["a"]
+    assert second["b"].shape == (5,)
+    assert all(buffer.eq(1).all() for buffer in second.values())
+    plain = HostCopy(copy_stream("cpu"))
+    assert plain.start(tensors)["a"] is not plain.start(tensors)["a"]
+
+
+@pytest.mark.parametrize(
+    ("command", "events"),
+    [
+        (Optimize(step=1), ["held back", "optimize"]),
+        (Measure(step=1), ["measure"]),
+    ],
+)
+def test_a_rank_holds_back_what_changes_its_state(command: Command, events: list[str]) -> None:
+    """And nothing else: a gradient is computed beside the copy."""
+    happened: list[str] = []
+
+    class Noting:
+        """A policy and the writer of its checkpoints."""
+
+        def __getattr__(self, name: str) -> Callable[..., dict[str, float]]:
+            def noted(*_: object) -> dict[str, float]:
+                happened.append(name.replace("_", " ").replace("hold", "held"))
+                return {}
+
+            return noted
+
+    worker = object.__new__(Worker)
+    worker._shard_writer = cast("ShardWriter", Noting())
+    worker._loaded, worker._held = cast("Policy", Noting()), {}
+    worker.do(command)
+    assert happened == events

@@ -1,0 +1,125 @@
+"""Copy tensors of the device to the host while training goes on.
+
+    IDLE -> (start) COPYING -> (wait, on the host) COPIED -> (start) ...
+
+On cuda the buffers are pinned and kept, so that a copy neither waits for memory nor stops the
+device, and a stream of its own carries it out. `hold_back` keeps the weights as they are until
+then. On the CPU a copy is done when `start` returns. The cuda side has not been run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+__all__ = ["CopyStream", "HostCopy", "copy_stream"]
+
+
+class CopyStream(Protocol):
+    """Carries out copies, in order, beside the other work of the device."""
+
+    pinned: bool
+    """Whether targets are pinned memory, which is kept."""
+
+    def begin(self) -> None:
+        """Copies that follow come after the work that the device was given before."""
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy, perhaps later."""
+
+    def end(self) -> None:
+        """All copies were given."""
+
+    def wait(self) -> None:
+        """Block this thread until the copies are done."""
+
+    def hold_back(self) -> None:
+        """Work that the device is given from now on comes after the copies."""
+
+
+class _Immediate:
+    """Of the CPU."""
+
+    pinned = False
+
+    def begin(self) -> None:
+        """See `CopyStream`."""
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """See `CopyStream`."""
+        target.copy_(source)
+
+    end = wait = hold_back = begin
+
+
+class _Cuda:
+    """A stream of the current device."""
+
+    pinned = True
+
+    def __init__(self) -> None:
+        self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def begin(self) -> None:
+        """See `CopyStream`."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """See `CopyStream`."""
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+
+    def end(self) -> None:
+        """See `CopyStream`."""
+        self._done.record(self._stream)
+
+    def wait(self) -> None:
+        """See `CopyStream`."""
+        self._done.synchronize()
+
+    def hold_back(self) -> None:
+        """See `CopyStream`."""
+        torch.cuda.current_stream().wait_event(self._done)
+
+
+def copy_stream(device: str) -> CopyStream:
+    """The stream for a kind of device, "cpu" or "cuda"."""
+    return _Cuda() if device == "cuda" else _Immediate()
+
+
+class HostCopy:
+    """Host buffers for one copy at a time."""
+
+    def __init__(self, stream: CopyStream) -> None:
+        self._stream = stream
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def start(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Start a copy; its buffers by name, which are whole after `wait`.
+
+        The buffers of the copy before are written over.
+        """
+        buffers = {name: self._buffer(name, tensor) for name, tensor in tensors.items()}
+        self._stream.begin()
+        for name, tensor in tensors.items():
+            self._stream.copy(buffers[name], tensor.detach())
+        self._stream.end()
+        self._kept = buffers if self._stream.pinned else {}
+        return buffers
+
+    def wait(self) -> None:
+        """Block this thread until the copy is whole."""
+        self._stream.wait()
+
+    def hold_back(self) -> None:
+        """Let the device change tensors only after they are copied; does not block."""
+        self._stream.hold_back()
+
+    def _buffer(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        kept = self._kept.get(name)
+        if kept is not None and kept.shape == like.shape and kept.dtype == like.dtype:
+            return kept
+        return torch.empty(like.shape, dtype=like.dtype, pin_memory=self._stream.pinned)

@@ -1,0 +1,72 @@
+"""Write a rank's shard of a checkpoint beside training, from a copy on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+
+import torch
+
+from trainer import fsync_files
+from trainer.checkpoint.checkpoint_files import RNG
+from trainer.checkpoint.checksums import note_digest
+from trainer.checkpoint.host_copy import CopyStream, HostCopy
+from trainer.checkpoint.object_tensors import upload
+from trainer.object_path import Folder, ObjectPath
+from trainer.policy.policy import Policy
+
+__all__ = ["ShardWriter"]
+
+_MAX_RESULTS = 8
+"""Finished writes whose result is kept."""
+
+
+class ShardWriter:
+    """Writes this rank's state in a separate thread."""
+
+    def __init__(self, stream: CopyStream) -> None:
+        """`stream` copies to the host."""
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writes: dict[Folder, Future[None]] = {}
+        self._copy = HostCopy(stream)
+
+    def start(self, policy: Policy, folder: Folder, name: str) -> None:
+        """Copy the state after earlier copies are written: the host has room for one copy.
+
+        It is written into the file `name` in `folder`.
+        """
+        wait(self._writes.values())
+        for done in list(self._writes)[:-_MAX_RESULTS]:
+            del self._writes[done]
+        tensors = {**self._copy.start(policy.state()), RNG: torch.get_rng_state()}
+        self._writes[folder] = self._executor.submit(self._write, folder / name, tensors)
+
+    def hold_back(self) -> None:
+        """Call it before the state changes: what is copied stays what it was."""
+        self._copy.hold_back()
+
+    def written(self, folder: Folder) -> bool:
+        """Whether the shard in `folder` is durable, if this process has one there.
+
+        Raises:
+            OSError: writing it failed.
+        """
+        write = self._writes.get(folder)  # none in a rank that joined since
+        if write is None:
+            return True
+        if not write.done():
+            return False
+        write.result()
+        return True
+
+    def _write(self, path: Folder, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write a shard; once it has its final name it is durable."""
+        self._copy.wait()
+        if isinstance(path, ObjectPath):
+            upload(path, tensors, partial(note_digest, path, path.name))
+            return
+        unnamed = path.with_suffix(".partial")
+        fsync_files.write_tensors(unnamed, tensors)
+        note_digest(unnamed, path.name)
+        unnamed.rename(path)
