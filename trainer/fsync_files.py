@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save, save_file
 
 from trainer.object_path import Folder, ObjectPath
+from trainer.tensor_bytes import tensor_bytes
 
 __all__ = [
     "COMPLETE",
@@ -30,7 +29,6 @@ __all__ = [
 
 COMPLETE = ".complete"
 """Name of the marker file of a complete folder."""
-_METADATA = {"format": "pt"}
 
 
 def sync(path: Folder) -> None:
@@ -50,27 +48,36 @@ def write_json(path: Folder, content: Any) -> None:
     sync(path)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write tensors as safetensors. Raises as `save_tensors`."""
-    save_tensors(path, tensors)
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Write tensors as safetensors; as `save_tensors`."""
+    digest = save_tensors(path, tensors)
     sync(path)
+    return digest
 
 
-def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write tensors as safetensors; not durable before `sync`.
+def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Write tensors of the host as safetensors; not durable before `sync`.
+
+    Returns:
+        SHA-256 of the file.
 
     Raises:
         OSError: the file cannot be written, for example on a full disk.
     """
-    try:
-        save_file(dict(tensors), path, metadata=_METADATA)
-    except SafetensorError as error:
-        raise OSError(f"{path}: {error}") from error
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for piece in tensor_bytes(tensors):
+            file.write(piece)
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 of the file that `save_tensors` would write; needs as much memory."""
-    return hashlib.sha256(save(dict(tensors), metadata=_METADATA)).hexdigest()
+    """SHA-256 of the file that `save_tensors` would write."""
+    digest = hashlib.sha256()
+    for piece in tensor_bytes(tensors):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def write_marker(folder: Folder, text: str = "") -> None:

@@ -4,7 +4,7 @@
 
 On cuda the buffers are pinned and kept, so that a copy neither waits for memory nor stops the
 device, and a stream of its own carries it out. `hold_back` keeps the weights as they are until
-then. On the CPU a copy is done when `start` returns. The cuda side has not been run.
+then. What lies on the host is not copied (`tensor_bytes.py`). The cuda side has not been run.
 """
 
 from __future__ import annotations

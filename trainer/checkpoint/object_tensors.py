@@ -14,22 +14,9 @@ import torch
 from safetensors import safe_open
 
 from trainer.object_path import Folder, ObjectPath
+from trainer.tensor_bytes import TYPES, tensor_bytes
 
 __all__ = ["ObjectTensors", "open_tensors", "upload"]
-
-_TYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-_NAMES = {dtype: name for name, dtype in _TYPES.items()}
-_ALIGNMENT = 8
-_PIECE_BYTES = 64 << 20
 
 
 @contextmanager
@@ -49,7 +36,7 @@ def upload(
 
     Args:
         path: of the object.
-        tensors: by name, contiguous.
+        tensors: by name.
         on_digest: gets the SHA-256 of the object before it appears.
 
     Raises:
@@ -57,7 +44,7 @@ def upload(
     """
     file, digest = path.open("wb"), hashlib.sha256()
     try:
-        for piece in _pieces(tensors):
+        for piece in tensor_bytes(tensors):
             file.write(piece)
             digest.update(piece)
         on_digest(digest.hexdigest())
@@ -71,28 +58,6 @@ def upload(
         if isinstance(error, OSError):
             raise
         raise OSError(f"{path}: {error}") from error
-
-
-def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
-    """The bytes of the file."""
-    # The widest first, so that each is aligned.
-    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, tensor in ordered:
-        begin, end = end, end + tensor.nbytes
-        header[name] = {
-            "dtype": _NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    yield memoryview(len(text).to_bytes(8, "little") + text)
-    for _, tensor in ordered:
-        data = memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        for begin in range(0, len(data), _PIECE_BYTES):
-            yield data[begin : begin + _PIECE_BYTES]
 
 
 class ObjectTensors:
@@ -119,7 +84,7 @@ class ObjectTensors:
         """A tensor by ranges of its rows."""
         entry = self._header[name]
         begin = self._begin + entry["data_offsets"][0]
-        return _Rows(self._path, begin, tuple(entry["shape"]), _TYPES[entry["dtype"]])
+        return _Rows(self._path, begin, tuple(entry["shape"]), TYPES[entry["dtype"]])
 
 
 @dataclass(frozen=True, slots=True)

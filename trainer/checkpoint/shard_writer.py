@@ -1,4 +1,4 @@
-"""Write a rank's shard of a checkpoint beside training, from a copy on the host."""
+"""Write a rank's shard of a checkpoint beside training."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from trainer.checkpoint.host_copy import CopyStream, HostCopy
 from trainer.checkpoint.object_tensors import upload
 from trainer.object_path import Folder, ObjectPath
 from trainer.policy.policy import Policy
+from trainer.tensor_bytes import HeldTensors
 
 __all__ = ["ShardWriter"]
 
@@ -29,22 +30,27 @@ class ShardWriter:
         """`stream` copies to the host."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writes: dict[Folder, Future[None]] = {}
-        self._copy = HostCopy(stream)
+        self._copy, self._held = HostCopy(stream), HeldTensors({})
 
     def start(self, policy: Policy, folder: Folder, name: str) -> None:
-        """Copy the state after earlier copies are written: the host has room for one copy.
+        """Write the state into the file `name` in `folder`, after earlier ones are written.
 
-        It is written into the file `name` in `folder`.
+        What is on a device is copied to the host, which has room for one copy; what lies on the
+        host is written from there.
         """
         wait(self._writes.values())
         for done in list(self._writes)[:-_MAX_RESULTS]:
             del self._writes[done]
-        tensors = {**self._copy.start(policy.state()), RNG: torch.get_rng_state()}
-        self._writes[folder] = self._executor.submit(self._write, folder / name, tensors)
+        state = {name: tensor.detach() for name, tensor in policy.state().items()}
+        on_device = {name: each for name, each in state.items() if each.device.type != "cpu"}
+        copied = {**self._copy.start(on_device), RNG: torch.get_rng_state()}
+        self._held = HeldTensors(state | copied, in_place=state.keys() - on_device.keys())
+        self._writes[folder] = self._executor.submit(self._write, folder / name, self._held)
 
     def hold_back(self) -> None:
-        """Call it before the state changes: what is copied stays what it was."""
+        """Call it before the state changes: what is written stays what it was."""
         self._copy.hold_back()
+        self._held.hold_back()
 
     def written(self, folder: Folder) -> bool:
         """Whether the shard in `folder` is durable, if this process has one there.
@@ -67,6 +73,6 @@ class ShardWriter:
             upload(path, tensors, partial(note_digest, path, path.name))
             return
         unnamed = path.with_suffix(".partial")
-        fsync_files.write_tensors(unnamed, tensors)
-        note_digest(unnamed, path.name)
+        digest = fsync_files.write_tensors(unnamed, tensors)
+        note_digest(unnamed, path.name, digest)
         unnamed.rename(path)

@@ -20,14 +20,14 @@ _PART_BYTES = 5 << 20
 """The least that S3 takes."""
 _PROGRAM = f"""
 import sys, time
-from trainer import object_path
+from trainer import object_path, tensor_bytes
 from trainer.checkpoint import checkpoint_files, object_tensors
 from tests.lib.trainer.one_parameter import Weights
 from trainer.checkpoint.host_copy import copy_stream
 from trainer.checkpoint.shard_writer import ShardWriter
 
-object_path._BLOCK_BYTES = object_tensors._PIECE_BYTES = {_PART_BYTES}
-pieces = object_tensors._pieces
+object_path._BLOCK_BYTES = tensor_bytes._PIECE_BYTES = {_PART_BYTES}
+pieces = object_tensors.tensor_bytes
 
 def slow(tensors):
     for number, piece in enumerate(pieces(tensors)):
@@ -36,7 +36,7 @@ def slow(tensors):
             time.sleep(60)
         yield piece
 
-object_tensors._pieces = slow
+object_tensors.tensor_bytes = slow
 folder = checkpoint_files.begin(object_path.place(sys.argv[1]), 2)
 ShardWriter(copy_stream("cpu")).start(Weights(1 << 22), folder, checkpoint_files.shard_name(0, 1))
 """

@@ -83,7 +83,7 @@ def policy_of(config: TrainerConfig, device: str) -> Policy:
     if device == DEVICE:
         moved(model)
     given = config.model_copy(update={"device": device})
-    models = Models(policy=model, critic=None, packed=config.batch.packing)
+    models = Models(policy=model, critic=None, packed=config.batch.packing, routing="")
     backend = ShardedBackend(models, cast("DeviceMesh", _OneRank()), algorithm, given)
     return Policy(backend, given)
 
@@ -156,7 +156,7 @@ def test_a_step_computes_on_its_device_alone(model: Path) -> None:
 def _host_tokens(patch: pytest.MonkeyPatch) -> None:
     """The packed tokens are not sent to the device."""
     of = Packing.of
-    patch.setattr(Packing, "of", lambda ids, lengths, _: of(ids, lengths, "cpu"))
+    patch.setattr(Packing, "of", lambda ids, lengths, *_: of(ids, lengths, "cpu"))
 
 
 def _host_index(patch: pytest.MonkeyPatch) -> None:

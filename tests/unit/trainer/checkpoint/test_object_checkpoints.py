@@ -177,7 +177,7 @@ def test_an_upload_that_fails_leaves_nothing(
         yield memoryview(b"half")
         raise OSError("connection lost")
 
-    monkeypatch.setattr(object_tensors, "_pieces", failing)
+    monkeypatch.setattr(object_tensors, "tensor_bytes", failing)
     path = committing / "x.safetensors"
     with pytest.raises(OSError, match="connection lost"):
         object_tensors.upload(path, {}, lambda _: None)
