@@ -100,10 +100,8 @@ class Trainer:
         """Resume, then train up to the last step: batch, gradient, update, checkpoint, publish."""
         await self._samples.check_rules(self._config.algorithm, self._config.batch)
         await self._resume()
-        if await self._trial.is_due():
-            async with self._device.use(self._nodes.acquire):
-                await self._trial.run()
         while self.progress.step < self.progress.last_step:
+            await self._try_groups(self.progress.step + 1)
             record = StepRecord(self.progress.step + 1, self._publisher.started_version)
             with tracing.span("step", run_id=self._config.run_id, step=record.step):
                 await self._step(record)
@@ -113,6 +111,12 @@ class Trainer:
         await self._nodes.release()
         if self._config.end_run:
             await self._samples.end_run()
+
+    async def _try_groups(self, step: int) -> None:
+        """Before the step at which trainers ended, with the weights that it begins with."""
+        if step == self._samples.newest_pending and await self._trial.is_due():
+            async with self._device.use(self._nodes.acquire):
+                await self._trial.run()
 
     async def _step(self, record: StepRecord) -> None:
         async for chunk in self._batches.chunks(record):

@@ -292,8 +292,9 @@ class LedgerStore(Protocol):
 
         Entries up to `step` are consumed. Later ones stay if they follow it without a gap;
         after a restore to an earlier step their groups return to the head of the queue.
-        The first that was leased by max_deliveries trainers becomes dead letters when another
-        trainer reconciles, and later ones return to the head of the queue.
+        The newest that the last trainer leased becomes dead letters when another trainer
+        reconciles, if max_deliveries trainers leased it; later ones return to the head of the
+        queue. Those before it were only repeated: no checkpoint covered them yet.
 
         Raises:
             ServiceError: STALE_EPOCH for a trainer that was replaced before.

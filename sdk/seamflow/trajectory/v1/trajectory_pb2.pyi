@@ -288,7 +288,9 @@ class RunConfig(google.protobuf.message.Message):
     the oldest one that is not leased; 0: in the order they complete.
     """
     max_deliveries: builtins.int
-    """A step that was delivered to this many trainers without a commit goes to the dead letters; 0: never."""
+    """A step at which a trainer ended, and which was delivered to this many without a commit, goes to the dead letters;
+    0: never.
+    """
     max_stored_tokens: builtins.int
     """Admission of TRAIN groups closes while the run stores more tokens than this; 0: no cap. With
     retention_steps the groups_per_step groups of the next step are still admitted: only its commit

@@ -54,13 +54,12 @@ class MemoryLedgerStore:
         )
 
     def _dead_letter_poison_step(self, run: RunState) -> None:
-        """The first step with too many deliveries dies, later ones return to the queue."""
+        """The step at which a trainer ended last dies if that was often, later ones return."""
         limit = run.config.max_deliveries
-        for step in sorted(run.ledger):
-            if 0 < limit <= run.ledger[step].lease.num_deliveries:
-                self._give_back(run, after=step)
-                self._dead_letter_step(run, run.ledger.pop(step))
-                return
+        step = max(run.ledger, key=lambda each: (run.ledger[each].epoch, each), default=0)
+        if step and 0 < limit <= run.ledger[step].lease.num_deliveries:
+            self._give_back(run, after=step)
+            self._dead_letter_step(run, run.ledger.pop(step))
 
     def _dead_letter_step(self, run: RunState, entry: LedgerEntry) -> None:
         step, times = entry.lease.step, entry.lease.num_deliveries

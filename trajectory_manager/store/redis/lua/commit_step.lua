@@ -86,10 +86,16 @@ end
 -- After a restore no later step stays; none stays after one that was delivered too often.
 local last, limit, pending = math.huge, rules.max_deliveries, {}
 if step < committed then last = step end
+-- Where the last trainer that was given any ended: steps before it were only repeated since the checkpoint.
+local suspect, given_last = 0, -1
+for _, number in ipairs(numbers) do
+  local given_to = tonumber(entries[number].epoch)
+  if number > step and given_to >= given_last then suspect, given_last = number, given_to end
+end
 for _, number in ipairs(numbers) do
   local entry = entries[number]
   if number > step and number <= last then
-    if is_new and limit > 0 and entry.deliveries >= limit then
+    if is_new and limit > 0 and number == suspect and entry.deliveries >= limit then
       dead_letter_step(entry, number)
       redis.call('HDEL', ledger, number)
       last = number

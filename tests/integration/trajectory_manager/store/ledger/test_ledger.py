@@ -228,6 +228,21 @@ async def test_a_trainer_that_never_leases_poisons_nothing(store: Store) -> None
     assert names(await ledger.lease(1)) == ["b/0"]
 
 
+async def test_steps_that_were_only_repeated_stay(store: Store) -> None:
+    """Each trainer repeats them since the checkpoint and ends at the third, which alone is bad."""
+    ledger = await ledger_of(store, replace(WIDE, groups_per_step=1, max_deliveries=2))
+    await ledger.complete(*"abcd")
+    for trainer in ("one", "two"):
+        await ledger.lead(trainer)
+        for step in (1, 2, 3):
+            await ledger.lease(step)
+    await ledger.lead("three")
+    assert ledger.pending == (1, 2)
+    (letter,) = await store.runs.dead_letters(ledger.run_id, 0, 9)
+    assert letter.task.task_id == "c"
+    assert [names(await ledger.lease(step))[0] for step in (1, 2, 3)] == ["a/0", "b/0", "d/0"]
+
+
 async def test_a_committed_step_is_never_poisonous(store: Store) -> None:
     """What the checkpoint covers is consumed, however often it was delivered."""
     ledger = await ledger_of(store, max_deliveries=1)
