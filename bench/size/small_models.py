@@ -1,4 +1,4 @@
-"""Small models with random weights: one whose embeddings are tied, one with experts."""
+"""Small models with random weights: with tied embeddings, with experts, with windows."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
         "moe_intermediate_size": 64,
         "num_experts": 8,
         "num_experts_per_tok": 2,
+        "tie_word_embeddings": False,
+    },
+    "windows": {
+        "model_type": "mistral",
+        "intermediate_size": 384,
+        "sliding_window": 48,
         "tie_word_embeddings": False,
     },
 }
