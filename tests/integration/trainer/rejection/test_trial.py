@@ -12,6 +12,7 @@ from seamflow.trajectory.v1 import task_service_pb2 as task_pb
 
 from tests.lib.trainer.rejection.poisons import GOOD, record
 from tests.lib.trainer.training import Training, groups
+from trainer.step.batch_trial import Trial
 
 MODULE = "tests.lib.trainer.rejection.dying_algorithm"
 MAX_STARTS = 6
@@ -58,3 +59,25 @@ async def test_without_trials_it_ends_every_trainer(training: Training) -> None:
     algorithm = {"algorithm__name": f"{MODULE}:raising", "batch__trial_deliveries": 0}
     assert await ends(training, **algorithm) == MAX_STARTS
     assert not training.records()
+
+
+async def test_groups_are_tried_with_the_weights_of_their_step(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those before it, which no checkpoint covers, are trained first."""
+    await training.fill(3)
+    for _ in range(3):
+        ended = training.samples()
+        await ended.reconcile(0)
+        for step in (1, 2, 3):
+            await ended.lease(step, step - 1)
+    tried, run = list[int](), Trial.run
+
+    async def noted(trial: Trial) -> None:
+        tried.append(trial._steps.progress.step)
+        await run(trial)
+
+    monkeypatch.setattr(Trial, "run", noted)
+    records = await training.train(3, checkpoint__every=9)
+    assert tried == [2]
+    assert [record["step"] for record in records] == [1, 2, 3]

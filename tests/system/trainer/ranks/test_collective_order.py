@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import torch.distributed as dist
 from tests.lib.trainer.ranks.forked_ranks import exit_codes
 from tests.lib.trainer.ranks.gang_run import run_rank
 from tests.lib.trainer.support import JOB_CONFIG
+from tests.system.trainer.ranks.mortal_run import Death, run_mortal
 from trainer.data.computations import Accumulate
 from trainer.policy.backend import Predictions
 from trainer.policy.sharded_backend import ShardedBackend
@@ -40,25 +44,48 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-def compared(job: dict[str, Any], *, skipping: bool = False) -> None:
+def compared(job: dict[str, Any], run: Callable[[dict[str, Any]], None] = run_rank) -> None:
     """A rank whose collectives torch compares with those of the others before each is made."""
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]
-    if skipping:
-        ShardedBackend.accumulate = _without_empty  # type: ignore[method-assign, assignment]
-    run_rank(job)
+    run(job)
 
 
-def _without_empty(
-    backend: ShardedBackend, command: Accumulate, totals: Totals, proximal: Predictions
-) -> dict[str, float]:
+def without_empty(job: dict[str, Any]) -> None:
     """As if a rank without data could do without the forward pass, and add up its loss of 0."""
-    for batch in command.micro_batches:
-        if batch.loss_mask_BT.any():
-            totals.add(backend._backward(batch, command.weight_version, None))
-        else:
-            dist.all_reduce(torch.zeros(()))
-    return {}
+
+    def accumulate(
+        backend: ShardedBackend, command: Accumulate, totals: Totals, proximal: Predictions
+    ) -> dict[str, float]:
+        for batch in command.micro_batches:
+            if batch.loss_mask_BT.any():
+                totals.add(backend._backward(batch, command.weight_version, None))
+            else:
+                dist.all_reduce(torch.zeros(()))
+        return {}
+
+    ShardedBackend.accumulate = accumulate  # type: ignore[method-assign, assignment]
+    compared(job)
+
+
+def without_last(job: dict[str, Any]) -> None:
+    """As if a rank with few rows could leave its last pass out, and go on to add up its loss."""
+    real = ShardedBackend.accumulate
+
+    def accumulate(backend: ShardedBackend, command: Accumulate, *given: Any) -> dict[str, float]:
+        if dist.get_rank() != 1:
+            return real(backend, command, *given)
+        found = real(backend, replace(command, micro_batches=command.micro_batches[:-1]), *given)
+        dist.all_reduce(torch.zeros(()))  # what it would do next
+        return found
+
+    ShardedBackend.accumulate = accumulate  # type: ignore[method-assign, assignment]
+    compared(job)
+
+
+def mortal(job: dict[str, Any]) -> None:
+    """Ranks of two replicas, one of which dies."""
+    compared(job, run_mortal)
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -71,13 +98,25 @@ def test_ranks_with_different_data_make_the_same_calls(
     assert exit_codes(RANKS, compared, job) == [0] * RANKS
 
 
-def test_a_rank_that_skips_a_forward_pass_is_an_error_at_once(model: Path, tmp_path: Path) -> None:
-    """Negative control: the mismatch is an error on every rank, and no rank hangs."""
-    job = {"model": str(model), "out": str(tmp_path), "config": JOB_CONFIG, **ONE_GROUP}
-    codes = exit_codes(RANKS, _skipping, job)
+@pytest.mark.parametrize(
+    ("mutated", "steps"), [(without_empty, ONE_GROUP), (without_last, {"steps": [1]})]
+)
+def test_a_rank_that_skips_a_forward_pass_is_an_error_at_once(
+    model: Path, tmp_path: Path, mutated: Callable[[dict[str, Any]], None], steps: dict[str, Any]
+) -> None:
+    """Negative controls: the mismatch is an error on every rank, and no rank hangs."""
+    job = {"model": str(model), "out": str(tmp_path), "config": JOB_CONFIG, **steps}
+    codes = exit_codes(RANKS, mutated, job)
     assert 0 not in codes
     assert None not in codes
 
 
-def _skipping(job: dict[str, Any]) -> None:
-    compared(job, skipping=True)
+def test_those_that_are_left_make_the_same_calls(model: Path, tmp_path: Path) -> None:
+    """A rank dies in its backward pass: the others form a group, and it joins again."""
+    death = Death(rank=3, kind="Accumulate", number=2)
+    config = {**JOB_CONFIG, "replicas": 2}
+    job = {"model": str(model), "out": str(tmp_path), "config": config, "steps": 2}
+    assert exit_codes(4, mortal, {**job, "deaths": (death,)}) == [0] * 4
+    told = json.loads((tmp_path / "lead.json").read_text())
+    assert told["sizes"] == [3, 4]
+    assert "error" not in told
