@@ -56,7 +56,7 @@ class CriticModel(nn.Module):
     def values(self, hidden: torch.Tensor) -> torch.Tensor:
         """From last hidden states, [..., hidden size], to values, [...]."""
         values: torch.Tensor = self.get_submodule(VALUE_HEAD)(hidden)[..., 0]
-        return values
+        return values.clone()  # not a view: FSDP warns of those
 
 
 def add_value_head(model: nn.Module) -> None:

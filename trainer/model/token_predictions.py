@@ -117,11 +117,13 @@ def _predicted(logits: Any, hidden: torch.Tensor, asked: AskedTokens) -> torch.T
 
     given = hidden.flatten(0, -2), asked.token_ids.flatten(), asked.temperatures.flatten()
     if len(given[1]) <= asked.chunk_tokens:
-        return part(*given).reshape(*hidden.shape[:-1], 2)
-    parts = zip(*(torch.split(each, asked.chunk_tokens) for each in given), strict=True)
-    again = partial(checkpoint, part, use_reentrant=False, preserve_rng_state=False)
-    found = [again(*each) for each in parts]
-    return torch.cat(found).reshape(*hidden.shape[:-1], 2)
+        found = part(*given)
+    else:
+        parts = zip(*(torch.split(each, asked.chunk_tokens) for each in given), strict=True)
+        again = partial(checkpoint, part, use_reentrant=False, preserve_rng_state=False)
+        found = torch.cat([again(*each) for each in parts])
+    # Not a view: FSDP warns of those.
+    return found.reshape(*hidden.shape[:-1], 2).clone()
 
 
 def predictions(
