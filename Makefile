@@ -111,8 +111,8 @@ bench-fusion: $(VENV)/.dev ## Schedules of actor and critic in one fused pipelin
 	$(RUN) bench.fusion.executed_plans
 
 bench-size: $(VENV)/.dev ## Steps of models and batches of real size, computed without a GPU: how well ranks are balanced.
-	$(RUN) bench.size --seed $(SEED)
-	$(RUN) bench.size.experts
+	$(CONTAINED) bench.size --seed $(SEED)
+	$(CONTAINED) bench.size.experts
 
 bench-scoring: $(VENV)/.dev ## From a sample's end to its columns, scored per sample and per group.
 	$(RUN) bench.scoring
