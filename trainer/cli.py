@@ -61,6 +61,7 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
         stack.push_async_callback(ranks.stop)
         try:
             find_checkpoint(config, alarms)
+            await _until_device_is_free(config)
             await ranks.start(config)
         except ValueError as error:
             raise ConfigError(str(error)) from error
@@ -75,6 +76,19 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
             background=[lambda: _train(trainer, config), samples.keep_leases],
             drain=trainer.drain,
         )
+
+
+async def _until_device_is_free(config: TrainerConfig) -> None:
+    """Wait before the models are loaded on a GPU that a rollout server may hold.
+
+    The other ranks wait for the first one meanwhile, for 30 minutes at most.
+    """
+    if config.device == "cpu" or config.scheduler is None:
+        return
+    number = config.gang.nodes
+    names = [config.gang.node_id] if number == 1 else []
+    async with channel(config, config.scheduler) as scheduler:
+        await NodeClient(scheduler, config.run_id, config.gang.id, number, names).until_free()
 
 
 async def connect_services(

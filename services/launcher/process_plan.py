@@ -191,6 +191,7 @@ def _rollout_server(node: NodePlan, config: LauncherConfig, layout: Layout) -> P
         model=layout.path(config.model),
         weights=layout.address("weights"),
         cache_folder=layout.folder / "cache" / node.node_id,
+        lends_device="true" if set(node.tags) - {"rollout"} else "false",
     )
     return process(name.replace("/", "-"), "rollout.server", layout, environment)
 

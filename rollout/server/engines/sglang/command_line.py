@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from rollout.server.config import RolloutServerConfig
 
@@ -21,6 +22,7 @@ _OUR_FLAGS = {
     "--enable-return-routed-experts": "set record_routed_experts",
     "--weight-version": "it names the weights this server has loaded",
     "--trust-remote-code": "code from a model folder is never run",
+    "--enable-memory-saver": "set lends_device",
 }
 
 
@@ -46,6 +48,11 @@ def check_url(config: RolloutServerConfig) -> None:
             )
 
 
+def _on_cpu(flags: Sequence[str]) -> bool:
+    """Whether SGLang is told to compute on the CPU, which has no memory to release."""
+    return "--device=cpu" in flags or ("--device", "cpu") in pairwise(flags)
+
+
 def command_line(config: RolloutServerConfig) -> list[str]:
     """Return the command that starts SGLang for `config`, without address and weight label.
 
@@ -60,6 +67,8 @@ def command_line(config: RolloutServerConfig) -> list[str]:
     command += ["--incremental-streaming-output", "--skip-tokenizer-init"]
     if config.record_routed_experts:
         command += ["--enable-return-routed-experts"]
+    if config.lends_device and not _on_cpu(config.sglang_flags):
+        command += ["--enable-memory-saver"]
     if config.max_context is not None:
         command += ["--context-length", str(config.max_context)]
     return command
