@@ -91,6 +91,10 @@ class RolloutServerConfig(ServerConfig):
     sglang_url: str | None = None
     """URL of a running SGLang, on the same disk and used by this server alone; none is started. Its
     max_running, max_context and stream_interval are those it was started with."""
+    num_gpus: int = Field(0, ge=0)
+    """GPUs of this server, which launcher and chart assign. SGLang's tensor parallelism is over all
+    of them, divided by the data and pipeline parallelism that sglang_flags may give; 0: as
+    sglang_flags say."""
     lends_device: bool = False
     """Other workers of the node get the device at times, so that its memory must be released:
     SGLang is started with its memory saver, and refused without. Launcher and chart set it for

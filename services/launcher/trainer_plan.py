@@ -6,27 +6,30 @@ import shutil
 import sys
 from dataclasses import replace
 
-from services.launcher.child_process import ProcessPlan, process, settings_of
+from services.launcher.child_process import ProcessPlan, process, settings_of, with_gpus
 from services.launcher.config import REFERENCE_COLUMN, LauncherConfig
 from services.launcher.layout import Layout
+from services.launcher.nodes.node_plan import NodePlan
 
 __all__ = ["ending_with_torchrun", "trainers"]
 
 
 def trainers(config: LauncherConfig, layout: Layout) -> list[ProcessPlan]:
     """The trainer; of several nodes one of each, and their rendezvous."""
-    if len(config.training_nodes) == 1:
-        return [_trainer("trainer", config, layout)]
+    nodes = [node for node in config.node_plans() if "train" in node.tags]
+    if len(nodes) == 1:
+        return [_trainer("trainer", nodes[0], config, layout)]
     rendezvous = _rendezvous(layout)
     return [rendezvous] + [
         _trainer(
-            f"trainer-{node_id}",
+            f"trainer-{node.node_id}",
+            node,
             config,
             layout,
-            gang__node_id=node_id,
+            gang__node_id=node.node_id,
             gang__nodes=config.trainer_nodes,
         )
-        for node_id in config.training_nodes
+        for node in nodes
     ]
 
 
@@ -36,7 +39,9 @@ def _rendezvous(layout: Layout) -> ProcessPlan:
     return ProcessPlan(name="rendezvous", command=command)
 
 
-def _trainer(name: str, config: LauncherConfig, layout: Layout, **gang: object) -> ProcessPlan:
+def _trainer(
+    name: str, node: NodePlan, config: LauncherConfig, layout: Layout, **gang: object
+) -> ProcessPlan:
     reference = (
         {} if config.reference is None else {"algorithm__reference_column": REFERENCE_COLUMN}
     )
@@ -56,13 +61,16 @@ def _trainer(name: str, config: LauncherConfig, layout: Layout, **gang: object) 
         resume="true",
         # The launcher ends the run, after the last evaluation.
         end_run="false",
+        **({"device": "cuda"} if node.gpus else {}),
         **reference,
         **gang,
     )
-    trainer = process(name, "trainer", layout, environment)
-    if config.trainer_ranks == 1 and not gang:
+    # Each rank takes the GPU of its LOCAL_RANK among them.
+    gpus = node.gpus[: config.ranks_per_node]
+    trainer = with_gpus(process(name, "trainer", layout, environment), gpus, config.node_plans())
+    if config.ranks_per_node == 1 and not gang:
         return trainer
-    ranks = f"--nproc-per-node={config.trainer_ranks}"
+    ranks = f"--nproc-per-node={config.ranks_per_node}"
     nodes = _over_nodes(config, layout) if gang else ("--standalone",)
     torchrun = (sys.executable, "-m", "torch.distributed.run", *nodes, ranks)
     rank = ending_with_torchrun(trainer.command)

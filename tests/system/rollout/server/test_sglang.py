@@ -9,6 +9,7 @@ import signal
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -66,7 +67,7 @@ async def until_gone(processes: list[psutil.Process]) -> None:
         await asyncio.sleep(0.05)
 
 
-def answer(url: str, path: str, method: str = "GET") -> object:
+def answer(url: str, path: str, method: str = "GET") -> Any:
     """What a server says to one call."""
     body = b"{}" if method == "POST" else None
     called = urllib.request.Request(
@@ -97,7 +98,7 @@ def known(real: object, claimed: object) -> object:
 def test_the_stub_claims_what_sglang_says(folders: tuple[Path, Path]) -> None:
     """Names and kinds of the constants it has, and the answers around a release of the memory."""
     with sglang_server(sglang_config(folders[0], lends_device=True)) as url:
-        told = {**answer(url, "/model_info"), **answer(url, "/server_info")}  # type: ignore[dict-item]
+        told = {**answer(url, "/model_info"), **answer(url, "/server_info")}
         claimed = StubSGLang().facts()
         assert shape(known(told, claimed)) == shape(claimed)
         assert told["device"] == "cpu"
