@@ -63,6 +63,7 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
         try:
             _check_store(config)
             find_checkpoint(config, alarms)
+            await _until_device_is_free(config)
             await ranks.start(config)
         except ValueError as error:
             raise ConfigError(str(error)) from error
@@ -86,6 +87,19 @@ def _check_store(config: TrainerConfig) -> None:
             place.check()
         except OSError as error:
             raise DependencyUnavailable("storage", str(error)) from error
+
+
+async def _until_device_is_free(config: TrainerConfig) -> None:
+    """Wait before the models are loaded on a GPU that a rollout server may hold.
+
+    The other ranks wait for the first one meanwhile, for 30 minutes at most.
+    """
+    if config.device == "cpu" or config.scheduler is None:
+        return
+    number = config.gang.nodes
+    names = [config.gang.node_id] if number == 1 else []
+    async with channel(config, config.scheduler) as scheduler:
+        await NodeClient(scheduler, config.run_id, config.gang.id, number, names).until_free()
 
 
 async def connect_services(

@@ -49,8 +49,9 @@ class RolloutServerConfig(ServerConfig):
     """Deadline of one transport for one version; then the next transport continues."""
     weight_prepare_seconds: float = Field(300.0, gt=0)
     """Deadline of reading a version into host memory; then it is loaded from disk."""
-    weight_swap_seconds: float = Field(300.0, gt=0)
-    """Deadline of the swap in the engine; an engine that misses it counts as dead."""
+    weight_swap_seconds: float = Field(600.0, gt=0)
+    """Deadline of the swap in the engine, its pause included; an engine that misses it counts as
+    dead."""
     weight_update_order: Literal["at_once", "rolling"] = "at_once"
     """Whether all servers of a run swap weights immediately, or a few at a time (rolling_servers of
     the weights service)."""
@@ -90,6 +91,19 @@ class RolloutServerConfig(ServerConfig):
     sglang_url: str | None = None
     """URL of a running SGLang, on the same disk and used by this server alone; none is started. Its
     max_running, max_context and stream_interval are those it was started with."""
+    num_gpus: int = Field(0, ge=0)
+    """GPUs of this server, which launcher and chart assign. SGLang's tensor parallelism is over all
+    of them, divided by the data and pipeline parallelism that sglang_flags may give; 0: as
+    sglang_flags say."""
+    lends_device: bool = False
+    """Other workers of the node get the device at times, so that its memory must be released:
+    SGLang is started with its memory saver, and refused without. Launcher and chart set it for
+    nodes with other capability tags than rollout."""
+    sglang_control_seconds: float = Field(300.0, gt=0)
+    """Deadline of a call that changes what SGLang does; without an answer it counts as dead. It
+    answers late while it compiles kernels."""
+    sglang_drain_seconds: float = Field(300.0, gt=0)
+    """Deadline of the end of all requests of SGLang at a pause; past it, it counts as dead."""
     sglang_broadcast_host: str | None = None
     """Address of this host for an SGLang on another host: weights are then broadcast to it by
     torch.distributed (NCCL on GPUs) instead of being read from the same disk."""

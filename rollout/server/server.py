@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import StrEnum
 
-from rollout.server.engines.engine import Engine, EngineFailed, PauseMode
+from rollout.server.engines.engine import Engine, EngineFailed, MemoryNotReleased, PauseMode
 from rollout.server.weights.swap_schedule import RunningTurns, SwapSchedule
 from rollout.server.weights.weight_cache import FetchedWeights, WeightCache
 from rollout.server.weights.weight_hold import WeightHold
@@ -198,12 +198,21 @@ class RolloutServer:
                 await self._swap(fetched)
 
     async def release(self) -> int:
-        """Interrupt all turns and release the device memory; returns its bytes."""
+        """Interrupt all turns and release the device memory; returns its bytes.
+
+        Raises `MemoryNotReleased` if the device stays occupied; the server is PAUSED then.
+        """
         async with self._lock:
             self._require_not("ReleaseMemory", State.DRAINING)
             await self.engine.pause(PauseMode.ABORT)
-            self._stage = State.RELEASED
-            return await self.engine.release_memory()
+            before, self._stage = self._stage, State.RELEASED
+            try:
+                return await self.engine.release_memory()
+            except MemoryNotReleased as error:
+                # Not RELEASED: whoever reads that would give the device to another.
+                self._stage, self._requested_pause = before, PauseMode.ABORT
+                self._log.error("memory_not_released", error=str(error))
+                raise
 
     async def restore(self) -> int:
         """Take the memory back and serve with the held or newest weights; returns their version.
@@ -216,12 +225,20 @@ class RolloutServer:
             if self._stage is State.RELEASED:
                 version = self.hold.weight_version
                 fetched = await self._cache.fetch(version) if self._cache else None
-                await self.engine.restore_memory()
-                if fetched is not None:
-                    await self._swap(fetched)
+                if fetched is None or fetched.weight_version == self.engine.weight_version:
+                    await self.engine.restore_memory()
+                else:
+                    await self._restore_with(fetched)
                 self._requested_pause = None
                 await self._serve()
             return self.engine.weight_version
+
+    async def _restore_with(self, fetched: FetchedWeights) -> None:
+        """Restore with other weights than the last, which are not loaded on the way."""
+        with tracing.span("restore", weight_version=fetched.weight_version):
+            async with self._swap_deadline():
+                await self.engine.restore_memory(fetched.folder, fetched.weight_version)
+        self._loaded(fetched.weight_version)
 
     async def drain(self) -> None:
         """Interrupt all turns for good, so that they continue on other servers."""
@@ -274,10 +291,13 @@ class RolloutServer:
         if fetched.weight_version == self.engine.weight_version:
             return
         await self.engine.update_weights(fetched.folder, fetched.weight_version)
+        self._loaded(fetched.weight_version)
+
+    def _loaded(self, weight_version: int) -> None:
         _UPDATES.inc()
-        _VERSION.set(fetched.weight_version)
-        self._require_cache().prune(loaded=fetched.weight_version)
-        self._log.info("weights_loaded", weight_version=fetched.weight_version)
+        _VERSION.set(weight_version)
+        self._require_cache().prune(loaded=weight_version)
+        self._log.info("weights_loaded", weight_version=weight_version)
 
     async def _serve(self) -> None:
         """Serve turns, unless a pause was requested."""

@@ -21,6 +21,7 @@ from rollout.server.engines.engine import (
     EngineFailed,
     EngineRequest,
     FinishReason,
+    MemoryNotReleased,
     PauseMode,
     RequestError,
     Sampling,
@@ -228,6 +229,8 @@ def _service_errors() -> Iterator[None]:
         raise unavailable(Reason.ENGINE_FAILED, message) from error
     except (NotVisible, PhaseTimeout, SourceLost) as error:
         raise unavailable(Reason.DEPENDENCY_UNAVAILABLE, str(error)) from error
+    except MemoryNotReleased as error:
+        raise failed_precondition(Reason.UNSUPPORTED, str(error)) from error
     except WeightsError as error:
         raise failed_precondition(Reason.CHECKSUM_MISMATCH, str(error)) from error
 

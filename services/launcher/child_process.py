@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from services.chassis.errors import ExitCode
 from services.launcher.layout import Layout
+from services.launcher.nodes.node_plan import NodePlan
 
-__all__ = ["ProcessPlan", "checking", "process", "service", "settings_of"]
+__all__ = ["ProcessPlan", "checking", "process", "service", "settings_of", "with_gpus"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +60,15 @@ def checking(module: str, layout: Layout) -> tuple[str, ...]:
 
 def settings_of(table: str, **settings: object) -> dict[str, str]:
     return {f"SEAMFLOW_{table.upper()}_{name.upper()}": str(v) for name, v in settings.items()}
+
+
+def with_gpus(plan: ProcessPlan, gpus: Sequence[int], nodes: Sequence[NodePlan]) -> ProcessPlan:
+    """The process with just these GPUs, which may be none; unchanged if no node has any."""
+    if not any(node.gpus for node in nodes):
+        return plan
+    visible = {
+        # Or else CUDA counts the fastest first, and nvidia-smi by their places on the bus.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
+    }
+    return replace(plan, environment={**plan.environment, **visible})

@@ -19,6 +19,7 @@ from pydantic import Field, SecretStr, model_validator
 
 from services.chassis.config.load import TABLES
 from services.chassis.config.sources import nearest
+from services.launcher.nodes.node_plan import NodePlan, check_gpus, node_plan, ranks_of
 from services.launcher.run_rules import RunRules
 
 __all__ = [
@@ -26,7 +27,6 @@ __all__ = [
     "REFERENCE_COLUMN",
     "REWARD_COLUMN",
     "LauncherConfig",
-    "NodePlan",
     "ScorerPlan",
     "environment_kind",
     "flags_by_table",
@@ -39,18 +39,6 @@ DEFAULT_FILE = "train.toml"
 
 REFERENCE_COLUMN = "ref_logprobs"
 REWARD_COLUMN = "reward_model"
-_NODE = re.compile(r"(?P<node_id>[\w-]+):(?P<tags>[\w\s-]+)")
-_KNOWN_TAGS = {"rollout", "train", "score", "reward"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodePlan:
-    """One node to start."""
-
-    node_id: str
-    """Unique name."""
-    tags: tuple[str, ...]
-    """Capability tags: one or more of "rollout", "train", "score" and "reward"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +111,12 @@ class LauncherConfig(RunRules):
     nodes: tuple[str, ...] = ("node-a: rollout", "node-b: rollout train")
     """Nodes and their capability tags, which decide who rolls out, who trains, and who computes the
     reference's log-probs (score) and the reward model's rewards (reward). Without a node of such a
-    tag they are computed beside the nodes."""
-    trainer_ranks: int = Field(1, ge=1)
-    """Processes of the trainer on each of its nodes, started by torchrun when more than one."""
+    tag they are computed beside the nodes. On a machine with GPUs each node is given its own, by
+    the numbers of nvidia-smi: "a: rollout train; gpus 0-3". SGLang computes over all of them, and
+    "; servers 4" shares them between several rollout servers."""
+    trainer_ranks: int = Field(0, ge=0)
+    """Processes of the trainer on each of its nodes, started by torchrun when more than one; 0: one
+    for each of the node's GPUs, one without."""
     trainer_nodes: int = Field(1, ge=1)
     """Nodes that train together. Further nodes with the tag train are spares: one of them takes the
     place of a node that dies."""
@@ -184,6 +175,8 @@ class LauncherConfig(RunRules):
                 "have the tag 'train': give it to more of them"
             )
         self._check_scoring()
+        check_gpus(self.node_plans(), self.trainer_ranks)
+        ranks_of(self.node_plans(), self.trainer_ranks)
         if self.forecast and not self.dry_run:
             raise ValueError(
                 f"forecast is {self.forecast!r} without dry_run: give --dry-run too, or use "
@@ -294,7 +287,12 @@ class LauncherConfig(RunRules):
 
     def node_plans(self) -> list[NodePlan]:
         """The nodes; raises `ValueError` that shows the form."""
-        return [_node_plan(text) for text in self.nodes]
+        return [node_plan(text) for text in self.nodes]
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Processes of the trainer on each of its nodes."""
+        return ranks_of(self.node_plans(), self.trainer_ranks)
 
 
 def _scorers(reference: str | None, reward_model: str | None) -> Iterator[ScorerPlan]:
@@ -339,16 +337,6 @@ def _arguments(command: str) -> tuple[str, ...]:
     except ValueError as error:
         message = f"agent_command is {command!r}: {error}; quote it as in a shell"
         raise ValueError(message) from error
-
-
-def _node_plan(text: str) -> NodePlan:
-    match = _NODE.fullmatch(text.strip())
-    tags = tuple(match["tags"].split()) if match else ()
-    if match is None or not tags or not set(tags) <= _KNOWN_TAGS:
-        raise ValueError(
-            f"nodes holds {text!r}: write 'name: tags' with tags of {sorted(_KNOWN_TAGS)}"
-        )
-    return NodePlan(node_id=match["node_id"], tags=tags)
 
 
 def flags_by_table(given: Iterable[str]) -> Mapping[str, tuple[str, ...]]:

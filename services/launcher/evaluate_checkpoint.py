@@ -116,10 +116,11 @@ def _settings(
     settings = load(EvaluationConfig, "evaluation", ["--config", str(file), *of_set, *flags])
     if not (settings.tasks or config.heldout_tasks or config.num_heldout):
         raise ConfigError("there are no held-out tasks: give --tasks")
-    nodes = [node.node_id for node in config.node_plans() if "rollout" in node.tags]
+    nodes = [node for node in config.node_plans() if "rollout" in node.tags]
     return config.replace(
         name=f"{config.name}-evaluation-{time.strftime('%Y%m%d-%H%M%S')}",
-        nodes=(*(f"{name}: rollout" for name in nodes), f"{_TRAIN_NODE}: train"),
+        nodes=(*(node.text("rollout") for node in nodes), f"{_TRAIN_NODE}: train"),
+        trainer_ranks=0,
         reference=None,
         reward_model=None,
         required_columns=(),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.chassis.errors import ConfigError
-from services.launcher.config import LauncherConfig, NodePlan, ScorerPlan, environment_kind
+from services.launcher.config import LauncherConfig, ScorerPlan, environment_kind
 
 __all__ = [
     "AGENT_PORTS",
@@ -48,7 +48,7 @@ class Layout:
     config_file: Path
     """The user's file."""
     ports: Mapping[str, int]
-    """By service, and "rollout_server/<node>" for each rollout server."""
+    """By service, and "rollout_server/<id>" for each rollout server."""
     redis_url: str = field(repr=False)
     """The store."""
     credential_secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
@@ -107,7 +107,7 @@ def _names(config: LauncherConfig) -> list[str]:
         "rendezvous": len(config.training_nodes) > 1,
     }
     chosen = [name for name, is_chosen in optional.items() if is_chosen]
-    servers = [server_name(node) for node in config.node_plans() if "rollout" in node.tags]
+    servers = [server_name(each) for node in config.node_plans() for each in node.server_ids()]
     scorers = [name for plan in config.scorers for name in scorer_names(plan, config)]
     return [*SERVICES, *chosen, *servers, *scorers, *environment_server_names(config)]
 
@@ -148,9 +148,9 @@ def environment_addresses(config: LauncherConfig, layout: Layout) -> list[str]:
     return started or [each.strip() for each in given if each.strip()]
 
 
-def server_name(node: NodePlan) -> str:
-    """Name of the rollout server of a node, among the ports."""
-    return f"rollout_server/{node.node_id}"
+def server_name(server_id: str) -> str:
+    """Name of a rollout server, among the ports."""
+    return f"rollout_server/{server_id}"
 
 
 def scorer_names(plan: ScorerPlan, config: LauncherConfig) -> list[str]:

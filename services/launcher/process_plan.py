@@ -23,10 +23,10 @@ from services.launcher.child_process import (
     process,
     service,
     settings_of,
+    with_gpus,
 )
 from services.launcher.config import (
     LauncherConfig,
-    NodePlan,
     ScorerPlan,
     flags_by_table,
 )
@@ -38,6 +38,7 @@ from services.launcher.layout import (
     scorer_names,
     server_name,
 )
+from services.launcher.nodes.node_plan import NodePlan
 from services.launcher.trainer_plan import trainers
 from services.lib.evaluation.evaluation_config import EvaluationConfig
 
@@ -81,9 +82,9 @@ def plan(
         _gateway(config, layout),
         *_http_gateways(config, layout),
         *[
-            _rollout_server(node, config, layout)
+            _rollout_server(node, index, config, layout)
             for node in config.node_plans()
-            if "rollout" in node.tags
+            for index in range(len(node.server_ids()))
         ],
         *trainers(config, layout, evaluation or EvaluationConfig()),
         *[_node_agent(node, config, layout) for node in config.node_plans()],
@@ -119,9 +120,9 @@ def _ranker(layout: Layout) -> ProcessPlan:
 
 def _scoring(scorer: ScorerPlan, config: LauncherConfig, layout: Layout) -> Iterator[ProcessPlan]:
     """The services of a frozen model: one on each node of its tag, or one beside the nodes."""
-    nodes = config.nodes_with(scorer.tag)
-    for name, node_id in zip_longest(scorer_names(scorer, config), nodes):
-        settings = {} if node_id is None else _on_node(node_id, scorer.tag, layout)
+    nodes = [node for node in config.node_plans() if scorer.tag in node.tags]
+    for name, node in zip_longest(scorer_names(scorer, config), nodes):
+        settings = {} if node is None else _on_node(node, scorer.tag, layout)
         environment = settings_of(
             "scoring",
             port=layout.ports[name],
@@ -132,16 +133,18 @@ def _scoring(scorer: ScorerPlan, config: LauncherConfig, layout: Layout) -> Iter
             trajectory_manager=layout.address("trajectory_manager"),
             **settings,
         )
-        yield process(name.replace("/", "-"), "services.scoring", layout, environment)
+        scoring = process(name.replace("/", "-"), "services.scoring", layout, environment)
+        yield with_gpus(scoring, node.gpus if node else (), config.node_plans())
 
 
-def _on_node(node_id: str, tag: str, layout: Layout) -> dict[str, object]:
+def _on_node(node: NodePlan, tag: str, layout: Layout) -> dict[str, object]:
     return {
-        "instance": node_id,
+        "instance": node.node_id,
         "node_agent": "true",
-        "node_id": node_id,
+        "node_id": node.node_id,
         "node_tag": tag,
         "scheduler": layout.address("scheduler"),
+        **({"device": "cuda"} if node.gpus else {}),
     }
 
 
@@ -180,33 +183,44 @@ def _http_gateway(name: str, layout: Layout) -> ProcessPlan:
     return process(name, "rollout.http_gateway", layout, environment)
 
 
-def _rollout_server(node: NodePlan, config: LauncherConfig, layout: Layout) -> ProcessPlan:
-    name = server_name(node)
+def _rollout_server(
+    node: NodePlan, index: int, config: LauncherConfig, layout: Layout
+) -> ProcessPlan:
+    server_id, gpus = node.server_ids()[index], node.server_gpus(index)
+    name = server_name(server_id)
     environment = settings_of(
         "rollout_server",
-        instance=node.node_id,
-        server_id=node.node_id,
+        instance=server_id,
+        server_id=server_id,
         port=layout.ports[name],
         run_id=layout.run_id,
         model=layout.path(config.model),
         weights=layout.address("weights"),
-        cache_folder=layout.folder / "cache" / node.node_id,
+        cache_folder=layout.folder / "cache" / server_id,
+        lends_device=str(node.lends).lower(),
+        num_gpus=len(gpus),
     )
-    return process(name.replace("/", "-"), "rollout.server", layout, environment)
+    server = process(name.replace("/", "-"), "rollout.server", layout, environment)
+    return with_gpus(server, gpus, config.node_plans())
 
 
 def _node_agent(node: NodePlan, config: LauncherConfig, layout: Layout) -> ProcessPlan:
     workers = {}
-    if "rollout" in node.tags:
-        workers["rollout_server"] = layout.address(server_name(node))
+    servers = [("rollout", layout.address(server_name(each))) for each in node.server_ids()]
+    if servers:
+        workers["rollout_server"] = servers.pop(0)[1]
     if "train" in node.tags:
         workers["trainer"] = layout.address("trainer")
     scorers = [scorer for scorer in config.scorers if scorer.tag in node.tags]
-    if scorers:
-        addresses = {each.tag: layout.address(each.service_on(node.node_id)) for each in scorers}
+    others = servers + [
+        (each.tag, layout.address(each.service_on(node.node_id))) for each in scorers
+    ]
+    if others:
         workers["workers"] = json.dumps(
-            [{"tag": tag, "address": address} for tag, address in addresses.items()]
+            [{"tag": tag, "address": address} for tag, address in others]
         )
+    if node.gpus:
+        workers["gpus"] = ",".join(map(str, node.gpus))
     environment = settings_of(
         "node_agent",
         instance=node.node_id,

@@ -7,9 +7,10 @@ import sys
 from dataclasses import replace
 
 from services.launcher.checks.process_settings import process_setting
-from services.launcher.child_process import ProcessPlan, process, settings_of
+from services.launcher.child_process import ProcessPlan, process, settings_of, with_gpus
 from services.launcher.config import REFERENCE_COLUMN, LauncherConfig
 from services.launcher.layout import Layout
+from services.launcher.nodes.node_plan import NodePlan
 from services.lib.evaluation.evaluation_config import EvaluationConfig
 
 __all__ = ["ending_with_torchrun", "trainers"]
@@ -24,19 +25,21 @@ def trainers(
 ) -> list[ProcessPlan]:
     """The trainer; of several nodes one of each, and their rendezvous."""
     every = _checkpoint_every(config, layout, evaluation)
-    if len(config.training_nodes) == 1:
-        return [_trainer("trainer", config, layout, **every)]
+    nodes = [node for node in config.node_plans() if "train" in node.tags]
+    if len(nodes) == 1:
+        return [_trainer("trainer", nodes[0], config, layout, **every)]
     rendezvous = _rendezvous(layout)
     return [rendezvous] + [
         _trainer(
-            f"trainer-{node_id}",
+            f"trainer-{node.node_id}",
+            node,
             config,
             layout,
-            gang__node_id=node_id,
+            gang__node_id=node.node_id,
             gang__nodes=config.trainer_nodes,
             **every,
         )
-        for node_id in config.training_nodes
+        for node in nodes
     ]
 
 
@@ -59,7 +62,9 @@ def _rendezvous(layout: Layout) -> ProcessPlan:
     return ProcessPlan(name="rendezvous", command=command)
 
 
-def _trainer(name: str, config: LauncherConfig, layout: Layout, **other: object) -> ProcessPlan:
+def _trainer(
+    name: str, node: NodePlan, config: LauncherConfig, layout: Layout, **other: object
+) -> ProcessPlan:
     reference = (
         {} if config.reference is None else {"algorithm__reference_column": REFERENCE_COLUMN}
     )
@@ -79,14 +84,17 @@ def _trainer(name: str, config: LauncherConfig, layout: Layout, **other: object)
         resume="true",
         # The launcher ends the run, after the last evaluation.
         end_run="false",
+        **({"device": "cuda"} if node.gpus else {}),
         **reference,
         **other,
     )
+    # Each rank takes the GPU of its LOCAL_RANK among them.
+    gpus = node.gpus[: config.ranks_per_node]
+    trainer = with_gpus(process(name, "trainer", layout, environment), gpus, config.node_plans())
     over_nodes = len(config.training_nodes) > 1
-    trainer = process(name, "trainer", layout, environment)
-    if config.trainer_ranks == 1 and not over_nodes:
+    if config.ranks_per_node == 1 and not over_nodes:
         return trainer
-    ranks = f"--nproc-per-node={config.trainer_ranks}"
+    ranks = f"--nproc-per-node={config.ranks_per_node}"
     nodes = _over_nodes(config, layout) if over_nodes else ("--standalone",)
     torchrun = (sys.executable, "-m", "torch.distributed.run", *nodes, ranks)
     rank = ending_with_torchrun(trainer.command)

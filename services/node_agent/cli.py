@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -16,7 +17,13 @@ from services.node_agent.lease import Lease
 from services.node_agent.measurements import Reporter
 from services.node_agent.process_journal import ProcessJournal
 from services.node_agent.switcher import Switcher
-from services.node_agent.worker_clients import Activity, Role, SupervisedActivity, activity
+from services.node_agent.worker_clients import (
+    Activity,
+    JointActivity,
+    Role,
+    SupervisedActivity,
+    activity,
+)
 from services.node_agent.worker_process import WorkerProcess, WorkerProcesses
 
 __all__ = ["build", "main"]
@@ -75,7 +82,13 @@ async def _supervised(
     async with ProcessJournal(config.state_folder) as journal:
         by_address = {
             plan.address: WorkerProcess(
-                name, plan, journal=journal, epoch=epoch, changed=changed, clock=time.monotonic
+                name,
+                plan,
+                config.environment_of(plan),
+                journal=journal,
+                epoch=epoch,
+                changed=changed,
+                clock=time.monotonic,
             )
             for name, plan in config.processes.items()
         }
@@ -87,19 +100,20 @@ async def _activities(
     config: NodeAgentConfig, processes: Mapping[str, WorkerProcess], stack: AsyncExitStack
 ) -> dict[Role, Activity]:
     """The activities of the node's workers, by role."""
-    activities: dict[Role, Activity] = {}
+    found = defaultdict[Role, list[Activity]](list)
     for worker in config.all_workers:
         connection = await stack.enter_async_context(channel(config, worker.address))
-        inner = activity(worker.tag, connection, config.node_id)
+        one = activity(worker.tag, connection, config.node_id)
         process = processes.get(worker.address)
-        if process is None:
-            activities[Role(worker.tag, worker.run_id)] = inner
-            continue
-        if worker.tag == "rollout" and worker.run_id != config.run_id:
-            process.set_restart(False)  # rollout servers start with the device: only one at first
-        supervised = SupervisedActivity(inner, process, time.monotonic)
-        activities[Role(worker.tag, worker.run_id)] = supervised
-    return activities
+        if process is not None:
+            if worker.tag == "rollout" and worker.run_id != config.run_id:
+                # Rollout servers start with the device: those of one run only at first.
+                process.set_restart(False)
+            one = SupervisedActivity(one, process, time.monotonic)
+        found[Role(worker.tag, worker.run_id)].append(one)
+    return {
+        role: each[0] if len(each) == 1 else JointActivity(each) for role, each in found.items()
+    }
 
 
 def _registration(config: NodeAgentConfig) -> pb.RegisterNodeRequest:

@@ -13,6 +13,7 @@ from services.chassis.config.settings import ServerConfig, Settings
 
 __all__ = ["NodeAgentConfig", "ProcessConfig", "WorkerConfig"]
 
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _OWN_FIELDS = {"rollout": "rollout_server", "train": "trainer"}
 
 
@@ -60,9 +61,13 @@ class NodeAgentConfig(ServerConfig):
     trainer: str | None = None
     """Address of the node's trainer, rank 0; a worker with the tag "train"."""
     workers: tuple[WorkerConfig, ...] = ()
-    """Workers with other tags or for other training jobs: `[{tag = "critic", address = "…"}]`."""
+    """Workers with other tags, for other training jobs, or further rollout servers:
+    `[{tag = "critic", address = "…"}]`."""
     processes: Mapping[str, ProcessConfig] = Field(default={})
     """Worker processes by name that this node agent starts, restarts and ends."""
+    gpus: tuple[int, ...] = ()
+    """GPUs of the node, by the numbers of nvidia-smi. Its processes see just these, unless they
+    have a CUDA_VISIBLE_DEVICES of their own; none: those that the node agent sees."""
     state_folder: Path | None = None
     """Folder of the process journal, for this node agent alone; required with `processes`."""
     train_priority: float = Field(0.0, ge=0)
@@ -99,12 +104,15 @@ class NodeAgentConfig(ServerConfig):
 
     def _check_workers(self) -> None:
         served = Counter((worker.tag, worker.run_id) for worker in self.all_workers)
+        for worker, number in Counter(self.all_workers).items():
+            if number > 1:
+                raise ValueError(f"workers: {worker.tag!r} at {worker.address} is given twice")
         for (tag, run_id), count in served.items():
             if tag not in self.capability_tags:
                 where = _OWN_FIELDS.get(tag, "workers")
                 cure = f"add {tag!r} there, or take the worker out"
                 raise ValueError(f"{where}: {tag!r} is none of capability_tags; {cure}")
-            if count > 1:
+            if count > 1 and tag != "rollout":
                 raise ValueError(f"workers: {count} of tag {tag!r} for run {run_id}: give one")
         for tag in self.capability_tags:
             if tag not in {served_tag for served_tag, _ in served}:
@@ -118,6 +126,7 @@ class NodeAgentConfig(ServerConfig):
             raise ValueError(
                 "state_folder is not set: processes are journaled there; name a folder"
             )
+        self._check_gpus()
         addresses = {worker.address for worker in self.all_workers}
         served = Counter(process.address for process in self.processes.values())
         for name, process in self.processes.items():
@@ -129,4 +138,27 @@ class NodeAgentConfig(ServerConfig):
             if served[process.address] > 1:
                 raise ValueError(
                     f"processes.{name}.address is {process.address}: another has it too"
+                )
+
+    def environment_of(self, process: ProcessConfig) -> Mapping[str, str]:
+        """Variables of a process, the GPUs that it sees among them."""
+        visible = (
+            {}
+            if not self.gpus
+            else {
+                # Or else CUDA counts the fastest first, and nvidia-smi by their places on the bus.
+                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                _VISIBLE: ",".join(map(str, self.gpus)),
+            }
+        )
+        return {**visible, **process.environment}
+
+    def _check_gpus(self) -> None:
+        for name, process in self.processes.items():
+            visible = filter(None, process.environment.get(_VISIBLE, "").split(","))
+            others = sorted(set(visible) - set(map(str, self.gpus)))
+            if self.gpus and others:
+                raise ValueError(
+                    f"processes.{name}.environment has {_VISIBLE} with {', '.join(others)}, which "
+                    f"gpus {list(self.gpus)} of the node does not have: use those"
                 )

@@ -215,7 +215,7 @@ class Switcher:
         try:
             await step(order.epoch)
         except grpc.aio.AioRpcError as error:
-            log.warning("worker_call_failed", code=error.code().name)
+            log.warning("worker_call_failed", code=error.code().name, error=error.details())
             return False
         finally:
             slow.cancel()

@@ -6,9 +6,9 @@ They move device state, not processes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import grpc.aio
 from seamflow.rollout.v1 import rollout_server_service_pb2 as rollout_pb
@@ -25,6 +25,7 @@ from services.node_agent.worker_process import WorkerProcess
 
 __all__ = [
     "Activity",
+    "JointActivity",
     "Role",
     "RolloutActivity",
     "SupervisedActivity",
@@ -33,6 +34,8 @@ __all__ = [
     "WorkerStatus",
     "activity",
 ]
+
+T = TypeVar("T")
 
 # Below the servers' cap on unary calls. A suspension waits for the end of an optimizer step, which
 # may take minutes; keep-alive detects a dead worker long before, and all calls are idempotent.
@@ -253,6 +256,48 @@ class SupervisedActivity:
             get_logger().error("worker_killed", process=name, deactivate_seconds=seconds)
             self._killed.labels(name).inc()
             await self._process.kill()
+
+
+class JointActivity:
+    """Several workers that share the node's GPUs, such as rollout servers of one GPU each.
+
+    They do everything at once; the node is switched when the last one is.
+    """
+
+    def __init__(self, workers: Sequence[Activity]) -> None:
+        self._workers = workers
+
+    async def activate(self, epoch: int) -> None:
+        """Activate each."""
+        await _all(worker.activate(epoch) for worker in self._workers)
+
+    async def deactivate(self, epoch: int) -> None:
+        """Deactivate each."""
+        await _all(worker.deactivate(epoch) for worker in self._workers)
+
+    async def status(self) -> WorkerStatus:
+        """Off when all are; the sums of their measurements."""
+        found = await _all(worker.status() for worker in self._workers)
+        return WorkerStatus(
+            is_off=all(status.is_off for status in found),
+            used_device_bytes=sum(status.used_device_bytes for status in found),
+            num_turns=sum(status.num_turns for status in found),
+            tokens_per_second=sum(status.tokens_per_second for status in found),
+            max_running=sum(status.max_running for status in found),
+        )
+
+    async def hand_over(self) -> None:
+        """Hand work in flight over to other nodes."""
+        await _all(worker.hand_over() for worker in self._workers)
+
+
+async def _all(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """Wait for every call, also if one fails; raises its error then."""
+    ended = await asyncio.gather(*calls, return_exceptions=True)
+    for end in ended:
+        if isinstance(end, BaseException):
+            raise end
+    return [end for end in ended if not isinstance(end, BaseException)]
 
 
 def activity(tag: str, channel: grpc.aio.Channel, node_id: str) -> Activity:

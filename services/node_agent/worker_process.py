@@ -35,6 +35,7 @@ class WorkerProcess:
     Args:
         name: unique on the node.
         plan: command and timeouts.
+        environment: variables added to the node agent's own.
         journal: records the process and its descendants.
         epoch: current assignment epoch.
         changed: called when it has ended.
@@ -45,6 +46,7 @@ class WorkerProcess:
         self,
         name: str,
         plan: ProcessConfig,
+        environment: Mapping[str, str],
         *,
         journal: ProcessJournal,
         epoch: Callable[[], int],
@@ -53,6 +55,7 @@ class WorkerProcess:
     ) -> None:
         self.name = name
         self.plan = plan
+        self._environment = environment
         self._journal = journal
         self._epoch = epoch
         self._changed = changed
@@ -118,7 +121,7 @@ class WorkerProcess:
 
     async def _run_once(self) -> int:
         """Run it until it and its descendants have ended; returns the exit code."""
-        environment = {**os.environ, **self.plan.environment}
+        environment = {**os.environ, **self._environment}
         environment.pop(_NOT_INHERITED, None)
         self._stopped.clear()
         try:

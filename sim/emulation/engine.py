@@ -195,8 +195,10 @@ class EmulatedEngine:
             await self._switch(self._costs.switching.deactivate_seconds)
         return 0
 
-    async def restore_memory(self) -> None:
-        """Take as long as taking the device takes."""
+    async def restore_memory(self, folder: Path | None = None, weight_version: int = 0) -> None:
+        """Take as long as taking the device takes, and as an update to other weights takes."""
+        if folder is not None:
+            await self.update_weights(folder, weight_version)
         if self._released:
             await self._switch(self._costs.switching.activate_seconds)
             self._released = False

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 
 from rollout.server.config import RolloutServerConfig
+from rollout.server.engines.sglang.command_line import num_devices
 from services.chassis.config.load import load
 from services.chassis.errors import ConfigError, UsageError
 from services.launcher.checks.run_settings import check_settings
@@ -19,7 +19,6 @@ from trainer.config import TrainerConfig
 
 __all__ = ["Lengths", "RunShape", "read_run"]
 
-_TP_FLAGS = ("--tp-size", "--tp", "--tensor-parallel-size")
 _PROMPT_TOKENS = 512
 
 
@@ -50,6 +49,8 @@ class RunShape:
     groups_per_step: int
     max_staleness: int
     lengths: Lengths
+    servers_per_node: int = 1
+    """Rollout servers of each node that rolls out."""
 
     @property
     def ranks(self) -> int:
@@ -59,10 +60,7 @@ class RunShape:
     @property
     def tensor_parallel(self) -> int:
         """Devices of one engine."""
-        for flag, value in pairwise(self.rollout.sglang_flags):
-            if flag in _TP_FLAGS and value.isdecimal():
-                return int(value)
-        return 1
+        return num_devices(self.rollout)
 
     @property
     def rollouts(self) -> int:
@@ -72,7 +70,10 @@ class RunShape:
     @property
     def engines(self) -> int:
         """Rollout servers."""
-        return sum("rollout" in tags for tags in self.nodes)
+        return sum(map(self._engines_on, self.nodes))
+
+    def _engines_on(self, tags: tuple[str, ...]) -> int:
+        return self.servers_per_node if "rollout" in tags else 0
 
     @property
     def devices(self) -> int:
@@ -80,7 +81,7 @@ class RunShape:
         return sum(
             max(
                 self.ranks_per_node if "train" in tags else 0,
-                self.tensor_parallel if "rollout" in tags else 0,
+                self.tensor_parallel * self._engines_on(tags),
             )
             for tags in self.nodes
         )
@@ -121,10 +122,11 @@ def read_run(
         rollout=rollout,
         nodes=tuple(node.tags for node in config.node_plans()),
         trainer_nodes=config.trainer_nodes,
-        ranks_per_node=config.trainer_ranks,
+        ranks_per_node=config.ranks_per_node,
         group_size=config.group_size,
         groups_per_step=config.groups_per_step,
         max_staleness=config.max_staleness,
+        servers_per_node=max(node.servers for node in config.node_plans()),
         lengths=_lengths(longest, longest if mean is None else mean, prompt),
     )
 

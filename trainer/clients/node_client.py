@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import grpc.aio
@@ -22,6 +23,9 @@ _POLL_SECONDS = 20.0
 """Longest duration of one long poll."""
 _MARGIN_SECONDS = 15.0
 """Time after the end of a long poll at which an unanswered call is retried."""
+_FREE_SECONDS = 1.0
+_FREE = (scheduler_pb2.NODE_STATE_ACTIVATING, scheduler_pb2.NODE_STATE_ACTIVE)
+"""Reported once every other worker of a node has released its device."""
 _PASSED = Timestamp(seconds=1)
 """Passed on every clock: this machine's may be ahead of the scheduler's, and nodes that are needed
 now would be needed later."""
@@ -60,6 +64,29 @@ class NodeClient:
             return
         while not await self._request(wait_seconds=_POLL_SECONDS):
             pass
+
+    async def until_free(self) -> None:
+        """Request the nodes, and wait until their other workers have released the devices.
+
+        For a trainer that starts: its node agents cannot call it before it has loaded the models.
+        """
+        if self._stub is None:
+            return
+        await self._request()
+        while (number := await self._num_free()) < self._num_nodes:
+            get_logger().info("waiting_for_device", free_nodes=number, of=self._num_nodes)
+            await asyncio.sleep(_FREE_SECONDS)
+            await self._request()
+
+    async def _num_free(self) -> int:
+        """Nodes of the gang on which nothing but the trainer is active any more."""
+        return sum(
+            node.assignment.tag == _TAG
+            and node.assignment.gang_id == self._gang_id
+            and node.reported_epoch == node.assignment.epoch
+            and node.state in _FREE
+            for node in await self._list_nodes()
+        )
 
     async def request_ahead(self) -> None:
         """Request the nodes before the batch is full; `acquire` follows.

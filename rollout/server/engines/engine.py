@@ -29,6 +29,7 @@ __all__ = [
     "EngineRequest",
     "EngineStateError",
     "FinishReason",
+    "MemoryNotReleased",
     "PauseMode",
     "RequestError",
     "Sampling",
@@ -52,6 +53,10 @@ class EngineFailed(EngineError):  # noqa: N818 -- names the event
 
 class WeightsError(EngineError):
     """A weights folder is incomplete, damaged or of another model; the old weights stay in use."""
+
+
+class MemoryNotReleased(EngineError):  # noqa: N818 -- names the event
+    """A release freed too little of the device: nobody else may be given it."""
 
 
 class RequestError(ValueError):
@@ -251,11 +256,17 @@ class Engine(Protocol):
         ...
 
     async def release_memory(self) -> int:
-        """Free weights and caches; returns their bytes. Needs a pause."""
+        """Free weights and caches; returns their bytes. Needs a pause.
+
+        Raises `MemoryNotReleased` if the device stays occupied; nothing is released then.
+        """
         ...
 
-    async def restore_memory(self) -> None:
-        """Take memory and the last weights back; the engine stays paused."""
+    async def restore_memory(self, folder: Path | None = None, weight_version: int = 0) -> None:
+        """Take memory back, with the weights of `folder`, else the last; the engine stays paused.
+
+        Raises `WeightsError` if `folder` cannot be loaded; the memory stays released then.
+        """
         ...
 
     def load(self) -> EngineLoad:

@@ -291,8 +291,10 @@ class FakeEngine:
         self._released = True
         return 0
 
-    async def restore_memory(self) -> None:
+    async def restore_memory(self, folder: Path | None = None, weight_version: int = 0) -> None:
         """Undo `release_memory`."""
+        if folder is not None:
+            await self.update_weights(folder, weight_version)
         self._released = False
 
     def _require_paused(self, call: str) -> None:

@@ -156,7 +156,7 @@ def _late_switches(snapshot: Snapshot) -> Iterator[Finding]:
             sentence=f"Node {node.node_id} is assigned to {assigned} (epoch "
             f"{node.assignment.epoch}) but is still {state} at epoch {node.reported_epoch}.",
             cure="A switch takes as long as moving its device state; if this persists, see the "
-            "log of its node agent.",
+            "log of its node agent: worker_call_failed says why a worker does not release it.",
             since=last_event(snapshot, "assigned", node.node_id),
             normal=True,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +11,7 @@ from seamflow.channel import connect
 from seamflow.durations import to_duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
+from services.chassis.errors import ConfigError
 from tests.lib.scheduler.support import (
     BOTH,
     RUN,
@@ -17,7 +20,11 @@ from tests.lib.scheduler.support import (
     register,
     running_scheduler,
 )
+from tests.lib.trainer.support import trainer_config
+from trainer.cli import build
 from trainer.clients.node_client import NodeClient
+from trainer.config import TrainerConfig
+from trainer.ranks.rank_group import RankGroup
 
 if TYPE_CHECKING:
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
@@ -73,6 +80,51 @@ async def test_nodes_that_generate_for_other_runs_are_no_others() -> None:
         await register(stub, "own", "rollout")
         await nodes.request_ahead()
         assert (await list_nodes(stub))["both"].assignment.tag == "train"
+
+
+async def test_a_trainer_loads_once_the_rollout_server_has_released_the_device() -> None:
+    """Assigned is not enough, nor what is reported for an older assignment."""
+    async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
+        nodes = NodeClient(channel, RUN, GANG, 1)
+        before = await register(stub, "both", *BOTH)
+        await heartbeat(stub, "both", before.epoch)
+        waiting = asyncio.create_task(nodes.until_free())
+        while (assigned := (await list_nodes(stub))["both"].assignment).tag != "train":
+            await asyncio.sleep(0.01)
+        for state in (pb.NODE_STATE_ACTIVE, pb.NODE_STATE_DRAINING):
+            await heartbeat(stub, "both", before.epoch, state)
+            assert await nodes._num_free() == 0
+            assert not waiting.done()
+        await heartbeat(stub, "both", assigned.epoch, pb.NODE_STATE_ACTIVATING)
+        await waiting
+        await heartbeat(stub, "both", assigned.epoch)
+        await nodes.until_free()  # a trainer that was restarted while it has the device
+
+
+@pytest.mark.parametrize(("device", "waits"), [("cuda", True), ("cpu", False)])
+async def test_only_a_gpu_is_waited_for(
+    device: str, waits: bool, monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path
+) -> None:
+    """The ranks are started after the wait; on a CPU nothing is lent that could be occupied."""
+    began: list[str] = []
+
+    async def until_free(self: NodeClient) -> None:
+        began.append("wait")
+
+    async def start(self: RankGroup, config: TrainerConfig) -> None:
+        began.append("start")
+        raise ValueError("far enough")
+
+    monkeypatch.setattr(NodeClient, "until_free", until_free)
+    monkeypatch.setattr(RankGroup, "start", start)
+    config = trainer_config(
+        **{"run_id": RUN, "model": model, "scheduler": "127.0.0.1:1", "device": device},
+        checkpoint__folder=tmp_path / "checkpoints",
+    )
+    with pytest.raises(ConfigError, match="far enough"):
+        async with build(config):
+            pass
+    assert began == (["wait", "start"] if waits else ["start"])
 
 
 async def test_a_repeated_release_keeps_the_decision() -> None:

@@ -16,6 +16,7 @@ import pytest
 from services.chassis.config.load import load
 from services.chassis.errors import ConfigError
 from services.chassis.rpc.identities import Identity
+from services.node_agent.config import NodeAgentConfig
 from tests.lib.deploy.chart import EXAMPLES, Object, containers, environment, pods, render
 from tests.unit.deploy.test_config_files import CLASSES, config_class
 
@@ -252,6 +253,43 @@ def test_several_gpus_of_a_pod_are_the_ranks_of_its_trainer() -> None:
         processes = json.loads(environment(container, "p")["SEAMFLOW_NODE_AGENT_PROCESSES"])
         command = shlex.join(processes["trainer"]["command"])
         assert (ranks in command) if ranks else ("torch.distributed.run" not in command)
+
+
+@pytest.mark.parametrize("servers", [1, 2, 4, 8])
+def test_rollout_servers_of_a_pod_have_disjoint_gpus(servers: int) -> None:
+    """Pairwise; each has its own port, address, name and cache, and SGLang as many GPUs as it."""
+    objects = render(given={"nodePools.train.gpus": 8, "nodePools.train.servers": servers})
+    (container,) = [c for name, c in containers(objects) if name == "seamflow-train"]
+    variables = environment(container, "p")
+    settings = {table: values for name, table, values in settings_of(objects) if "train" in name}
+    config = NodeAgentConfig(
+        **{"node_id": "p", "run_id": "r", "capability_tags": ["rollout", "train"]},
+        **{"state_folder": "/state", "gpus": settings["node_agent"]["gpus"]},
+        rollout_server=variables["SEAMFLOW_NODE_AGENT_ROLLOUT_SERVER"],
+        trainer=variables["SEAMFLOW_NODE_AGENT_TRAINER"],
+        workers=json.loads(variables.get("SEAMFLOW_NODE_AGENT_WORKERS", "[]")),
+        processes=json.loads(variables["SEAMFLOW_NODE_AGENT_PROCESSES"]),
+    )
+    found = [
+        config.environment_of(process)
+        for name, process in config.processes.items()
+        if name.startswith("rollout-server")
+    ]
+    gpus = [set(each["CUDA_VISIBLE_DEVICES"].split(",")) for each in found]
+    assert len(gpus) == servers
+    assert set.union(*gpus) == set("01234567")
+    assert sum(map(len, gpus)) == 8
+    assert settings["rollout_server"]["num_gpus"] == 8 // servers
+    assert settings["rollout_server"]["lends_device"]
+    for name in ("PORT", "ADMIN_PORT", "SERVER_ID", "CACHE_FOLDER"):
+        given = {each.get(f"SEAMFLOW_ROLLOUT_SERVER_{name}") for each in found}
+        assert len(given) == servers
+
+
+def test_servers_that_cannot_share_the_gpus_are_refused() -> None:
+    """With the pool and both numbers."""
+    with pytest.raises(AssertionError, match=r"nodePools\.train: 3 servers cannot share 8 gpus"):
+        render(given={"nodePools.train.gpus": 8, "nodePools.train.servers": 3})
 
 
 def test_pods_that_end_serve_new_connections_for_a_while() -> None:

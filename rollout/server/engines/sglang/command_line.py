@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
 
 from rollout.server.config import RolloutServerConfig
 
-__all__ = ["check_url", "command_line"]
+__all__ = ["check_url", "command_line", "num_devices"]
 
 _OUR_FLAGS = {
     "--model-path": "set model",
@@ -21,6 +23,7 @@ _OUR_FLAGS = {
     "--enable-return-routed-experts": "set record_routed_experts",
     "--weight-version": "it names the weights this server has loaded",
     "--trust-remote-code": "code from a model folder is never run",
+    "--enable-memory-saver": "set lends_device",
 }
 
 
@@ -46,6 +49,53 @@ def check_url(config: RolloutServerConfig) -> None:
             )
 
 
+_SIZES = {
+    "tp": ("--tp-size", "--tp", "--tensor-parallel-size"),
+    "dp": ("--dp-size", "--dp", "--data-parallel-size"),
+    "pp": ("--pp-size", "--pp", "--pipeline-parallel-size"),
+}
+
+
+def _size(flags: Sequence[str], kind: str) -> int | None:
+    """How many devices the flags give to one kind of parallelism."""
+    separate = [*(part for flag in flags for part in flag.split("=", 1)), ""]
+    for flag, value in pairwise(separate):
+        if flag.replace("_", "-") in _SIZES[kind] and value.isdecimal():
+            return int(value)
+    return None
+
+
+def num_devices(config: RolloutServerConfig) -> int:
+    """Devices that SGLang computes with: those assigned, else what its flags say."""
+    sizes = (_size(config.sglang_flags, kind) or 1 for kind in _SIZES)
+    return config.num_gpus or prod(sizes)
+
+
+def _parallel_flags(config: RolloutServerConfig) -> list[str]:
+    """Tensor parallelism over the assigned GPUs, unless it is given.
+
+    Raises `ValueError` if the flags ask for more or fewer devices than are assigned.
+    """
+    tp, dp, pp = (_size(config.sglang_flags, kind) for kind in ("tp", "dp", "pp"))
+    if not config.num_gpus or _on_cpu(config.sglang_flags):
+        return []
+    if "--enable-dp-attention" in config.sglang_flags:
+        dp = 1  # its ranks are among those of tensor parallelism
+    others = (dp or 1) * (pp or 1)
+    if config.num_gpus != others * (tp or max(1, config.num_gpus // others)):
+        raise ValueError(
+            f"sglang_flags: tensor, data and pipeline parallelism of {tp or 'unset'}, {dp or 1} "
+            f"and {pp or 1} do not make use of the {config.num_gpus} GPUs of this server: give "
+            "sizes whose product that is, or leave --tp-size out"
+        )
+    return [] if tp else ["--tp-size", str(config.num_gpus // others)]
+
+
+def _on_cpu(flags: Sequence[str]) -> bool:
+    """Whether SGLang is told to compute on the CPU, which has no memory to release."""
+    return "--device=cpu" in flags or ("--device", "cpu") in pairwise(flags)
+
+
 def command_line(config: RolloutServerConfig) -> list[str]:
     """Return the command that starts SGLang for `config`, without address and weight label.
 
@@ -60,6 +110,9 @@ def command_line(config: RolloutServerConfig) -> list[str]:
     command += ["--incremental-streaming-output", "--skip-tokenizer-init"]
     if config.record_routed_experts:
         command += ["--enable-return-routed-experts"]
+    command += _parallel_flags(config)
+    if config.lends_device and not _on_cpu(config.sglang_flags):
+        command += ["--enable-memory-saver"]
     if config.max_context is not None:
         command += ["--context-length", str(config.max_context)]
     return command

@@ -20,7 +20,8 @@ from services.chassis.log import get_logger
 
 __all__ = ["Connection", "ConnectionLost", "Refused"]
 
-_CONTROL_SECONDS = 30.0
+# Of calls that SGLang's front end answers by itself.
+_ASK_SECONDS = 30.0
 _ASK_AGAIN_SECONDS = 2.0
 _FLUSH_AGAIN_SECONDS = 0.05
 # Reading a large checkpoint from a cold disk takes minutes.
@@ -41,9 +42,10 @@ class Refused(EngineError):  # noqa: N818 -- names the event
 class Connection:
     """Connection to the server at `url`. All calls raise `ConnectionLost` if it does not answer."""
 
-    def __init__(self, url: str) -> None:
-        """Must be made in a running event loop."""
+    def __init__(self, url: str, *, control_seconds: float) -> None:
+        """Must be made in a running event loop. Calls to the scheduler take `control_seconds`."""
         self.url = url.rstrip("/")
+        self._control_seconds = control_seconds
         # Every turn is one open response: no bound on connections, no time limit on streams.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
@@ -73,7 +75,7 @@ class Connection:
 
     async def model_info(self) -> dict[str, Any]:
         """GET /model_info: answers in milliseconds in every state."""
-        return await self._call("GET", "/model_info")
+        return await self._call("GET", "/model_info", seconds=_ASK_SECONDS)
 
     async def server_info(self) -> dict[str, Any]:
         """GET /server_info: the arguments the server resolved, and its limits."""
@@ -151,14 +153,14 @@ class Connection:
         await self._session.close()
 
     async def _call(
-        self, method: str, path: str, body: object = None, seconds: float = _CONTROL_SECONDS
+        self, method: str, path: str, body: object = None, seconds: float | None = None
     ) -> dict[str, Any]:
         async with self._session.request(
             method,
             f"{self.url}{path}",
             data=None if body is None else json.dumps(body).encode(),
             headers=_JSON,
-            timeout=aiohttp.ClientTimeout(total=seconds),
+            timeout=aiohttp.ClientTimeout(total=seconds or self._control_seconds),
         ) as response:
             text = await response.text()
         if response.status != 200:

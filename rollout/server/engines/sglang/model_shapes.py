@@ -13,9 +13,7 @@ from services.lib.model_files.model_folder import check_model_folder
 from services.lib.model_files.quantization import is_mxfp4
 from services.lib.routed_experts import RoutingShape, routing_shape
 
-__all__ = ["ModelFolder", "describe", "memory_bytes", "num_ranks", "recorded_routing"]
-
-_GIGABYTE = 1 << 30
+__all__ = ["ModelFolder", "describe", "num_ranks", "recorded_routing"]
 
 Shapes = dict[str, list[int]]
 
@@ -42,6 +40,8 @@ class ModelFolder:
         self.routing = routing_shape(text)
         """How its routers choose experts; None: it has none."""
         self._optional = {"lm_head.weight"} if tied else set()
+        self.num_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        """Of its weights, as they are stored."""
         try:
             self._shapes = _shapes(folder)
         except WeightsError as error:
@@ -103,16 +103,6 @@ def recorded_routing(model: ModelFolder, server: dict[str, Any]) -> RoutingShape
 def num_ranks(server: dict[str, Any]) -> int:
     """Return how many processes hold the weights between them: tensor times pipeline parallel."""
     return int(server.get("tp_size", 1)) * int(server.get("pp_size", 1))
-
-
-def memory_bytes(server: dict[str, Any]) -> int:
-    """Return the bytes that a release frees; 0 without SGLang's memory saver."""
-    if not server.get("enable_memory_saver"):
-        return 0
-    states = server["internal_states"]
-    return int(
-        sum(s["memory_usage"]["weight"] + s["memory_usage"]["kvcache"] for s in states) * _GIGABYTE
-    )
 
 
 def _shapes(folder: Path) -> Shapes:

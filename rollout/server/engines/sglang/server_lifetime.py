@@ -44,7 +44,10 @@ class ServerLifetime:
         """Await a control call; a server that does not answer has failed."""
         try:
             return await call
-        except (ConnectionLost, TimeoutError) as error:
+        except TimeoutError as error:
+            cure = "raise sglang_control_seconds if it compiles kernels for that long"
+            raise self.fail(f"SGLang does not answer in time: {cure}") from error
+        except ConnectionLost as error:
             raise self.fail(f"SGLang does not answer: {error or type(error).__name__}") from error
 
     def fail(self, why: str) -> EngineFailed:

@@ -30,16 +30,17 @@ from rollout.server.engines.engine import (
     EngineLoad,
     EngineRequest,
     EngineStateError,
+    MemoryNotReleased,
     PauseMode,
     WeightsError,
 )
+from rollout.server.engines.sglang import device_memory
 from rollout.server.engines.sglang.command_line import check_url, command_line
 from rollout.server.engines.sglang.http_client import Connection, ConnectionLost, Refused
 from rollout.server.engines.sglang.load_weights import put_weights
 from rollout.server.engines.sglang.model_shapes import (
     ModelFolder,
     describe,
-    memory_bytes,
     recorded_routing,
 )
 from rollout.server.engines.sglang.server_lifetime import ServerLifetime
@@ -54,7 +55,6 @@ T = TypeVar("T")
 
 _START_SECONDS = 1800.0
 _WATCH_SECONDS = 2.0
-_DRAIN_SECONDS = 60.0
 _ABORT_AGAIN_SECONDS = 0.05  # a request on its way to the scheduler outlives an abort
 
 
@@ -69,6 +69,10 @@ class SGLangEngine:
         url: str | None = None,
         broadcast_host: str | None = None,
         record_experts: bool = False,
+        lends_device: bool = False,
+        control_seconds: float = 300.0,
+        drain_seconds: float = 300.0,
+        used_bytes: device_memory.UsedBytes | None = None,
     ) -> None:
         """Nothing is started before `start`.
 
@@ -78,12 +82,21 @@ class SGLangEngine:
             url: a server that runs already; `command` is not used.
             broadcast_host: where it reaches us, to get weights; None: it reads them from disk.
             record_experts: report the routed experts of a mixture of experts.
+            lends_device: its device memory will be released; `start` checks that it can be.
+            control_seconds: deadline of a call that changes what SGLang does.
+            drain_seconds: deadline of the end of all its requests.
+            used_bytes: measures what is in use on its devices; None: by nvidia-smi, if it is
+                started here.
         """
         self._model = ModelFolder(model)
         self._command = command
         self._url = url
         self._broadcast_host = broadcast_host
         self._record_experts = record_experts
+        self._lends_device = lends_device
+        self._control_seconds, self._drain_seconds = control_seconds, drain_seconds
+        here = device_memory.used_bytes if url is None else device_memory.on_another_host
+        self._used_bytes = used_bytes or here
         self._routing: RoutingShape | None = None
         self._info: EngineInfo | None = None
         self._begun: ServerLifetime | None = None
@@ -109,19 +122,23 @@ class SGLangEngine:
                     self._routing = recorded_routing(self._model, server)
                     features = self._info.features | {"routed_experts"}
                     self._info = replace(self._info, features=features)
+                if self._lends_device:
+                    device_memory.require_memory_saver(server)
         except TimeoutError:
             raise ValueError(f"SGLang did not start in {_START_SECONDS:.0f} seconds") from None
+        except MemoryNotReleased as error:
+            raise ValueError(str(error)) from error
         self._life.open.set()
         self._spawn(self._watch(self._life))
 
     async def _launch(self) -> None:
         process = await SGLangProcess.start(self._command)
         weights = Weights(0, process.label, self._model.folder)
-        self._begin(ServerLifetime(Connection(process.url), weights, process))
+        self._begin(ServerLifetime(self._connect(process.url), weights, process))
         await process.until_ready(self._life.connection)
 
     async def _take_over(self, url: str) -> None:
-        self._begin(ServerLifetime(Connection(url), Weights(0, "0", self._model.folder)))
+        self._begin(ServerLifetime(self._connect(url), Weights(0, "0", self._model.folder)))
         await self._life.connection.until_there()
         # A previous client may have left it paused, with requests, and with any weights.
         await self._life.call(self._life.connection.go_on())
@@ -131,6 +148,9 @@ class SGLangEngine:
         except (Refused, WeightsError) as error:
             cure = "it must see model at the same path, or set sglang_broadcast_host"
             raise ValueError(f"sglang_url: {error}; {cure}") from error
+
+    def _connect(self, url: str) -> Connection:
+        return Connection(url, control_seconds=self._control_seconds)
 
     def _begin(self, life: ServerLifetime) -> None:
         self._begun = life
@@ -266,14 +286,15 @@ class SGLangEngine:
 
     async def _drain(self) -> None:
         try:
-            async with asyncio.timeout(_DRAIN_SECONDS):
+            async with asyncio.timeout(self._drain_seconds):
                 while self._life.running:
                     await self._life.call(self._life.connection.abort_all())
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._life.idle.wait(), _ABORT_AGAIN_SECONDS)
         except TimeoutError:
             raise self._life.fail(
-                f"SGLang did not end its requests in {_DRAIN_SECONDS:.0f} s"
+                f"SGLang did not end its requests in {self._drain_seconds:g} s: raise "
+                "sglang_drain_seconds if a step of it takes that long"
             ) from None
         if self._life.failed.done():
             raise self._life.failed.result()
@@ -323,28 +344,55 @@ class SGLangEngine:
     async def _flush(self, *, abort: bool = False) -> None:
         """Drop the prefix cache, which also shows that nothing runs."""
         try:
-            async with asyncio.timeout(_DRAIN_SECONDS):
+            async with asyncio.timeout(self._drain_seconds):
                 await self._life.call(self._life.connection.flush_when_idle(abort=abort))
         except TimeoutError:
             raise self._life.fail("SGLang stays busy: does another client use it?") from None
 
     async def release_memory(self) -> int:
-        """Give weights and cache back, with --sglang-enable-memory-saver; needs a pause."""
+        """Give weights and cache back; needs a pause. Raises `MemoryNotReleased`, and undoes it."""
         self._require_paused("release_memory")
         if self._life.running:
             raise EngineStateError("release_memory: turns are paused in place, pause with RETRACT")
+        if self._life.released:
+            return 0
         await self._flush()
-        size = memory_bytes(await self._life.call(self._life.connection.server_info()))
+        server = await self._life.call(self._life.connection.server_info())
+        device_memory.require_memory_saver(server)
+        before = await self._used_bytes()
         await self._life.call(self._life.connection.release_memory())
         self._life.released = True
-        return size
+        held = device_memory.held_bytes(server, self._model.num_bytes)
+        try:
+            return device_memory.check_freed(held, before, await self._used_bytes())
+        except MemoryNotReleased:
+            await self.restore_memory()
+            raise
 
-    async def restore_memory(self) -> None:
-        """Take the memory and the last weights back; the engine stays paused."""
+    async def restore_memory(self, folder: Path | None = None, weight_version: int = 0) -> None:
+        """Take the memory back, with the weights of `folder`, else the last; it stays paused."""
+        if folder is None:
+            weights = self._life.weights
+        else:
+            await self.prepare_weights(folder)
+            weights = Weights(weight_version, str(weight_version), folder)
         if self._life.released:
             await self._life.call(self._life.connection.resume_memory())
-            await self._reload()
+            await self._load_restored(weights)
             self._life.released = False
+        elif folder is not None:
+            await self.update_weights(folder, weight_version)
+
+    async def _load_restored(self, weights: Weights) -> None:
+        """Load into memory without content; if that fails, the memory is released again."""
+        try:
+            await self._load(weights, flush=True)
+        except (Refused, WeightsError) as error:
+            if weights is self._life.weights:
+                why = f"SGLang cannot load its last weights again: {error}"
+                raise self._life.fail(why) from error
+            await self._life.call(self._life.connection.release_memory())
+            raise WeightsError(f"{weights.folder}: {error}") from error
 
     def load(self) -> EngineLoad:
         """The load from this server."""
@@ -405,4 +453,7 @@ def build(config: RolloutServerConfig) -> SGLangEngine:
         url=config.sglang_url,
         broadcast_host=config.sglang_broadcast_host,
         record_experts=config.record_routed_experts,
+        lends_device=config.lends_device,
+        control_seconds=config.sglang_control_seconds,
+        drain_seconds=config.sglang_drain_seconds,
     )

@@ -210,10 +210,11 @@ class Decoder:
         self._released = True
         return self._model.rows.release()
 
-    def restore_memory(self, weights: Any) -> None:
-        """Take weights back."""
+    def restore_memory(self, weights: Any, weight_version: int) -> None:
+        """Take weights, of the version before or another."""
         if self._released:
             self._model.rows.use_weights(weights)
+            self.weight_version = weight_version
             self._released = False
 
     def close(self) -> None:

@@ -236,12 +236,17 @@ class TorchEngine:
         self._prepared = None
         return released
 
-    async def restore_memory(self) -> None:
-        """Read the last weights again; the engine stays paused."""
+    async def restore_memory(self, folder: Path | None = None, weight_version: int = 0) -> None:
+        """Read the weights of `folder`, or the last again; the engine stays paused."""
         decoder = self._started("restore_memory")
         if decoder.released:
-            weights = await self._read(self._folder)
-            await self._call(lambda: decoder.restore_memory(weights))
+            version = decoder.weight_version if folder is None else weight_version
+            folder = folder or self._folder
+            weights = await self._read(folder)
+            await self._call(lambda: decoder.restore_memory(weights, version))
+            self._folder = folder
+        elif folder is not None:
+            await self.update_weights(folder, weight_version)
 
     async def _call(self, function: Callable[[], T]) -> T:
         """Have the engine's thread run `function`; raise `EngineFailed` if it dies instead."""

@@ -54,6 +54,29 @@ async def test_a_gang_of_another_run_gets_the_worker_of_its_run() -> None:
             assert (mine.journal.entries, other.journal.entries) == ([], ["other on"])
 
 
+async def test_rollout_servers_of_one_node_are_switched_together() -> None:
+    """The next role begins when the last of them has released its device; measurements add up."""
+    scheduler, journal = ScriptedScheduler(), Journal()
+    first, second = Workers(journal), Workers(journal)
+    async with (
+        scheduler.serving() as port,
+        first.serving() as address,
+        second.serving() as other,
+    ):
+        workers = (WorkerConfig(tag="rollout", address=other),)
+        config = agent_config("a", port, address, ("rollout", "train"), 0.02, workers=workers)
+        async with running_agent(config):
+            await scheduler.until_active(await scheduler.assign("rollout"))
+            await scheduler.until(lambda report: report.report.num_turns == 10)
+            num_before = len(journal.entries)
+            await scheduler.until_active(await scheduler.assign("train"))
+            *before, last = journal.entries[num_before:]
+            assert (sorted(before), last) == (["ABORT"] * 2 + ["release"] * 2, "train")
+            assert len(scheduler.registrations[0].workers) == 3
+            await scheduler.until_active(await scheduler.assign("rollout"))
+            assert journal.entries[-4:].count("serve") == 2
+
+
 async def test_registration_and_reports_describe_the_node() -> None:
     """Workers with their runs, hardware, turns, tokens and device bytes; a switch its time."""
     scheduler, workers = ScriptedScheduler(lease_seconds=2), Workers()

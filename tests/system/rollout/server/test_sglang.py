@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -18,7 +21,14 @@ from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerSer
 from seamflow.stubs import async_stub
 
 from tests.lib.rollout.server.client import serving
-from tests.lib.rollout.server.sglang_server import ENVIRONMENT, FLAGS, PYTHON, sglang_config
+from tests.lib.rollout.server.engines.sglang_stub import StubSGLang
+from tests.lib.rollout.server.sglang_server import (
+    ENVIRONMENT,
+    FLAGS,
+    PYTHON,
+    sglang_config,
+    sglang_server,
+)
 from tests.lib.rollout.server.support import recompute, save_model
 from tests.lib.rollout.server.weights.weight_service import TinyWeightService
 from tests.system.rollout.server.test_process import port_of, process
@@ -55,6 +65,69 @@ async def until_gone(processes: list[psutil.Process]) -> None:
     """Wait until none of them runs; the test's timeout bounds it."""
     while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes):
         await asyncio.sleep(0.05)
+
+
+def answer(url: str, path: str, method: str = "GET") -> Any:
+    """What a server says to one call."""
+    body = b"{}" if method == "POST" else None
+    called = urllib.request.Request(
+        url + path, data=body, method=method, headers={"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(called, timeout=60) as response:
+        return json.load(response)
+
+
+def shape(value: object) -> object:
+    """Names and kinds of a JSON value; numbers are of one kind."""
+    if isinstance(value, dict):
+        return {name: shape(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [shape(each) for each in value]
+    return "number" if type(value) in (int, float) else type(value).__name__
+
+
+def known(real: object, claimed: object) -> object:
+    """The part of `real` whose names `claimed` has."""
+    if isinstance(claimed, dict) and isinstance(real, dict):
+        return {name: known(real.get(name), each) for name, each in claimed.items()}
+    if isinstance(claimed, list) and isinstance(real, list):
+        return [known(*pair) for pair in zip(real, claimed, strict=False)]
+    return real
+
+
+def test_the_stub_claims_what_sglang_says(folders: tuple[Path, Path]) -> None:
+    """Names and kinds of the constants it has, and the answers around a release of the memory."""
+    with sglang_server(sglang_config(folders[0], lends_device=True)) as url:
+        told = {**answer(url, "/model_info"), **answer(url, "/server_info")}
+        claimed = StubSGLang().facts()
+        assert shape(known(told, claimed)) == shape(claimed)
+        assert told["device"] == "cpu"
+        for path in ("/release_memory_occupation", "/resume_memory_occupation"):
+            assert answer(url, path, "POST") is None
+
+
+async def test_a_cpu_engine_gives_its_node_away_and_comes_back(
+    folders: tuple[Path, Path],
+) -> None:
+    """It has no device memory to free; the restore loads the newest version."""
+    weights = TinyWeightService()
+    async with weights.serving() as port:
+        config = sglang_config(folders[0], weights=f"127.0.0.1:{port}", lends_device=True)
+        async with serving(config) as client:
+            await client.serving(0)
+            released = await client.stub.ReleaseMemory(pb.ReleaseMemoryRequest())
+            assert (released.num_bytes, (await client.info()).state) == (
+                0,
+                pb.SERVER_STATE_RELEASED,
+            )
+            await weights.publish(3, folders[1])
+            await client.stub.RestoreMemory(pb.RestoreMemoryRequest())
+            tokens = tokens_pb2.Tokens()
+            async for response in client.generate(seed=None, temperature=0.7):
+                tokens.MergeFromString(response.tokens.SerializeToString())
+            assert {span.weight_version for span in tokens.spans} == {3}
+            expected = recompute(folders[1], (3, 4, 5), list(tokens.token_ids), 0.7)
+            assert list(tokens.logprobs) == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 async def test_killed_engine_comes_back_with_the_newest_weights(

@@ -425,3 +425,18 @@ def test_there_is_no_evaluator_without_held_out_tasks_or_while_serving(tmp_path:
         processes = plan(config, make_layout(config, tmp_path))
         assert "evaluator" not in processes
         assert "SEAMFLOW_DATALOADER_EVALUATOR" not in processes["dataloader"].environment
+
+
+def test_a_rollout_server_lends_the_device_of_a_node_with_other_work(tmp_path: Path) -> None:
+    """So that its engine is started to free it, and checked that it does."""
+    config = make_config(
+        nodes=("a: rollout", "b: rollout train", "c: rollout score"), reference="m"
+    )
+    processes = plan(config, make_layout(config, tmp_path))
+    lends = {
+        node: processes[f"rollout_server-{node}"].environment[
+            "SEAMFLOW_ROLLOUT_SERVER_LENDS_DEVICE"
+        ]
+        for node in "abc"
+    }
+    assert lends == {"a": "false", "b": "true", "c": "true"}

@@ -65,7 +65,14 @@ def test_workers_and_processes_are_read_from_a_file(
         ({"capability_tags": ("rollout", "train")}, "trainer"),
         ({"trainer": "localhost:1"}, "trainer"),
         ({"workers": (WorkerConfig(tag="critic", address="x:1"),)}, "critic"),
-        ({"workers": (WorkerConfig(tag="rollout", address="x:1"),)}, "give one"),
+        ({"workers": (WorkerConfig(tag="rollout", address="localhost:1"),)}, "given twice"),
+        (
+            {
+                "capability_tags": ("rollout", "critic"),
+                "workers": tuple(WorkerConfig(tag="critic", address=f"x:{n}") for n in (1, 2)),
+            },
+            "give one",
+        ),
         ({"flops": -1.0}, "flops"),
         ({"recheck_seconds": 0.0}, "recheck_seconds"),
     ],
@@ -93,3 +100,23 @@ def test_a_process_needs_a_worker_and_a_folder(
     processes = {"server": ProcessConfig(**process)}
     with pytest.raises(ValueError, match=expected):
         NodeAgentConfig(**GOOD, processes=processes, state_folder=folder)
+
+
+def test_processes_see_the_gpus_of_their_node() -> None:
+    """Or those of them that they are given; others are refused."""
+    from services.node_agent.config import ProcessConfig
+
+    def config(environment: dict[str, str], gpus: tuple[int, ...] = (4, 5)) -> dict[str, str]:
+        process = ProcessConfig(command=("a",), address="localhost:1", environment=environment)
+        given = {**GOOD, "processes": {"server": process}, "state_folder": Path(), "gpus": gpus}
+        return dict(NodeAgentConfig(**given).environment_of(process))
+
+    assert config({"A": "1"}) == {
+        "A": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": "4,5",
+    }
+    assert config({"CUDA_VISIBLE_DEVICES": "5"})["CUDA_VISIBLE_DEVICES"] == "5"
+    assert config({"A": "1"}, gpus=()) == {"A": "1"}
+    with pytest.raises(ValueError, match=r"CUDA_VISIBLE_DEVICES with 3, .* gpus \[4, 5\]"):
+        config({"CUDA_VISIBLE_DEVICES": "3,4"})

@@ -2,7 +2,8 @@
 
 It keeps what was seen of the real 0.5.23: an abort only reaches requests it knows, an aborted
 request answers with what it has, one aborted in the queue repeats its last token, the cache is not
-flushed while anything runs.
+flushed while anything runs, a release answers 200 and null whatever it frees. Its constants are
+those of a GPU; `tests/system/rollout/server/test_sglang.py` compares their names with the real one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from typing import Any
 from aiohttp import web
 
 INTERVAL = 4
+HELD_BYTES = 8 << 30
+"""Weights and cache on the device."""
+OTHER_BYTES = 3 << 30
+"""In use besides: graphs, the CUDA context, other processes."""
 
 
 class StubRequest:
@@ -71,6 +76,8 @@ class StubSGLang:
         self.label = "default"
         self.returns_experts = False
         self.calls: list[str] = []
+        self.loaded: list[str] = []
+        """Labels of all weights that were loaded."""
         self.requests: list[StubRequest] = []
         self.running: list[StubRequest] = []
         self.gate = asyncio.Event()
@@ -79,6 +86,13 @@ class StubSGLang:
         """Control calls to reject, once for each occurrence."""
         self.omit: set[str] = set()
         """Fields that are left out of messages."""
+        self.device, self.memory_saver = "cuda", True
+        self.freed_part = 1.0
+        """What a release frees of its weights and cache."""
+        self.used_bytes = OTHER_BYTES + HELD_BYTES
+        """In use on its device."""
+        self.late_control: asyncio.Event | None = None
+        """When set, the scheduler answers no control call until it is."""
         self.late: asyncio.Event | None = None
         """When set, new requests are not known to the scheduler until it is."""
 
@@ -119,6 +133,8 @@ class StubSGLang:
         """Everything else."""
         path, body = request.path[1:], await request.json() if request.can_read_body else {}
         self.calls.append(path)
+        if self.late_control is not None and path not in ("model_info", "ready"):
+            await self.late_control.wait()
         if path in self.refuse:
             self.refuse.remove(path)
             return web.json_response({"success": False, "message": "no"}, status=400)
@@ -130,15 +146,35 @@ class StubSGLang:
             return web.Response(text="busy", status=400)
         if path == "update_weights_from_disk":
             self.label = body["weight_version"]
-        return web.json_response(self._facts())
+            self.loaded.append(self.label)
+        if path == "release_memory_occupation":
+            assert not self.running, "SGLang crashes"
+            self.used_bytes -= int(self.freed_part * HELD_BYTES)
+            return web.json_response(None)
+        if path == "resume_memory_occupation":
+            self.used_bytes = OTHER_BYTES + HELD_BYTES
+            return web.json_response(None)
+        return web.json_response(self.facts())
 
-    def _facts(self) -> dict[str, Any]:
+    async def measure(self) -> int:
+        """What nvidia-smi would say."""
+        return self.used_bytes
+
+    def facts(self) -> dict[str, Any]:
+        """Of /model_info and /server_info."""
+        usage = {"weight": 2.0, "kvcache": 6.0}
         return {
+            "device": self.device,
+            "enable_memory_saver": self.memory_saver,
+            "tp_size": 1,
+            "pp_size": 1,
+            "dp_size": 1,
+            "enable_dp_attention": False,
             "weight_version": self.label,
             "enable_deterministic_inference": False,
             "max_req_input_len": 400,
             "max_running_requests": 4,
-            "internal_states": [],
+            "internal_states": [{"memory_usage": usage}],
             "enable_return_routed_experts": self.returns_experts,
         }
 

@@ -159,7 +159,7 @@ async def test_a_real_sglang_holds_what_was_broadcast(
     with sglang_server(sglang_config(folders[0])) as url:
         engine = SGLangEngine(folders[0], url=url, broadcast_host="127.0.0.1")
         await engine.start()
-        connection = Connection(url)
+        connection = Connection(url, control_seconds=30.0)
         try:
             await engine.pause(PauseMode.RETRACT)
             for version in (1, 2):

@@ -21,6 +21,7 @@ from tests.lib.rollout.server.support import save_model
         ("--stream_interval", "set stream_interval"),
         ("--port", "free port"),
         ("--trust-remote-code", "never run"),
+        ("--enable-memory-saver", "set lends_device"),
     ],
 )
 def test_flags_that_are_not_the_users_are_refused(flag: str, cure: str, tmp_path: Path) -> None:
@@ -70,3 +71,21 @@ def test_command_line_has_the_users_flags_and_ours_after_them(tmp_path: Path) ->
     assert command.index("--tp-size") < command.index("--model-path")
     assert command[command.index("--max-running-requests") + 1] == "7"
     assert command[command.index("--context-length") + 1] == "99"
+
+
+@pytest.mark.parametrize(
+    ("lends", "flags", "saver"),
+    [
+        (True, (), True),
+        (False, (), False),
+        (True, ("--device", "cuda"), True),
+        (True, ("--device", "cpu"), False),
+        (True, ("--device=cpu",), False),
+    ],
+)
+def test_an_engine_that_lends_its_device_has_the_memory_saver(
+    lends: bool, flags: tuple[str, ...], saver: bool, tmp_path: Path
+) -> None:
+    """On a CPU there is no memory of a device, and no memory saver."""
+    config = RolloutServerConfig(model=tmp_path, lends_device=lends, sglang_flags=flags)
+    assert ("--enable-memory-saver" in command_line(config)) == saver

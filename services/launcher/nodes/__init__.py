@@ -1,0 +1,1 @@
+"""The nodes of a run on one machine: what each does, and its GPUs."""
