@@ -64,7 +64,7 @@ class Services:
     weights: WeightServiceAsyncStub
     evaluator: EvaluatorServiceAsyncStub
     servers: dict[str, RolloutServerServiceAsyncStub] = field(default_factory=dict)
-    """Rollout servers by node."""
+    """Rollout servers by id: that of the node, and a number where it has several."""
     addresses: dict[str, str] = field(default_factory=dict)
     """host:port of each."""
     ranker: RankerServiceAsyncStub | None = None
@@ -82,10 +82,17 @@ class Services:
             nodes=nodes.result(),
             trainer=trainer.result(),
             servers=tuple(
-                ServerSnapshot(node_id=name, address=self.addresses[name], info=info.result())
+                ServerSnapshot(
+                    node_id=_node_of(name), address=self.addresses[name], info=info.result()
+                )
                 for name, info in servers.items()
             ),
         )
+
+    @property
+    def rollout_nodes(self) -> frozenset[str]:
+        """The nodes that have a rollout server."""
+        return frozenset(map(_node_of, self.servers))
 
     async def trainer_status(self) -> trainer_pb.GetStatusResponse | None:
         """State of the trainer; None: it does not answer."""
@@ -113,7 +120,7 @@ class Services:
             return ()
 
     async def server_info(self, name: str) -> server_pb.GetServerInfoResponse | None:
-        """State of the rollout server of a node; None: it does not answer."""
+        """State of a rollout server; None: it does not answer."""
         request, stub = server_pb.GetServerInfoRequest(), self.servers[name]
         return await _answer(lambda: stub.GetServerInfo(request, timeout=_TIMEOUT))
 
@@ -154,6 +161,11 @@ async def connected(config: LauncherConfig, layout: Layout) -> AsyncIterator[Ser
                 else None
             ),
         )
+
+
+def _node_of(server_id: str) -> str:
+    """A node's name has no dot."""
+    return server_id.partition(".")[0]
 
 
 async def _answer(call: Callable[[], Awaitable[T]]) -> T | None:

@@ -91,7 +91,9 @@ class Training:
         while True:
             servers = (await self.services.snapshot()).answering_servers
             others = [
-                n for n in self.services.servers if n not in servers or not self._rests(servers[n])
+                node
+                for node in self.services.rollout_nodes
+                if node not in servers or not self._rests(servers[node])
             ]
             if all(n in servers and servers[n].weight_version == version for n in others):
                 return

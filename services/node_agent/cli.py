@@ -13,6 +13,7 @@ from services.chassis.rpc.clients import channel
 from services.chassis.rpc.server import Service, run
 from services.node_agent.agent import NodeAgent
 from services.node_agent.config import NodeAgentConfig
+from services.node_agent.hardware import hardware
 from services.node_agent.lease import Lease
 from services.node_agent.measurements import Reporter
 from services.node_agent.process_journal import ProcessJournal
@@ -56,7 +57,7 @@ async def build(
             recheck_seconds=config.recheck_seconds,
         )
         agent = agent_class(
-            registration=_registration(config),
+            registration=_registration(config, await hardware(config)),
             scheduler=await stack.enter_async_context(channel(config, config.scheduler)),
             switcher=switcher,
             reporter=Reporter(activities, processes.resident_bytes, config.recheck_seconds),
@@ -116,7 +117,7 @@ async def _activities(
     }
 
 
-def _registration(config: NodeAgentConfig) -> pb.RegisterNodeRequest:
+def _registration(config: NodeAgentConfig, hardware: pb.Hardware) -> pb.RegisterNodeRequest:
     return pb.RegisterNodeRequest(
         node_id=config.node_id,
         run_id=config.run_id,
@@ -130,9 +131,5 @@ def _registration(config: NodeAgentConfig) -> pb.RegisterNodeRequest:
             for worker in config.all_workers
         ],
         train_priority=config.train_priority,
-        hardware=pb.Hardware(
-            memory_bytes_per_second=config.memory_bytes_per_second,
-            flops=config.flops,
-            device_bytes=config.device_bytes,
-        ),
+        hardware=hardware,
     )

@@ -71,7 +71,8 @@ class NodeAgentConfig(ServerConfig):
     state_folder: Path | None = None
     """Folder of the process journal, for this node agent alone; required with `processes`."""
     train_priority: float = Field(0.0, ge=0)
-    """Nodes with a higher priority train first; 0: computed from the next three settings."""
+    """Nodes with a higher priority train first; 0: computed from the next settings. Those that are
+    0 are found by the names of `gpus`, as far as these are known."""
     memory_bytes_per_second: float = Field(0.0, ge=0)
     """Memory bandwidth of all devices together; 0: unknown."""
     flops: float = Field(0.0, ge=0)

@@ -6,5 +6,5 @@ counted_pass.py     one pass on tensors without memory
 engine_size.py      weights and KV cache of an engine
 step_seconds.py     seconds by rooflines, played through by `tools.planning.timeline`
 cures.py            settings that make a run fit
-devices.toml        what is known of devices, and example prices
+devices.py          names of devices; services/node_agent/known_devices.toml describes them
 """

@@ -111,8 +111,26 @@ class Snapshot:
 
     @property
     def answering_servers(self) -> Mapping[str, server_pb.GetServerInfoResponse]:
-        """State of the rollout servers that answer, by node."""
-        return {each.node_id: each.info for each in self.servers if each.info is not None}
+        """State of the rollout servers that answer, by node: of several the sums of their work."""
+        found: dict[str, server_pb.GetServerInfoResponse] = {}
+        for each in self.servers:
+            if each.info is not None:
+                before = found.get(each.node_id)
+                found[each.node_id] = each.info if before is None else _joint(before, each.info)
+        return found
+
+
+def _joint(
+    one: server_pb.GetServerInfoResponse, other: server_pb.GetServerInfoResponse
+) -> server_pb.GetServerInfoResponse:
+    """Two servers as one: with the older weights, and serving if one of them does."""
+    serving = server_pb.SERVER_STATE_SERVING
+    joint = server_pb.GetServerInfoResponse()
+    joint.CopyFrom(one if one.state == serving else other)
+    for name in ("num_running", "num_queued", "max_running", "tokens_per_second"):
+        setattr(joint, name, getattr(one, name) + getattr(other, name))
+    joint.weight_version = min(one.weight_version, other.weight_version)
+    return joint
 
 
 async def gather(endpoints: Endpoints, *, history: bool = False) -> Snapshot:

@@ -102,3 +102,19 @@ def test_a_core_that_works_is_busy() -> None:
     while time.monotonic() < until:
         pass
     assert 0.1 < cores.mean() <= (os.cpu_count() or 1) + 0.5
+
+
+def test_servers_of_one_node_count_together() -> None:
+    """An idle one does not hide the work of another, in whatever order; older weights count."""
+    serving, released = server_pb.SERVER_STATE_SERVING, server_pb.SERVER_STATE_RELEASED
+    infos = [
+        server_pb.GetServerInfoResponse(state=serving, num_running=2, weight_version=4),
+        server_pb.GetServerInfoResponse(state=released, num_queued=1, weight_version=3),
+    ]
+    for given in (infos, infos[::-1]):
+        servers = tuple(ServerSnapshot(node_id="node-a", address="a", info=each) for each in given)
+        known = Snapshot(nodes=(node("rollout"),), servers=servers)
+        joint = known.answering_servers["node-a"]
+        assert (joint.num_running, joint.num_queued, joint.weight_version) == (2, 1, 3)
+        assert joint.state == serving
+        assert observed_activity(node("rollout"), known) == "rollout"

@@ -1,0 +1,59 @@
+"""The hardware of a node, for the scheduler's roofline: as configured, else by the GPUs' names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
+
+from services.chassis.log import get_logger
+from services.node_agent.config import NodeAgentConfig
+from services.node_agent.known_devices import find_device
+
+__all__ = ["hardware"]
+
+_ASK = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+_MEGABYTE = 1 << 20
+
+
+async def hardware(config: NodeAgentConfig) -> pb.Hardware:
+    """Bandwidth, FLOP/s and memory of all GPUs of the node together; 0: unknown."""
+    found = await _found(config.gpus)
+    return pb.Hardware(
+        memory_bytes_per_second=config.memory_bytes_per_second or found.memory_bytes_per_second,
+        flops=config.flops or found.flops,
+        device_bytes=config.device_bytes or found.device_bytes,
+    )
+
+
+async def _found(gpus: Sequence[int]) -> pb.Hardware:
+    """What nvidia-smi and the table of known devices say."""
+    found = pb.Hardware()
+    rows = await _ask(gpus) if gpus else []
+    kinds = [find_device(name) for name, _ in rows]
+    found.device_bytes = sum(num_bytes for _, num_bytes in rows)
+    known = [kind for kind in kinds if kind is not None]
+    if len(known) == len(gpus):
+        found.flops = sum(kind.flops for kind in known)
+        found.memory_bytes_per_second = sum(kind.bandwidth for kind in known)
+    else:
+        cure = "set flops and memory_bytes_per_second of [node_agent]"
+        get_logger().warning("hardware_unknown", names=[name for name, _ in rows], cure=cure)
+    return found
+
+
+async def _ask(gpus: Sequence[int]) -> list[tuple[str, int]]:
+    """Name and bytes of each GPU; empty without nvidia-smi."""
+    chosen = f"--id={','.join(map(str, gpus))}"
+    try:
+        asked = await asyncio.create_subprocess_exec(
+            *_ASK, chosen, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        )
+    except OSError:
+        return []
+    lines = (await asked.communicate())[0].decode(errors="replace").splitlines()
+    rows = [tuple(map(str.strip, line.rpartition(",")[::2])) for line in lines]
+    if asked.returncode or not all(size.isdecimal() for _, size in rows):
+        return []
+    return [(name, int(size) * _MEGABYTE) for name, size in rows]
