@@ -25,7 +25,6 @@ from tests.lib.end_to_end.support import child_environment
 MAKER = """
 import sys, time
 from pathlib import Path
-from typing import Any
 from seamflow.cli.init_project.model_cache import cached
 def make(work):
     (work / "half").write_text("")
