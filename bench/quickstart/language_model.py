@@ -65,7 +65,8 @@ def figures_of(steps: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -
         "train_seconds_median": median(step["seconds"]["train"] for step in steps),
         "completion_tokens_first": steps[0]["completion_tokens_mean"],
         "completion_tokens_last": steps[-1]["completion_tokens_mean"],
-        "logprob_diff_mean": max(step["train_rollout_logprob_abs_diff"] for step in steps),
+        # Later samples may come from the weights before.
+        "logprob_diff_mean": steps[0]["train_rollout_logprob_abs_diff"],
     }
 
 

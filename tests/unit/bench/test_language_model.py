@@ -14,7 +14,7 @@ def step(seconds: float, tokens: float, diff: float) -> dict[str, object]:
     }
 
 
-def test_a_step_takes_the_median_and_the_worst_difference_counts() -> None:
+def test_a_step_takes_the_median_and_log_probs_are_compared_on_the_first_weights() -> None:
     summary = {"heldout_before": 0.2, "heldout_after": 0.5}
     steps = [step(9.0, 24.0, 0.001), step(1.0, 20.0, 0.03), step(2.0, 12.0, 0.002)]
     assert figures_of(steps, summary) == {
@@ -24,5 +24,5 @@ def test_a_step_takes_the_median_and_the_worst_difference_counts() -> None:
         "train_seconds_median": 2.0,
         "completion_tokens_first": 24.0,
         "completion_tokens_last": 12.0,
-        "logprob_diff_mean": 0.03,
+        "logprob_diff_mean": 0.001,
     }
