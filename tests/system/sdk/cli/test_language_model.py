@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import pytest
@@ -118,7 +119,7 @@ def smollm2() -> Path:
 def test_the_model_that_is_fetched_adds(smollm2: Path) -> None:
     """Wrong weights, tokens or chat template would not."""
     model = AutoModelForCausalLM.from_pretrained(smollm2)
-    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    tokenizer: Any = AutoTokenizer.from_pretrained(smollm2)
     assert model.dtype == torch.float32
     assert model.num_parameters() == 134_515_008
     prompt = tokenizer.apply_chat_template(

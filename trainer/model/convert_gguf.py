@@ -1,4 +1,4 @@
-"""Make a Hugging Face folder from a GGUF file: `python -m services.lib.model_files.convert_gguf`.
+"""Make a Hugging Face folder from a GGUF file: `python -m trainer.model.convert_gguf`.
 
 `seamflow init --model` runs it as a process of its own, with the package gguf on its path: its
 memory, about eight bytes a parameter, is given back, and the user's environment stays as it is.
