@@ -1,4 +1,4 @@
-"""The bytes of a safetensors file, tensor by tensor: no second copy of them is in memory."""
+"""The bytes of a safetensors file, tensor by tensor: of which a piece at a time is copied."""
 
 from __future__ import annotations
 
@@ -74,9 +74,10 @@ def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
     yield memoryview(len(text).to_bytes(8, "little") + text)
     for name in names:
         with tensors.writing(name) if isinstance(tensors, HeldTensors) else nullcontext():
-            data = tensors[name].detach().reshape(-1).view(torch.uint8).numpy().data
-            for begin in range(0, len(data), _PIECE_BYTES):
-                yield data[begin : begin + _PIECE_BYTES]
+            data = tensors[name].detach().reshape(-1).view(torch.uint8)
+            for piece in data.split(_PIECE_BYTES) if len(data) else ():
+                # A copy: memory that numpy has seen cannot be released any more.
+                yield piece.clone().numpy().data
 
 
 def _header(names: list[str], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:

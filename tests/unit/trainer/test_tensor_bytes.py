@@ -72,6 +72,18 @@ def test_what_is_not_written_yet_is_copied_before_it_changes(held_back: bool) ->
     assert bool(torch.cat([found["b"], found["c"]]).eq(0).all()) is held_back
 
 
+def test_the_memory_of_what_was_written_can_be_released() -> None:
+    """As a lent trainer does; numpy's view of a tensor would prevent it."""
+    tensor = torch.zeros(4)
+    joined({"a": tensor})
+    tensor.untyped_storage().resize_(0)
+    assert tensor.untyped_storage().nbytes() == 0
+    seen = torch.zeros(4)
+    seen.numpy()
+    with pytest.raises(RuntimeError, match="not resizable"):
+        seen.untyped_storage().resize_(0)
+
+
 def test_what_was_copied_is_not_copied_again() -> None:
     """Such as what came from a device."""
     held = HeldTensors({"a": torch.zeros(2), "b": torch.zeros(2)}, in_place=["a"])
