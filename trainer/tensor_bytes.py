@@ -75,9 +75,9 @@ def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
     for name in names:
         with tensors.writing(name) if isinstance(tensors, HeldTensors) else nullcontext():
             data = tensors[name].detach().reshape(-1).view(torch.uint8)
-            for piece in data.split(_PIECE_BYTES) if len(data) else ():
+            for begin in range(0, len(data), _PIECE_BYTES):
                 # A copy: memory that numpy has seen cannot be released any more.
-                yield piece.clone().numpy().data
+                yield data[begin : begin + _PIECE_BYTES].clone().numpy().data
 
 
 def _header(names: list[str], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
