@@ -79,6 +79,11 @@ class EmulatedGang:
         """Its cost model counts tokens, and no padding."""
         return True
 
+    @property
+    def routing(self) -> str:
+        """Why no experts are replayed."""
+        return "an emulated gang computes no model"
+
     async def do(self, command: Command) -> list[dict[str, float]]:
         """Take as long as the command takes."""
         return await self.do_each([command])
