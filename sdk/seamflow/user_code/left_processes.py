@@ -22,6 +22,8 @@ MARK = "SEAMFLOW_STARTED_AS"
 
 _ROUNDS = 10
 """Looks for those that were started during the one before."""
+_LOOKS_WITHOUT = 2
+"""That find none: a process shows no environment for the moment in which it becomes a program."""
 _EXIT_SECONDS = 10.0
 _BUG = 70  # sysexits.h
 
@@ -49,12 +51,14 @@ def whole_process() -> Iterator[None]:
 
 def end_left(mark: str, below: int = 0) -> None:
     """Kill all processes with this `mark`, and the descendants of process `below`; not this one."""
+    looks_without = 0
     for _ in range(_ROUNDS):
         found = _marked(mark) | (_descendants(below) if below else set())
         for pid in found - {os.getpid()}:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        if not found - {os.getpid()}:
+        looks_without = 0 if found - {os.getpid()} else looks_without + 1
+        if looks_without == _LOOKS_WITHOUT:
             return
         time.sleep(0.01)
 
