@@ -15,11 +15,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.harness.redis_process import free_port
 from bench.size.loading import make_large_model
 from bench.size.small_models import make_model
+
+if TYPE_CHECKING:
+    from trainer.config import TrainerConfig
 
 __all__ = ["four_ranks"]
 
@@ -50,11 +55,7 @@ def _parameters(folder: Path) -> int:
     total = 0
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 -- not a mapping
-                count = 1
-                for size in file.get_slice(name).get_shape():
-                    count *= size
-                total += count
+            total += sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
     return total
 
 
@@ -116,21 +117,17 @@ def _main(model: Path, folder: Path) -> None:
     worker_loop(ranks, Worker(config, ranks.store), _STEP_TIMEOUT)
 
 
-async def _command(config, folder: Path) -> None:  # type: ignore[no-untyped-def]
+async def _command(config: TrainerConfig, folder: Path) -> None:
+    from bench.size.measured_rank import gradient_of
     from tools.forecast.sample_rows import sample_rows
     from trainer.checkpoint import checkpoint_files
-    from trainer.data.computations import Accumulate
     from trainer.publish.weight_folder import write_folder
     from trainer.ranks.commands import Gather, Optimize
     from trainer.ranks.rank_group import RankGroup
 
     ranks = RankGroup()
     await ranks.start(config)
-    rows = sample_rows(_ROLLOUT_TOKENS, _ROLLOUT_TOKENS, _PROMPT_TOKENS)
-    trained = int(rows.loss_mask_BT.sum()) * _RANKS
-    chunk = Accumulate(
-        weight_version=0, num_tokens=trained, denominator=trained, micro_batches=(rows,)
-    )
+    chunk = gradient_of(sample_rows(_ROLLOUT_TOKENS, _ROLLOUT_TOKENS, _PROMPT_TOKENS), _RANKS)
     for step in range(1, _STEPS + 1):
         began = time.monotonic()
         await ranks.do(chunk)

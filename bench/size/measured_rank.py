@@ -18,12 +18,29 @@ from tools.forecast.sample_rows import sample_rows
 from trainer.algorithms.base import make_algorithm
 from trainer.config import TrainerConfig
 from trainer.data.computations import Accumulate
+from trainer.data.micro_batch import MicroBatch
 from trainer.model.context_ranks import context_group
 from trainer.model.load_sharded import load_sharded, ranks_mesh
 from trainer.policy.policy import Policy
 from trainer.policy.sharded_backend import ShardedBackend
 
-__all__ = ["measured_bytes"]
+__all__ = ["gradient_of", "measured_bytes", "rank_policy"]
+
+
+def rank_policy(config: TrainerConfig) -> Policy:
+    """The policy of one of a trainer's ranks, on the CPU. Collective."""
+    algorithm, mesh = make_algorithm(config), ranks_mesh("cpu", 1)
+    context = context_group(config.context_parallel)
+    backend = ShardedBackend(load_sharded(config, mesh), mesh, algorithm, config, context)
+    return Policy(backend, config)
+
+
+def gradient_of(rows: MicroBatch, ranks: int = 1) -> Accumulate:
+    """A step's only gradient, of one micro-batch on each rank."""
+    trained = int(rows.loss_mask_BT.sum()) * ranks
+    return Accumulate(
+        weight_version=0, num_tokens=trained, denominator=trained, micro_batches=(rows,)
+    )
 
 
 def measured_bytes(config: TrainerConfig, rollout_tokens: int, prompt_tokens: int) -> int:
@@ -34,15 +51,9 @@ def measured_bytes(config: TrainerConfig, rollout_tokens: int, prompt_tokens: in
         rollout_tokens: of each rollout.
         prompt_tokens: tokens of it that are not trained.
     """
-    algorithm, mesh = make_algorithm(config), ranks_mesh("cpu", 1)
-    context = context_group(config.context_parallel)
-    backend = ShardedBackend(load_sharded(config, mesh), mesh, algorithm, config, context)
-    policy = Policy(backend, config)
+    policy = rank_policy(config)
     rows = sample_rows(config.batch.micro_batch_tokens, rollout_tokens, prompt_tokens)
-    trained = int(rows.loss_mask_BT.sum())
-    command = Accumulate(
-        weight_version=0, num_tokens=trained, denominator=trained, micro_batches=(rows,)
-    )
+    command = gradient_of(rows)
     policy.accumulate(command)
     policy.optimize(1)
     policy.accumulate(command)

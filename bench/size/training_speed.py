@@ -91,22 +91,13 @@ def _config(model: Path) -> TrainerConfig:
 def _main(model: Path) -> None:
     import torch.distributed as dist
 
-    from trainer.algorithms.base import make_algorithm
-    from trainer.data.computations import Accumulate
-    from trainer.model.load_sharded import load_sharded, ranks_mesh
-    from trainer.policy.policy import Policy
-    from trainer.policy.sharded_backend import ShardedBackend
+    from bench.size.measured_rank import gradient_of, rank_policy
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     config = _config(model)
     torch.set_num_threads(config.threads)
-    algorithm, mesh = make_algorithm(config), ranks_mesh("cpu", 1)
-    policy = Policy(ShardedBackend(load_sharded(config, mesh), mesh, algorithm, config), config)
-    rows = sample_rows(_TOKENS, _ROLLOUT_TOKENS, _PROMPT_TOKENS)
-    trained = int(rows.loss_mask_BT.sum())
-    chunk = Accumulate(
-        weight_version=0, num_tokens=trained, denominator=trained, micro_batches=(rows,)
-    )
+    policy = rank_policy(config)
+    chunk = gradient_of(sample_rows(_TOKENS, _ROLLOUT_TOKENS, _PROMPT_TOKENS))
     steps, products = [], []
     for step in range(1 + _STEPS):
         began = time.perf_counter()

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from services.chassis.log import get_logger
+from services.lib.nvidia_smi import MEGABYTE, gpu_fields
 from services.node_agent.config import NodeAgentConfig
 from services.node_agent.known_devices import find_device
 
 __all__ = ["hardware"]
-
-_ASK = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
-_MEGABYTE = 1 << 20
 
 
 async def hardware(config: NodeAgentConfig) -> pb.Hardware:
@@ -30,7 +27,7 @@ async def hardware(config: NodeAgentConfig) -> pb.Hardware:
 async def _found(gpus: Sequence[int]) -> pb.Hardware:
     """What nvidia-smi and the table of known devices say."""
     found = pb.Hardware()
-    rows = await _ask(gpus) if gpus else []
+    rows = await _named(gpus) if gpus else []
     kinds = [find_device(name) for name, _ in rows]
     found.device_bytes = sum(num_bytes for _, num_bytes in rows)
     known = [kind for kind in kinds if kind is not None]
@@ -43,17 +40,9 @@ async def _found(gpus: Sequence[int]) -> pb.Hardware:
     return found
 
 
-async def _ask(gpus: Sequence[int]) -> list[tuple[str, int]]:
+async def _named(gpus: Sequence[int]) -> list[tuple[str, int]]:
     """Name and bytes of each GPU; empty without nvidia-smi."""
-    chosen = f"--id={','.join(map(str, gpus))}"
-    try:
-        asked = await asyncio.create_subprocess_exec(
-            *_ASK, chosen, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-        )
-    except OSError:
+    rows = await gpu_fields("name,memory.total", ",".join(map(str, gpus)))
+    if not all(row[-1].isdecimal() for row in rows):
         return []
-    lines = (await asked.communicate())[0].decode(errors="replace").splitlines()
-    rows = [tuple(map(str.strip, line.rpartition(",")[::2])) for line in lines]
-    if asked.returncode or not all(size.isdecimal() for _, size in rows):
-        return []
-    return [(name, int(size) * _MEGABYTE) for name, size in rows]
+    return [(",".join(name), int(size) * MEGABYTE) for *name, size in rows]

@@ -24,7 +24,17 @@ from bench.train import task as sums
 from bench.train.conversation import Message, play
 from examples.quickstart import task as lift
 
-__all__ = ["main"]
+__all__ = ["ON_CPU", "main"]
+
+ON_CPU: Mapping[str, Any] = {
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+"""Settings of `GRPOConfig` for float32 on a CPU, without checkpoints and trackers."""
 
 
 class Steps(TrainerCallback):
@@ -149,12 +159,7 @@ def _config(arguments: argparse.Namespace, folder: str) -> Any:
         adam_beta2=0.95,
         weight_decay=0.0,
         max_grad_norm=1.0,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
+        **ON_CPU,
     )
 
 

@@ -20,6 +20,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
+from bench.baselines.training.trl_grpo import ON_CPU
 from bench.harness.product_seconds import product_seconds
 
 __all__ = ["main"]
@@ -62,12 +63,7 @@ def _trainer(arguments: argparse.Namespace, folder: str) -> Any:
         max_completion_length=arguments.rollout_tokens - arguments.prompt_tokens,
         loss_type="dapo",
         beta=0.0,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
+        **ON_CPU,
     )
     trainer: Any = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32),

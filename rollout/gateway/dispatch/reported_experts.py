@@ -1,8 +1,8 @@
-"""Routed experts of a turn that was cut, asked of its server.
+"""Requests the routed experts of a turn that was cut from its server.
 
 An engine may report experts only when a request ends, as SGLang does. A turn that a stop string or
-the end of a forced answer cuts is aborted before: one more token after it, which nobody gets, tells
-what the engine chooses for its tokens.
+the end of a forced answer cuts is aborted before: one more token is requested
+after it and dropped, and with it the engine reports what it chooses for the turn's tokens.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class WeightsError(EngineError):
 
 
 class MemoryNotReleased(EngineError):  # noqa: N818 -- names the event
-    """A release freed too little of the device: nobody else may be given it."""
+    """A release freed too little of the device, so that it cannot be lent."""
 
 
 class RequestError(ValueError):

@@ -1,4 +1,4 @@
-"""The bytes of tensors are a safetensors file, and those of the moment when they were asked for."""
+"""The bytes of tensors are a safetensors file, with the values at the time of the request."""
 
 from __future__ import annotations
 

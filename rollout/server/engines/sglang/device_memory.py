@@ -6,13 +6,13 @@ the trainer would then be given memory that is still occupied.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rollout.server.engines.engine import MemoryNotReleased
 from services.chassis.log import get_logger
+from services.lib.nvidia_smi import MEGABYTE, gpu_fields
 
 __all__ = [
     "UsedBytes",
@@ -29,26 +29,16 @@ UsedBytes = Callable[[], Awaitable[int | None]]
 """Measures the bytes in use on the devices; None: they cannot be measured."""
 
 _GIGABYTE = 1 << 30
-_MEGABYTE = 1 << 20
 _FREED_PART = 0.9
 """Of weights and cache: SGLang rounds what it reports, and others may take a little meanwhile."""
-_ASK = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
 
 
 async def used_bytes() -> int | None:
     """Bytes in use on the devices of this process, by whatever process, as nvidia-smi says."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    chosen = () if visible is None else (f"--id={visible}",)
-    try:
-        asked = await asyncio.create_subprocess_exec(
-            *_ASK, *chosen, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-        )
-    except OSError:
+    rows = await gpu_fields("memory.used", os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if not rows or not all(used.isdecimal() for (used, *_) in rows):
         return None
-    lines = (await asked.communicate())[0].decode(errors="replace").split()
-    if asked.returncode or not lines or not all(line.isdecimal() for line in lines):
-        return None
-    return sum(map(int, lines)) * _MEGABYTE
+    return sum(int(used) for (used, *_) in rows) * MEGABYTE
 
 
 async def on_another_host() -> None:

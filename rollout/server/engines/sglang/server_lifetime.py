@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import TypeVar
 
 from rollout.server.engines.engine import EngineFailed, PauseMode
@@ -14,6 +15,8 @@ from rollout.server.engines.sglang.sglang_turn import Weights
 __all__ = ["ServerLifetime"]
 
 T = TypeVar("T")
+
+_ABORT_AGAIN_SECONDS = 0.05  # a request on its way to the scheduler outlives an abort
 
 
 class ServerLifetime:
@@ -49,6 +52,22 @@ class ServerLifetime:
             raise self.fail(f"SGLang does not answer in time: {cure}") from error
         except ConnectionLost as error:
             raise self.fail(f"SGLang does not answer: {error or type(error).__name__}") from error
+
+    async def drain(self, seconds: float) -> None:
+        """End all requests; a server that has not ended them after `seconds` has failed."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self.running:
+                    await self.call(self.connection.abort_all())
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self.idle.wait(), _ABORT_AGAIN_SECONDS)
+        except TimeoutError:
+            raise self.fail(
+                f"SGLang did not end its requests in {seconds:g} s: raise sglang_drain_seconds if "
+                "a step of it takes that long"
+            ) from None
+        if self.failed.done():
+            raise self.failed.result()
 
     def fail(self, why: str) -> EngineFailed:
         """Mark the server failed and kill its process; returns the first cause."""

@@ -37,7 +37,6 @@ from rollout.server.engines.engine import (
 from rollout.server.engines.sglang import device_memory
 from rollout.server.engines.sglang.command_line import check_url, command_line
 from rollout.server.engines.sglang.http_client import Connection, ConnectionLost, Refused
-from rollout.server.engines.sglang.load_weights import put_weights
 from rollout.server.engines.sglang.model_shapes import (
     ModelFolder,
     describe,
@@ -45,6 +44,7 @@ from rollout.server.engines.sglang.model_shapes import (
 )
 from rollout.server.engines.sglang.server_lifetime import ServerLifetime
 from rollout.server.engines.sglang.server_process import SGLangProcess
+from rollout.server.engines.sglang.server_weights import ServerWeights
 from rollout.server.engines.sglang.sglang_turn import Turn, Weights, check_sampled
 from rollout.server.token_rate import TokenRate
 from services.lib.routed_experts import RoutingShape
@@ -55,7 +55,6 @@ T = TypeVar("T")
 
 _START_SECONDS = 1800.0
 _WATCH_SECONDS = 2.0
-_ABORT_AGAIN_SECONDS = 0.05  # a request on its way to the scheduler outlives an abort
 
 
 class SGLangEngine:
@@ -142,9 +141,9 @@ class SGLangEngine:
         await self._life.connection.until_there()
         # A previous client may have left it paused, with requests, and with any weights.
         await self._life.call(self._life.connection.go_on())
-        await self._flush(abort=True)
+        await self._weights.flush(abort=True)
         try:
-            await self._load(self._life.weights, flush=True)
+            await self._weights.load(self._life.weights, flush=True)
         except (Refused, WeightsError) as error:
             cure = "it must see model at the same path, or set sglang_broadcast_host"
             raise ValueError(f"sglang_url: {error}; {cure}") from error
@@ -154,6 +153,13 @@ class SGLangEngine:
 
     def _begin(self, life: ServerLifetime) -> None:
         self._begun = life
+        self._weights = ServerWeights(
+            life,
+            self._model,
+            broadcast_host=self._broadcast_host,
+            drain_seconds=self._drain_seconds,
+            used_bytes=self._used_bytes,
+        )
         life.failed.add_done_callback(self._fail_turns)
 
     def _fail_turns(self, failed: asyncio.Future[EngineFailed]) -> None:
@@ -279,25 +285,10 @@ class SGLangEngine:
         if mode is PauseMode.IN_PLACE:
             await self._life.call(self._life.connection.pause_in_place())
             return
-        await self._drain()
+        await self._life.drain(self._drain_seconds)
         if mode is PauseMode.ABORT:
             for turn in self._turns:
                 turn.interrupt()
-
-    async def _drain(self) -> None:
-        try:
-            async with asyncio.timeout(self._drain_seconds):
-                while self._life.running:
-                    await self._life.call(self._life.connection.abort_all())
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._life.idle.wait(), _ABORT_AGAIN_SECONDS)
-        except TimeoutError:
-            raise self._life.fail(
-                f"SGLang did not end its requests in {self._drain_seconds:g} s: raise "
-                "sglang_drain_seconds if a step of it takes that long"
-            ) from None
-        if self._life.failed.done():
-            raise self._life.failed.result()
 
     async def resume(self) -> None:
         """Resume after `pause`; held turns become new requests."""
@@ -316,38 +307,10 @@ class SGLangEngine:
         """Load `folder` from disk; nothing computed by old weights is kept, but in place."""
         self._require_paused("update_weights")
         await self.prepare_weights(folder)
-        in_place = self._life.paused is PauseMode.IN_PLACE
-        if in_place:
+        if self._life.paused is PauseMode.IN_PLACE:
             for turn in self._turns:
                 turn.hold()
-        else:
-            await self._flush()
-        weights = Weights(weight_version, str(weight_version), folder)
-        try:
-            await self._load(weights, flush=not in_place)
-        except (Refused, WeightsError) as error:
-            # SGLang rolls back by reading the new folder again: only a load makes them old again.
-            await self._reload()
-            raise WeightsError(f"{folder}: {error}") from error
-
-    async def _load(self, weights: Weights, *, flush: bool) -> None:
-        put = put_weights(self._life.connection, weights, flush=flush, host=self._broadcast_host)
-        await self._life.call(put)
-        self._life.weights = weights
-
-    async def _reload(self) -> None:
-        try:
-            await self._load(self._life.weights, flush=self._life.paused is not PauseMode.IN_PLACE)
-        except (Refused, WeightsError) as error:
-            raise self._life.fail(f"SGLang cannot load its last weights again: {error}") from error
-
-    async def _flush(self, *, abort: bool = False) -> None:
-        """Drop the prefix cache, which also shows that nothing runs."""
-        try:
-            async with asyncio.timeout(self._drain_seconds):
-                await self._life.call(self._life.connection.flush_when_idle(abort=abort))
-        except TimeoutError:
-            raise self._life.fail("SGLang stays busy: does another client use it?") from None
+        await self._weights.update(Weights(weight_version, str(weight_version), folder))
 
     async def release_memory(self) -> int:
         """Give weights and cache back; needs a pause. Raises `MemoryNotReleased`, and undoes it."""
@@ -356,18 +319,7 @@ class SGLangEngine:
             raise EngineStateError("release_memory: turns are paused in place, pause with RETRACT")
         if self._life.released:
             return 0
-        await self._flush()
-        server = await self._life.call(self._life.connection.server_info())
-        device_memory.require_memory_saver(server)
-        before = await self._used_bytes()
-        await self._life.call(self._life.connection.release_memory())
-        self._life.released = True
-        held = device_memory.held_bytes(server, self._model.num_bytes)
-        try:
-            return device_memory.check_freed(held, before, await self._used_bytes())
-        except MemoryNotReleased:
-            await self.restore_memory()
-            raise
+        return await self._weights.release()
 
     async def restore_memory(self, folder: Path | None = None, weight_version: int = 0) -> None:
         """Take the memory back, with the weights of `folder`, else the last; it stays paused."""
@@ -377,22 +329,9 @@ class SGLangEngine:
             await self.prepare_weights(folder)
             weights = Weights(weight_version, str(weight_version), folder)
         if self._life.released:
-            await self._life.call(self._life.connection.resume_memory())
-            await self._load_restored(weights)
-            self._life.released = False
+            await self._weights.restore(weights)
         elif folder is not None:
             await self.update_weights(folder, weight_version)
-
-    async def _load_restored(self, weights: Weights) -> None:
-        """Load into memory without content; if that fails, the memory is released again."""
-        try:
-            await self._load(weights, flush=True)
-        except (Refused, WeightsError) as error:
-            if weights is self._life.weights:
-                why = f"SGLang cannot load its last weights again: {error}"
-                raise self._life.fail(why) from error
-            await self._life.call(self._life.connection.release_memory())
-            raise WeightsError(f"{weights.folder}: {error}") from error
 
     def load(self) -> EngineLoad:
         """The load from this server."""

@@ -1,7 +1,7 @@
 """Attention within packed rows by torch's scaled dot-product attention, on any device.
 
 Rows of similar length are computed together, padded to the longest of them. A sink is a key before
-the first one, with a query that nobody asks for, so that attention stays causal: in one more
+the first one, with a query whose output is dropped, so that attention stays causal: in one more
 dimension each query has its head's sink, that key 1 / scale, and all others 0.
 
 Shape suffixes: B rows, T tokens of a row, U distinct tokens, H heads, D values of a head.

@@ -12,12 +12,12 @@ alone would be wrong, as the kernel gives l no gradient.
 
 Shape suffixes: J tokens of all rows, U distinct tokens, H heads, D values of a head.
 """
-# ruff: noqa: N803, N806 -- tensors carry shape suffixes
+# ruff: noqa: N803, N806, N815 -- tensors carry shape suffixes
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,10 +26,19 @@ from torch.nn.functional import pad
 from services.lib.transformer.packing import Packing
 from services.lib.transformer.row_attention.row_kernel import Scores
 
-__all__ = ["FLASH", "RowShape", "VarlenKernel", "varlen_rows"]
+__all__ = ["FLASH", "RowShape", "RowStates", "VarlenKernel", "varlen_rows"]
 
 _MULTIPLE = 8
 """Of values of a head, that the kernel takes."""
+
+
+class RowStates(NamedTuple):
+    """What a kernel attends with, rows one after the other."""
+
+    query_JHD: Tensor
+    key_JHD: Tensor
+    """It may have fewer heads, each of which as many query heads share."""
+    value_JHD: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +58,13 @@ class RowShape:
 class VarlenKernel(Protocol):
     """Causal attention of rows one after the other, and its derivative."""
 
-    def forward(
-        self, query_JHD: Tensor, key_JHD: Tensor, value_JHD: Tensor, shape: RowShape
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, states: RowStates, shape: RowShape) -> tuple[Tensor, Tensor]:
         """Outputs, [J, H, D], and logarithms of sums, [H, J], in float32."""
 
     def backward(
         self,
         gradient_JHD: Tensor,
-        query_JHD: Tensor,
-        key_JHD: Tensor,
-        value_JHD: Tensor,
+        states: RowStates,
         output_JHD: Tensor,
         sums_HJ: Tensor,
         shape: RowShape,
@@ -70,28 +75,24 @@ class VarlenKernel(Protocol):
 class _Flash:
     """FlashAttention 2 of torch (`torch.nn.attention.varlen` calls the same operations)."""
 
-    def forward(
-        self, query_JHD: Tensor, key_JHD: Tensor, value_JHD: Tensor, shape: RowShape
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, states: RowStates, shape: RowShape) -> tuple[Tensor, Tensor]:
         output, sums, *_ = torch.ops.aten._flash_attention_forward(
-            query_JHD, key_JHD, value_JHD, *_spans(shape), 0.0, *_causal(shape), **_limits(shape)
+            *states, *_spans(shape), 0.0, *_causal(shape), **_limits(shape)
         )
         return output, sums
 
     def backward(
         self,
         gradient_JHD: Tensor,
-        query_JHD: Tensor,
-        key_JHD: Tensor,
-        value_JHD: Tensor,
+        states: RowStates,
         output_JHD: Tensor,
         sums_HJ: Tensor,
         shape: RowShape,
     ) -> tuple[Tensor, Tensor, Tensor]:
         # Without dropout, the state of random numbers is not read.
-        no_rng = torch.zeros(2, dtype=torch.uint64, device=query_JHD.device)
-        given = gradient_JHD.contiguous(), query_JHD, key_JHD, value_JHD, output_JHD, sums_HJ
-        unused = torch.empty(0, device=query_JHD.device)
+        no_rng = torch.zeros(2, dtype=torch.uint64, device=gradient_JHD.device)
+        given = gradient_JHD.contiguous(), *states, output_JHD, sums_HJ
+        unused = torch.empty(0, device=gradient_JHD.device)
         is_causal, _ = _causal(shape)
         found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
             *given, *_spans(shape), 0.0, is_causal, no_rng, unused, **_limits(shape)
@@ -152,20 +153,21 @@ class _Varlen(torch.autograd.Function):
         shape: RowShape,
         kernel: VarlenKernel,
     ) -> Tensor:
-        output_JHD, sums_HJ = kernel.forward(query_JHD, key_JHD, value_JHD, shape)
+        states = RowStates(query_JHD, key_JHD, value_JHD)
+        output_JHD, sums_HJ = kernel.forward(states, shape)
         if sinks_H is not None:
             whole_HJ = torch.logaddexp(sums_HJ, sinks_H[:, None].to(sums_HJ.dtype))
             share_JH = (sums_HJ - whole_HJ).exp().T
             output_JHD = (output_JHD * share_JH[..., None]).to(query_JHD.dtype).contiguous()
             sums_HJ = whole_HJ
         ctx.shape, ctx.kernel = shape, kernel
-        ctx.save_for_backward(query_JHD, key_JHD, value_JHD, sinks_H, output_JHD, sums_HJ)
+        ctx.save_for_backward(*states, sinks_H, output_JHD, sums_HJ)
         return output_JHD
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, sinks_H, output_JHD, sums_HJ = ctx.saved_tensors
-        found = ctx.kernel.backward(grads[0], query, key, value, output_JHD, sums_HJ, ctx.shape)
+        *states, sinks_H, output_JHD, sums_HJ = ctx.saved_tensors
+        found = ctx.kernel.backward(grads[0], RowStates(*states), output_JHD, sums_HJ, ctx.shape)
         if sinks_H is None:
             return *found, None, None, None
         # Of a score it is probability * (its value's part of the gradient, here 0, less the mean).

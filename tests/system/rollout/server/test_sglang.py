@@ -98,10 +98,10 @@ def known(real: object, claimed: object) -> object:
 def test_the_stub_claims_what_sglang_says(folders: tuple[Path, Path]) -> None:
     """Names and kinds of the constants it has, and the answers around a release of the memory."""
     with sglang_server(sglang_config(folders[0], lends_device=True)) as url:
-        told = {**answer(url, "/model_info"), **answer(url, "/server_info")}
+        answers = {**answer(url, "/model_info"), **answer(url, "/server_info")}
         claimed = StubSGLang().facts()
-        assert shape(known(told, claimed)) == shape(claimed)
-        assert told["device"] == "cpu"
+        assert shape(known(answers, claimed)) == shape(claimed)
+        assert answers["device"] == "cpu"
         for path in ("/release_memory_occupation", "/resume_memory_occupation"):
             assert answer(url, path, "POST") is None
 

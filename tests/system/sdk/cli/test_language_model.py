@@ -74,7 +74,7 @@ def test_without_the_package_nothing_is_written_and_the_cures_are_named(
 
 
 def test_who_waits_for_a_process_that_is_killed_makes_the_model(tmp_path: Path) -> None:
-    """What it left is gone; it held the lock, so that nobody made the model beside it."""
+    """Its unfinished files are deleted; until then its lock kept others out."""
     environment = child_environment({})
     command = [sys.executable, "-P", "-c", MAKER, str(tmp_path)]
     first = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)

@@ -126,7 +126,7 @@ async def _lead(rank0: Rank0, config: TrainerConfig, job: dict[str, Any], out: P
     """
     group, losses = NotingRanks(rank0), list[float]()
     runner = (Forgetful if job.get("forgets_parts") else StepRunner)(config, group)
-    told: dict[str, Any] = {"losses": losses, "sizes": group.sizes}
+    outcome: dict[str, Any] = {"losses": losses, "sizes": group.sizes}
     try:
         for step in range(1, int(job["steps"]) + 1):
             if step == job["steps"]:
@@ -135,8 +135,8 @@ async def _lead(rank0: Rank0, config: TrainerConfig, job: dict[str, Any], out: P
             losses.append(await _step(runner, step))
             await runner.on_those_left(partial(_save, group, out / f"state_{step}"))
     except RankFailedError as error:
-        told["error"] = str(error)
-    (out / "lead.json").write_text(json.dumps(told))
+        outcome["error"] = str(error)
+    (out / "lead.json").write_text(json.dumps(outcome))
     rank0.do(Exit())
 
 

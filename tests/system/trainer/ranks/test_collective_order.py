@@ -117,6 +117,6 @@ def test_those_that_are_left_make_the_same_calls(model: Path, tmp_path: Path) ->
     config = {**JOB_CONFIG, "replicas": 2}
     job = {"model": str(model), "out": str(tmp_path), "config": config, "steps": 2}
     assert exit_codes(4, mortal, {**job, "deaths": (death,)}) == [0] * 4
-    told = json.loads((tmp_path / "lead.json").read_text())
-    assert told["sizes"] == [3, 4]
-    assert "error" not in told
+    outcome = json.loads((tmp_path / "lead.json").read_text())
+    assert outcome["sizes"] == [3, 4]
+    assert "error" not in outcome

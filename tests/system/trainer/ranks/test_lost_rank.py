@@ -39,7 +39,7 @@ def undisturbed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(model, tmp_path_factory.mktemp("lost") / "undisturbed")
 
 
-def told(folder: Path, name: str) -> list[Any]:
+def recorded(folder: Path, name: str) -> list[Any]:
     """What rank 0 left: losses of the steps, or sizes of the groups that were formed."""
     found: list[Any] = json.loads((folder / "lead.json").read_text())[name]
     return found
@@ -90,8 +90,8 @@ def test_steps_in_which_ranks_are_killed_are_those_of_the_whole_batch(
     }
     found = train(model, tmp_path / "out", *deaths)
     assert lives(found) == [1, 3, 3, 2]
-    assert told(found, "sizes") == list(chain(*deaths.values()))
-    assert told(found, "losses") == pytest.approx(told(undisturbed, "losses"), rel=1e-6)
+    assert recorded(found, "sizes") == list(chain(*deaths.values()))
+    assert recorded(found, "losses") == pytest.approx(recorded(undisturbed, "losses"), rel=1e-6)
     for step in range(KILL_STEP, STEPS + 1):
         expected = gradient(undisturbed, step)
         assert expected.abs().max() > 1e-3
@@ -107,7 +107,7 @@ def test_a_part_that_is_not_computed_again_is_noticed(
     """Negative control: what the ranks had before the loss is gone."""
     death = Death(rank=3, kind="Accumulate", number=2 * KILL_STEP)
     found = train(model, tmp_path / "out", death, forgets_parts=True)
-    assert told(found, "sizes") == [3, 4]
+    assert recorded(found, "sizes") == [3, 4]
     expected = gradient(undisturbed, KILL_STEP)
     assert difference(gradient(found, KILL_STEP), expected) > 1e-2
 
@@ -127,8 +127,8 @@ def test_ranks_that_are_left_get_the_rows_of_mini_batches_again(
     death = Death(rank=3, kind="Accumulate", number=1)
     undisturbed = train(model, tmp_path / "undisturbed", config=often, steps=2)
     found = train(model, tmp_path / "out", death, config=often, steps=2)
-    assert told(found, "sizes") == [3, 4]
-    assert told(found, "losses") == pytest.approx(told(undisturbed, "losses"), rel=1e-6)
+    assert recorded(found, "sizes") == [3, 4]
+    assert recorded(found, "losses") == pytest.approx(recorded(undisturbed, "losses"), rel=1e-6)
     end = whole(undisturbed / "state_2", "parameter")
     assert difference(whole(found / "state_2", "parameter"), end) < 1e-6
 
@@ -140,7 +140,9 @@ def test_a_rank_without_its_context_group_waits_for_the_others(
     together = {**CONFIG, "context_parallel": 2}
     death = Death(rank=3, kind="Accumulate", number=2 * KILL_STEP)
     found = train(model, tmp_path / "out", death, config=together, steps=KILL_STEP)
-    assert told(found, "sizes") == [3, 4]
-    assert told(found, "losses") == pytest.approx(told(undisturbed, "losses")[:KILL_STEP], rel=1e-6)
+    assert recorded(found, "sizes") == [3, 4]
+    assert recorded(found, "losses") == pytest.approx(
+        recorded(undisturbed, "losses")[:KILL_STEP], rel=1e-6
+    )
     expected = gradient(undisturbed, KILL_STEP)
     assert difference(gradient(found, KILL_STEP), expected) < 1e-6

@@ -160,3 +160,18 @@ def test_flags_for_other_gpus_than_assigned_are_refused(
     config = RolloutServerConfig(model=tmp_path, num_gpus=4, sglang_flags=flags)
     with pytest.raises(ValueError, match=r"sglang_flags: .*4 GPUs of this server"):
         command_line(config)
+
+
+def test_a_rollout_server_lends_the_device_of_a_node_with_other_work(tmp_path: Path) -> None:
+    """So that its engine is started to free it, and checked that it does."""
+    config = make_config(
+        nodes=("a: rollout", "b: rollout train", "c: rollout score"), reference="m"
+    )
+    processes = plan(config, make_layout(config, tmp_path))
+    lends = {
+        node: processes[f"rollout_server-{node}"].environment[
+            "SEAMFLOW_ROLLOUT_SERVER_LENDS_DEVICE"
+        ]
+        for node in "abc"
+    }
+    assert lends == {"a": "false", "b": "true", "c": "true"}

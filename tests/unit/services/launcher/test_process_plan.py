@@ -11,7 +11,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 
 from rollout.gateway.config import GatewayConfig
 from rollout.http_gateway.config import HttpGatewayConfig
-from services.chassis.config.load import TABLES, load
+from services.chassis.config.load import load
 from services.chassis.errors import ConfigError, ExitCode
 from services.evaluator.config import EvaluatorConfig
 from services.launcher.agent_access import agent_variables
@@ -55,18 +55,6 @@ def test_no_process_is_told_the_folder_of_weights(tmp_path: Path) -> None:
     assert told == {"weights"}
 
 
-def test_several_training_nodes_have_a_trainer_each_and_a_rendezvous(tmp_path: Path) -> None:
-    """Also a spare; each rank is told its node."""
-    config = make_config(nodes=("a: rollout", "b: train", "c: train", "d: train"), trainer_nodes=2)
-    processes = plan(config, make_layout(config, tmp_path))
-    assert "rendezvous" in processes
-    for node_id in "bcd":
-        trainer = processes[f"trainer-{node_id}"]
-        assert "--nnodes=2:2" in trainer.command
-        assert trainer.environment["SEAMFLOW_TRAINER_GANG__NODE_ID"] == node_id
-        assert trainer.environment["SEAMFLOW_TRAINER_GANG__NODES"] == "2"
-
-
 def test_nodes_that_score_have_a_scoring_service_each(tmp_path: Path) -> None:
     """Under their node agent; it requests its node, and there is none beside the nodes."""
     nodes = ("a: rollout", "b: rollout train score", "c: score")
@@ -108,31 +96,6 @@ def test_a_node_that_scores_needs_a_model(tag: str, setting: str) -> None:
     """The error names node, tag and setting."""
     with pytest.raises(ValueError, match=f"'b' with the tag '{tag}', and {setting} is not set"):
         make_config(nodes=("a: rollout train", f"b: {tag}"))
-
-
-def test_several_ranks_are_started_by_torchrun(tmp_path: Path) -> None:
-    """World size 2 is a flag of torchrun, not another trainer."""
-    config = make_config(trainer_ranks=2)
-    command = plan(config, make_layout(config, tmp_path))["trainer"].command
-    assert "torch.distributed.run" in command
-    assert "--nproc-per-node=2" in command
-
-
-def test_a_reference_is_scored_and_known_to_the_trainer(tmp_path: Path) -> None:
-    """One folder: a service that scores by it, a column of the run, and the trainer's setting."""
-    config = make_config(reference="{run}/teacher")
-    layout = make_layout(config, tmp_path)
-    processes = plan(config, layout)
-    assert processes["scoring"].environment["SEAMFLOW_SCORING_MODEL"] == f"{tmp_path}/teacher"
-    column = processes["scoring"].environment["SEAMFLOW_SCORING_COLUMN"]
-    assert (
-        processes["trainer"].environment["SEAMFLOW_TRAINER_ALGORITHM__REFERENCE_COLUMN"] == column
-    )
-    assert config.columns == (column,)
-    assert "scoring" in TABLES, "its table may be in the run's file"
-    plain = make_config()
-    assert "scoring" not in plan(plain, make_layout(plain, tmp_path))
-    assert plain.columns == ()
 
 
 def test_the_gateway_asks_the_ranker_that_is_started(
@@ -396,47 +359,9 @@ def test_the_evaluator_gets_the_table_evaluation(tmp_path: Path) -> None:
     assert ExitCode.UNAVAILABLE in process.fatal
 
 
-@pytest.mark.parametrize(
-    ("evaluation", "text", "every"),
-    [
-        ({"every_steps": 20}, "", 10),
-        ({"every_steps": 14}, "", 7),
-        ({"every_steps": 2}, "", 2),
-        ({"every_steps": 2}, "[trainer.checkpoint]\nevery = 6\n", None),
-        ({"every_steps": 2, "keep_best": False}, "", None),
-        ({}, "", None),
-    ],
-)
-def test_each_evaluated_step_has_a_checkpoint(
-    tmp_path: Path, evaluation: dict[str, bool | int], text: str, every: int | None
-) -> None:
-    """Unless the file says otherwise, or none is kept."""
-    config = make_config()
-    layout = make_layout(config, tmp_path)
-    layout.config_file.write_text(text)
-    trainer = plan(config, layout, EvaluationConfig(tasks="h.jsonl", **evaluation))["trainer"]
-    told = trainer.environment.get("SEAMFLOW_TRAINER_CHECKPOINT__EVERY")
-    assert told == (None if every is None else str(every))
-
-
 def test_there_is_no_evaluator_without_held_out_tasks_or_while_serving(tmp_path: Path) -> None:
     """Nor does the dataloader wait for one."""
     for config in (make_config(), make_config(heldout_tasks="h.jsonl", serve=True)):
         processes = plan(config, make_layout(config, tmp_path))
         assert "evaluator" not in processes
         assert "SEAMFLOW_DATALOADER_EVALUATOR" not in processes["dataloader"].environment
-
-
-def test_a_rollout_server_lends_the_device_of_a_node_with_other_work(tmp_path: Path) -> None:
-    """So that its engine is started to free it, and checked that it does."""
-    config = make_config(
-        nodes=("a: rollout", "b: rollout train", "c: rollout score"), reference="m"
-    )
-    processes = plan(config, make_layout(config, tmp_path))
-    lends = {
-        node: processes[f"rollout_server-{node}"].environment[
-            "SEAMFLOW_ROLLOUT_SERVER_LENDS_DEVICE"
-        ]
-        for node in "abc"
-    }
-    assert lends == {"a": "false", "b": "true", "c": "true"}

@@ -109,7 +109,7 @@ def test_each_rank_reads_its_rows_alone(
 def test_a_streamed_file_is_one_that_safetensors_reads(
     committing: ObjectPath, dtype: torch.dtype
 ) -> None:
-    """Scalars and empty tensors too; and its checksum was told before it was there."""
+    """Scalars and empty tensors too; and its checksum was given before it was there."""
     from safetensors.torch import load
 
     tensors = {
@@ -118,9 +118,9 @@ def test_a_streamed_file_is_one_that_safetensors_reads(
         "one": torch.tensor(7.0),
         "none": torch.empty((0, 4), dtype=dtype),
     }
-    path, told = committing / "x.safetensors", list[bool]()
-    object_tensors.upload(path, tensors, lambda _: told.append(path.is_file()))
-    assert told == [False]
+    path, was_there = committing / "x.safetensors", list[bool]()
+    object_tensors.upload(path, tensors, lambda _: was_there.append(path.is_file()))
+    assert was_there == [False]
     ours, theirs = object_tensors.ObjectTensors(path), load(path.read_bytes())
     assert sorted(ours.keys()) == sorted(theirs) == sorted(tensors)
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""What is in use on a server's devices, asked of nvidia-smi."""
+"""What is in use on a server's devices, by nvidia-smi."""
 
 from __future__ import annotations
 

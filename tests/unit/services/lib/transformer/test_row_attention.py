@@ -16,7 +16,7 @@ from services.lib.transformer.packing import Packing
 from services.lib.transformer.row_attention import varlen_rows
 from services.lib.transformer.row_attention.row_kernel import RowKernel, Scores
 from services.lib.transformer.row_attention.row_kernels import KERNELS, kernels_for, lacking
-from services.lib.transformer.row_attention.varlen_rows import RowShape
+from services.lib.transformer.row_attention.varlen_rows import RowShape, RowStates
 
 ROWS = [[1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 9], [1, 2, 8, 8, 8], [5], [1, 2]]
 HEADS, KEY_HEADS, SIZE = 4, 2, 6
@@ -37,10 +37,9 @@ class Plain:
     and logarithms of sums that it is given, whatever they are.
     """
 
-    def forward(
-        self, query_JHD: Tensor, key_JHD: Tensor, value_JHD: Tensor, shape: RowShape
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, states: RowStates, shape: RowShape) -> tuple[Tensor, Tensor]:
         """Row by row."""
+        query_JHD, key_JHD, value_JHD = states
         outputs, sums = [], []
         for row in _spans(shape):
             scores_HTT = _scores(query_JHD[row], key_JHD[row], shape)
@@ -52,15 +51,14 @@ class Plain:
     def backward(
         self,
         gradient_JHD: Tensor,
-        query_JHD: Tensor,
-        key_JHD: Tensor,
-        value_JHD: Tensor,
+        states: RowStates,
         output_JHD: Tensor,
         sums_HJ: Tensor,
         shape: RowShape,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Probabilities are those of the given sums."""
-        found = [torch.zeros_like(each) for each in (query_JHD, key_JHD, value_JHD)]
+        query_JHD, key_JHD, value_JHD = states
+        found = [torch.zeros_like(each) for each in states]
         for row in _spans(shape):
             grad_HTD, output_HTD = (
                 each[row].transpose(0, 1) for each in (gradient_JHD, output_JHD)

@@ -1,0 +1,31 @@
+"""What nvidia-smi says of GPUs."""
+
+from __future__ import annotations
+
+import asyncio
+
+__all__ = ["MEGABYTE", "gpu_fields"]
+
+MEGABYTE = 1 << 20
+"""Bytes of the unit in which it gives memory."""
+
+
+async def gpu_fields(fields: str, gpus: str | None) -> list[list[str]]:
+    """Fields of each GPU; empty where nvidia-smi is missing, or does not know them.
+
+    Args:
+        fields: as for its option --query-gpu, such as "name,memory.total".
+        gpus: their numbers, separated by commas; None: all.
+    """
+    chosen = () if gpus is None else (f"--id={gpus}",)
+    command = ("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", *chosen)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        )
+    except OSError:
+        return []
+    output = (await process.communicate())[0].decode(errors="replace")
+    if process.returncode:
+        return []
+    return [[part.strip() for part in line.split(",")] for line in output.splitlines() if line]
