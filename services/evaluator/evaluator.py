@@ -151,7 +151,8 @@ class Evaluator:
                 return status
             manifest = await self._newest() if every and not self.stopped_early else None
             if manifest is not None and manifest.step // every > last // every:
-                last = await self._beside(manifest.weight_version, manifest.step)
+                due = await self._of_step(manifest.step - manifest.step % every, manifest)
+                last = await self._beside(due.weight_version, due.step)
             else:
                 await asyncio.sleep(_LOOK_SECONDS)
 
@@ -160,6 +161,16 @@ class Evaluator:
             return await manifest_of(self._clients)
         except SeamflowError:
             return None
+
+    async def _of_step(self, step: int, newest: weight_pb.Manifest) -> weight_pb.Manifest:
+        """The version of a step that has a checkpoint, or the newest if that one is gone."""
+        manifest: weight_pb.Manifest | None = newest
+        while manifest is not None and manifest.step > step:
+            try:
+                manifest = await manifest_of(self._clients, manifest.weight_version - 1)
+            except SeamflowError:
+                return newest
+        return manifest if manifest is not None and manifest.step == step else newest
 
     async def _after(self, status: trainer_pb.GetStatusResponse) -> None:
         """Evaluate the last weights, once a rollout server has them, unless that was done."""

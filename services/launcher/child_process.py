@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from services.chassis.errors import ExitCode
 from services.launcher.layout import Layout
 from services.launcher.nodes.node_plan import NodePlan
+from services.lib.gpus import seeing_gpus
 
 __all__ = ["ProcessPlan", "checking", "process", "service", "settings_of", "with_gpus"]
 
@@ -66,9 +67,4 @@ def with_gpus(plan: ProcessPlan, gpus: Sequence[int], nodes: Sequence[NodePlan])
     """The process with just these GPUs, which may be none; unchanged if no node has any."""
     if not any(node.gpus for node in nodes):
         return plan
-    visible = {
-        # Or else CUDA counts the fastest first, and nvidia-smi by their places on the bus.
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
-    }
-    return replace(plan, environment={**plan.environment, **visible})
+    return replace(plan, environment={**plan.environment, **seeing_gpus(gpus)})

@@ -10,6 +10,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from services.chassis.config.settings import ServerConfig, Settings
+from services.lib.gpus import seeing_gpus
 
 __all__ = ["NodeAgentConfig", "ProcessConfig", "WorkerConfig"]
 
@@ -143,15 +144,7 @@ class NodeAgentConfig(ServerConfig):
 
     def environment_of(self, process: ProcessConfig) -> Mapping[str, str]:
         """Variables of a process, the GPUs that it sees among them."""
-        visible = (
-            {}
-            if not self.gpus
-            else {
-                # Or else CUDA counts the fastest first, and nvidia-smi by their places on the bus.
-                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-                _VISIBLE: ",".join(map(str, self.gpus)),
-            }
-        )
+        visible = seeing_gpus(self.gpus) if self.gpus else {}
         return {**visible, **process.environment}
 
     def _check_gpus(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from services.chassis.log import get_logger
-from services.lib.nvidia_smi import MEGABYTE, gpu_fields
+from services.lib.gpus import MEGABYTE, gpu_fields
 from services.node_agent.config import NodeAgentConfig
 from services.node_agent.known_devices import find_device
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import grpc
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_server_service_pb2_grpc as server_grpc
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
@@ -28,6 +29,8 @@ class Training(  # type: ignore[misc]  # TrainerService and RolloutServerService
 
     def __init__(self, last_step: int = 100) -> None:
         self.step, self.last_step = 0, last_step
+        self.oldest_version = 1
+        """Older ones are deleted."""
         self.address = ""
         """host:port of all of it."""
         self.held: list[int] = []
@@ -86,6 +89,8 @@ class Training(  # type: ignore[misc]  # TrainerService and RolloutServerService
     async def GetManifest(self, request: Any, context: Any) -> Any:
         """The newest version, once there is one, or the one that is asked for."""
         version = request.weight_version if request.HasField("weight_version") else self.step
+        if 0 < version < self.oldest_version:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"version {version} is deleted")
         manifest = weight_pb.Manifest(weight_version=version, step=version) if version else None
         return weight_pb.GetManifestResponse(manifest=manifest)
 

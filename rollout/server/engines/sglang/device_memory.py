@@ -12,7 +12,7 @@ from typing import Any
 
 from rollout.server.engines.engine import MemoryNotReleased
 from services.chassis.log import get_logger
-from services.lib.nvidia_smi import MEGABYTE, gpu_fields
+from services.lib.gpus import MEGABYTE, gpu_fields
 
 __all__ = [
     "UsedBytes",

@@ -152,6 +152,22 @@ async def test_a_run_is_evaluated_from_before_to_after(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize(("oldest_version", "evaluated"), [(1, 4), (5, 5)])
+async def test_steps_that_outrun_the_look_are_evaluated_where_a_checkpoint_is(
+    tmp_path: Path, oldest_version: int, evaluated: int
+) -> None:
+    """At a multiple of every_steps; *control*: the newest, where that version is deleted."""
+    training = Training()
+    training.oldest_version = oldest_version
+    async with rig(tmp_path, training, every_steps=2) as run, playing(run):
+        await run.start()
+        await run.until(lambda said: said.state == BESIDE)
+        training.step = 5
+        said = await run.until(lambda said: len(said.evaluations) == 2)
+    assert [line.step for line in said.evaluations] == [0, evaluated]
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("knows_what_ran", [True, False])
 async def test_one_that_is_killed_repeats_the_evaluation(
     tmp_path: Path, knows_what_ran: bool

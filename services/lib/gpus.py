@@ -1,10 +1,11 @@
-"""What nvidia-smi says of GPUs."""
+"""GPUs of this machine: what nvidia-smi says of them, and which of them a process sees."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
-__all__ = ["MEGABYTE", "gpu_fields"]
+__all__ = ["MEGABYTE", "gpu_fields", "seeing_gpus"]
 
 MEGABYTE = 1 << 20
 """Bytes of the unit in which it gives memory."""
@@ -29,3 +30,13 @@ async def gpu_fields(fields: str, gpus: str | None) -> list[list[str]]:
     if process.returncode:
         return []
     return [[part.strip() for part in line.split(",")] for line in output.splitlines() if line]
+
+
+def seeing_gpus(gpus: Sequence[int]) -> dict[str, str]:
+    """Variables of a process that sees just these GPUs, which may be none.
+
+    Args:
+        gpus: numbers, as nvidia-smi counts them.
+    """
+    # Or else CUDA counts the fastest first, and nvidia-smi by their places on the bus.
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
