@@ -6,6 +6,8 @@ RUN = $(VENV)/bin/python -m
 CONTAINED = $(RUN) tools.suites.contained $(RUN)
 SEED ?= 0
 WORKERS ?= 2
+# How often `make test` repeats a test that fails; it says which.
+RERUNS ?= 0
 PEERS ?= default
 CLIENT_PACKAGES = golang-go golang-google-grpc-dev golang-google-protobuf-dev protoc-gen-go protoc-gen-go-grpc g++ \
 	pkg-config libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
@@ -186,7 +188,7 @@ model-store: $(VENV)/.dev ## Redis against the in-memory model, 10,000 random op
 	$(RUN) tests.suites.state_machine
 
 test: $(VENV)/.dev ## The tests, distributed by file over WORKERS processes (2; 0: in this one).
-	$(RUN) pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=25
+	$(RUN) pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=25 --reruns $(RERUNS) -rfER
 
 test-unit: $(VENV)/.dev ## The tests without processes and Redis, in a minute.
 	$(RUN) pytest -n $(WORKERS) --dist worksteal --durations=25 tests/unit
