@@ -32,11 +32,18 @@ def benchmarks() -> dict[str, dict[str, Any]]:
 
 
 def _commit() -> str:
+    """The commit; "-dirty" if files differ from it, but for results that were written just now."""
+    others = ("--", ".", ":(exclude)bench/results")
     try:
-        command = ["git", "describe", "--always", "--dirty", "--abbrev=8", "--exclude=*"]
-        return subprocess.check_output(command, cwd=ROOT, text=True).strip()
+        commit = _git("rev-parse", "--short=8", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no", *others)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+    return f"{commit}-dirty" if changed else commit
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.check_output(("git", *arguments), cwd=ROOT, text=True).strip()
 
 
 def _processor() -> str:
