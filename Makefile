@@ -9,6 +9,7 @@ WORKERS ?= 2
 # How often `make test` repeats a test that fails; it says which.
 RERUNS ?= 0
 PEERS ?= default
+DEVICE ?= cuda
 CLIENT_PACKAGES = golang-go golang-google-grpc-dev golang-google-protobuf-dev protoc-gen-go protoc-gen-go-grpc g++ \
 	pkg-config libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
 RELEASE ?= 4d4fe0304685301e9d997fabe4ca2ce84d377b23
@@ -24,7 +25,7 @@ SGLANG_TESTS ?= tests/integration/rollout/server tests/system/rollout/server tes
 
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-wheel bench-model bench-store bench-growth \
-	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion bench-size \
+	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion bench-size bench-gpu \
 	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-health test-models test-roundtrips \
 	test test-unit test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs site lock proto descriptors up images health down clean help .venv-sglang $(ADAPTERS)
 
@@ -114,6 +115,9 @@ bench-rlhf: $(VENV)/.dev ## RLHF steps of four models on emulated nodes, without
 bench-fusion: $(VENV)/.dev ## Schedules of actor and critic in one fused pipeline: RLHFuse's twelve settings, and some executed.
 	$(RUN) bench.fusion
 	$(RUN) bench.fusion.executed_plans
+
+bench-gpu: $(VENV)/.dev ## On a machine with a GPU: training, decoding, publish, lending, the forecast's error; DEVICE=cpu tries it.
+	$(CONTAINED) bench.gpu --device $(DEVICE) $(addprefix --sglang ,$(SGLANG_PYTHON))
 
 bench-size: $(VENV)/.dev ## Steps of models and batches of real size, computed without a GPU: how well ranks are balanced.
 	$(CONTAINED) bench.size --seed $(SEED)

@@ -20,9 +20,10 @@ from rich.table import Table
 
 from bench.provenance import provenance
 
-__all__ = ["Report", "percentile", "ratio", "ratios"]
+__all__ = ["RESULTS", "Report", "percentile", "ratio", "ratios"]
 
 RESULTS = Path(__file__).parent / "results"
+"""Where figures are kept that pages show."""
 MIN_SAMPLES = 5
 
 

@@ -24,7 +24,7 @@ from trainer.model.load_sharded import load_sharded, ranks_mesh
 from trainer.policy.policy import Policy
 from trainer.policy.sharded_backend import ShardedBackend
 
-__all__ = ["gradient_of", "measured_bytes", "rank_policy"]
+__all__ = ["gradient_of", "highest_bytes", "measured_bytes", "rank_policy"]
 
 
 def rank_policy(config: TrainerConfig) -> Policy:
@@ -61,10 +61,10 @@ def measured_bytes(config: TrainerConfig, rollout_tokens: int, prompt_tokens: in
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         policy.accumulate(command)
         policy.optimize(2)
-    return before + _highest(recorded)
+    return before + highest_bytes(recorded)
 
 
-def _highest(recorded: profile) -> int:
+def highest_bytes(recorded: profile) -> int:
     """The most bytes that were allocated and not freed again."""
     assert recorded.profiler is not None
     assert recorded.profiler.kineto_results is not None

@@ -45,6 +45,16 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": 8,
         "tie_word_embeddings": False,
     },
+    "qwen3-1.7b": {
+        **_QWEN3,
+        "model_type": "qwen3",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+    },
     "qwen3-4b": {
         **_QWEN3,
         "model_type": "qwen3",

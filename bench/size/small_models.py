@@ -44,14 +44,16 @@ def make_model(folder: Path, kind: str) -> Path:
     return save_model(folder, {**_SIZE, **KINDS[kind]})
 
 
-def save_model(folder: Path, settings: Mapping[str, Any]) -> Path:
+def save_model(
+    folder: Path, settings: Mapping[str, Any], dtype: torch.dtype = torch.float32
+) -> Path:
     """Write a model of this configuration with a tokenizer of two words; its folder."""
     from tokenizers import Tokenizer, models
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))  # type: ignore[no-untyped-call]
-    model.save_pretrained(folder)
+    model.to(dtype).save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))  # noqa: S106
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)  # type: ignore[no-untyped-call]
     return folder

@@ -68,12 +68,14 @@ class RunShape:
         return self.group_size * self.groups_per_step
 
     @property
+    def rollout_nodes(self) -> int:
+        """Nodes that can roll out."""
+        return sum("rollout" in tags for tags in self.nodes)
+
+    @property
     def engines(self) -> int:
         """Rollout servers."""
-        return sum(map(self._engines_on, self.nodes))
-
-    def _engines_on(self, tags: tuple[str, ...]) -> int:
-        return self.servers_per_node if "rollout" in tags else 0
+        return self.servers_per_node * self.rollout_nodes
 
     @property
     def devices(self) -> int:
@@ -81,7 +83,7 @@ class RunShape:
         return sum(
             max(
                 self.ranks_per_node if "train" in tags else 0,
-                self.tensor_parallel * self._engines_on(tags),
+                self.tensor_parallel * self.servers_per_node if "rollout" in tags else 0,
             )
             for tags in self.nodes
         )

@@ -71,7 +71,7 @@ def step_seconds(
     publish = size.weight_bytes / (SHARE_LINK * device.network)
     switch = _switch(shape, count, size, device)
     played = _timeline(shape, size, device, training + publish, switch)
-    busy = shape.trainer_nodes * training + shape.engines * (generation - tail)
+    busy = shape.trainer_nodes * training + shape.rollout_nodes * (generation - tail)
     return StepSeconds(
         training=training,
         traffic=traffic,
@@ -175,7 +175,10 @@ def _timeline(
     shape: RunShape, size: EngineSize, device: Device, training: float, switch: float
 ) -> float:
     """Seconds of an iteration on the run's nodes, by the timeline of `seamflow planning`."""
-    generation = {n: _generation(shape, size, device, n)[0] for n in range(1, shape.engines + 1)}
+    generation = {
+        nodes: _generation(shape, size, device, nodes * shape.servers_per_node)[0]
+        for nodes in range(1, shape.rollout_nodes + 1)
+    }
     roles = (
         Role(
             tag="rollout",

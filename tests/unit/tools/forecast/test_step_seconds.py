@@ -98,3 +98,14 @@ def test_more_ranks_gather_weights() -> None:
     pair = SHAPE.changed(SHAPE.trainer, 2)
     found = step_seconds(pair, COUNT, SIZE, H100)
     assert found.traffic == pytest.approx(8e9 / 2 / (0.7 * H100.link), rel=0.01)
+
+
+def test_servers_of_one_node_generate_as_fast_as_those_of_several() -> None:
+    """And a step takes no longer; *control*: one server alone takes longer."""
+    quick = replace(COUNT, flops=10**13)
+    one = step_seconds(SHAPE, quick, SIZE, H100)
+    shared = step_seconds(replace(SHAPE, servers_per_node=4), quick, SIZE, H100)
+    nodes = (("train",), *[("rollout",)] * 4)
+    apart = step_seconds(replace(SHAPE, nodes=nodes), quick, SIZE, H100)
+    assert shared.generation == apart.generation < one.generation
+    assert shared.step == pytest.approx(apart.step)

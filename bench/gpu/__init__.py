@@ -1,0 +1,1 @@
+"""What a GPU does with our trainer and engines, beside what it can do."""
