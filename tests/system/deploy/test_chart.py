@@ -22,6 +22,8 @@ from tests.unit.deploy.test_config_files import CLASSES, config_class
 
 BUILT_IN = "1.33"
 WORKER_ADDRESSES = {"SEAMFLOW_NODE_AGENT_ROLLOUT_SERVER", "SEAMFLOW_NODE_AGENT_TRAINER"}
+CAPABILITY = "IPC_LOCK"
+"""For RDMA, where values ask for it."""
 OTHER_APIS = {"cert-manager.io/v1", "keda.sh/v1alpha1", "monitoring.coreos.com/v1"}
 """Their schemas come with their operators; only their form is checked here."""
 
@@ -75,7 +77,9 @@ def test_every_container_is_confined(objects: list[Object]) -> None:
     for name, container in containers(objects):
         context = container["securityContext"]
         assert context["readOnlyRootFilesystem"] and not context["allowPrivilegeEscalation"], name
-        assert context["capabilities"] == {"drop": ["ALL"]}, name
+        assert context["capabilities"].pop("drop") == ["ALL"], name
+        given = [CAPABILITY] if name == "seamflow-train" else []
+        assert context["capabilities"].get("add", given) == given, name
         assert container["resources"]["limits"]["memory"], name
         assert container["resources"]["requests"].keys() == {"cpu", "memory"}, name
         assert ":" in container["image"] and not container["image"].endswith(":latest"), name
@@ -87,15 +91,19 @@ def test_every_service_has_probes_and_a_port(objects: list[Object]) -> None:
         probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness")]
         assert all(probe == {"path": "/healthz", "port": "admin"} for probe in probes), name
         assert container["readinessProbe"]["httpGet"]["path"] == "/readyz", name
-        assert {"grpc", "admin"} <= {port["name"] for port in container["ports"]}, name
+        serves = "rendezvous" if name.endswith("-rendezvous") else "grpc"
+        assert {serves, "admin"} <= {port["name"] for port in container["ports"]}, name
 
 
 def test_the_scheduler_is_alone(objects: list[Object]) -> None:
-    """Two at once take over from each other for ever, also while one is exchanged for the next."""
+    """Two at once take over from each other for ever, also while one is exchanged for the next.
+
+    As is the rendezvous of a trainer of several pods.
+    """
     for each in of_kind(objects, "Deployment"):
-        is_scheduler = each["metadata"]["name"] == "seamflow-scheduler"
-        assert (each["spec"]["strategy"]["type"] == "Recreate") == is_scheduler
-        assert not is_scheduler or each["spec"]["replicas"] == 1
+        is_alone = each["metadata"]["name"].endswith(("-scheduler", "-rendezvous"))
+        assert (each["spec"]["strategy"]["type"] == "Recreate") == is_alone
+        assert not is_alone or each["spec"]["replicas"] == 1
 
 
 def test_every_module_exists(objects: list[Object]) -> None:
@@ -161,8 +169,7 @@ def test_a_wrong_setting_is_refused(tmp_path: Path) -> None:
 def secret_files(objects: list[Object], folder: Path) -> None:
     """Every file that a pod's volume of secrets has."""
     for _, template in pods(objects):
-        (volume,) = [v for v in template["spec"]["volumes"] if v["name"] == "secrets"]
-        for source in volume["projected"]["sources"]:
+        for source in secret_sources(template):
             for item in source["secret"]["items"]:
                 file = folder / item["path"]
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -170,12 +177,17 @@ def secret_files(objects: list[Object], folder: Path) -> None:
                 file.write_text("redis://redis:6379" if is_url else "x" * 40)
 
 
+def secret_sources(template: Object) -> list[Object]:
+    """Of the volume of secrets, which all pods but a rendezvous have."""
+    volumes = [v for v in template["spec"]["volumes"] if v["name"] == "secrets"]
+    return [source for volume in volumes for source in volume["projected"]["sources"]]
+
+
 def test_every_file_of_the_settings_is_mounted(objects: list[Object]) -> None:
     """Secrets by name; folders by a volume."""
     for name, template in pods(objects):
         short = name.rpartition("-create-run-")[0] + "-create-run" if "create-run" in name else name
-        (volume,) = [v for v in template["spec"]["volumes"] if v["name"] == "secrets"]
-        sources = volume["projected"]["sources"]
+        sources = secret_sources(template)
         files = {f"/secrets/{i['path']}" for s in sources for i in s["secret"]["items"]}
         mounts = [m["mountPath"] for m in template["spec"]["containers"][0]["volumeMounts"]]
         for found, _, values in settings_of(objects):
@@ -201,24 +213,24 @@ def test_each_certificate_names_an_identity() -> None:
     assert {c["spec"]["uris"][0] for c in certificates} <= known
     secrets = {c["spec"]["secretName"] for c in certificates}
     for _, template in pods(objects):
-        (volume,) = [v for v in template["spec"]["volumes"] if v["name"] == "secrets"]
-        mounted = {s["secret"]["name"] for s in volume["projected"]["sources"]}
+        mounted = {s["secret"]["name"] for s in secret_sources(template)}
         assert {name for name in mounted if name.endswith("-tls")} <= secrets
     by_name = {c["metadata"]["name"]: c["spec"]["dnsNames"] for c in certificates}
     assert "seamflow-scheduler.training.svc" in by_name["seamflow-scheduler"]
     workers = ["*.seamflow-train.training.svc", "*.seamflow-rollout.training.svc"]
-    assert workers[0] in by_name["seamflow-trainer"]
+    assert {workers[0], "seamflow-train.training.svc"} <= set(by_name["seamflow-trainer"])
     assert set(workers) <= set(by_name["seamflow-rollout-server"])
     for names in by_name.values():  # gRPC accepts a wildcard before two labels and more
         assert all(name.count(".") >= 2 for name in names if name.startswith("*"))
 
 
 def test_workers_are_called_by_a_name_of_their_certificates() -> None:
-    """Pod, Service and namespace."""
+    """Pod, Service and namespace; of a trainer of several pods their common name."""
     for name, container in containers(render(EXAMPLES["everything"])):
         found = environment(container, f"{name}-0")
         addresses = [value for key, value in found.items() if key in WORKER_ADDRESSES]
-        assert all(a.split(":")[0] == f"{name}-0.{name}.training.svc" for a in addresses)
+        hosts = {f"{name}-0.{name}.training.svc", f"{name}.training.svc"}
+        assert {a.split(":")[0] for a in addresses} <= hosts
         assert bool(addresses) == (name in ("seamflow-train", "seamflow-rollout"))
 
 
@@ -253,6 +265,51 @@ def test_several_gpus_of_a_pod_are_the_ranks_of_its_trainer() -> None:
         processes = json.loads(environment(container, "p")["SEAMFLOW_NODE_AGENT_PROCESSES"])
         command = shlex.join(processes["trainer"]["command"])
         assert (ranks in command) if ranks else ("torch.distributed.run" not in command)
+
+
+def test_pods_that_train_together_meet_at_a_rendezvous() -> None:
+    """Each is a node of its own, all answer for one trainer; too few replicas are refused."""
+    given = {"nodePools.train.replicas": 3, "nodePools.train.trainerPods": 2}
+    objects = render(given=given)
+    (container,) = [c for name, c in containers(objects) if name == "seamflow-train"]
+    variables = environment(container, "seamflow-train-1")
+    trainer = json.loads(variables["SEAMFLOW_NODE_AGENT_PROCESSES"])["trainer"]
+    assert {"--nnodes=2:2", "--rdzv-endpoint=seamflow-train-rendezvous:29400"} <= {
+        *trainer["command"]
+    }
+    assert "--local-addr=seamflow-train-1.seamflow-train.training.svc" in trainer["command"]
+    assert trainer["environment"]["SEAMFLOW_TRAINER_GANG__NODE_ID"] == "seamflow-train-1"
+    assert trainer["address"] == variables["SEAMFLOW_NODE_AGENT_TRAINER"]
+    settings = {table: values for name, table, values in settings_of(objects) if "train" in name}
+    assert settings["trainer"]["gang"] == {"nodes": 2}
+    with pytest.raises(AssertionError, match="1 replicas are fewer than the 2 trainerPods"):
+        render(given={"nodePools.train.trainerPods": 2})
+
+
+def test_memory_follows_from_the_model() -> None:
+    """32 billion parameters, two pods that train together; *control*: resources as given."""
+    for given, wanted in ((0, ("64Gi", "256Gi")), (3.2e10, ("515Gi", "772Gi"))):
+        together = {"nodePools.train.replicas": 2, "nodePools.train.trainerPods": 2}
+        objects = render(given={"modelParameters": given, **together})
+        (container,) = [c for name, c in containers(objects) if name == "seamflow-train"]
+        found = container["resources"]
+        assert (found["requests"]["memory"], found["limits"]["memory"]) == wanted
+
+
+def test_rdma_and_a_queue_are_values() -> None:
+    """Its devices and locked memory on the pods of the pool, the queue on its StatefulSet."""
+    objects = render(EXAMPLES["everything"])
+    (train,) = [
+        each
+        for each in of_kind(objects, "StatefulSet")
+        if each["metadata"]["name"] == "seamflow-train"
+    ]
+    assert train["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "training"
+    (container,) = train["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["rdma/hca_shared_devices_a"] == 1
+    assert container["securityContext"]["capabilities"]["add"] == [CAPABILITY]
+    (shm,) = [v for v in train["spec"]["template"]["spec"]["volumes"] if v["name"] == "shm"]
+    assert shm["emptyDir"]["sizeLimit"] == "64Gi"
 
 
 @pytest.mark.parametrize("servers", [1, 2, 4, 8])

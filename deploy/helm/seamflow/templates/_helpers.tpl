@@ -107,3 +107,15 @@ projected:
 {{- define "seamflow.dataClaim" -}}
 {{ .Values.data.existingClaim | default (printf "%s-data" .Values.name) }}
 {{- end -}}
+
+{{/* Host memory of a node's pod: (dict "parameters" "tags" "together" pods-of-a-trainer "servers"). While it is lent, a trainer keeps
+12 bytes a parameter on the host, beside the copy that is published and that of a checkpoint, on all of its pods together; each
+rollout server prepares a version of 2 bytes a parameter beside the page cache of its files. */}}
+{{- define "seamflow.memory" -}}
+{{- $bytes := 0.0 -}}
+{{- if has "train" .tags }}{{- $bytes = addf $bytes (divf (mulf 26 (float64 .parameters)) .together) -}}{{- end -}}
+{{- if has "rollout" .tags }}{{- $bytes = addf $bytes (mulf 4 (float64 .parameters) .servers) -}}{{- end -}}
+{{- $gibibytes := add 8 (int64 (ceil (divf $bytes 1073741824))) -}}
+request: {{ $gibibytes }}Gi
+limit: {{ div (mul 3 $gibibytes) 2 }}Gi
+{{- end -}}
