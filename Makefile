@@ -219,7 +219,7 @@ check: $(VENV)/.dev ## Format, lint, types, contract.
 	$(RUN) mypy sdk/seamflow services trajectory_manager rollout scheduler trainer tools bench sim examples \
 		adapters tests \
 		deploy/create_run.py deploy/generate_secrets.py deploy/containers.py \
-		deploy/docker/install.py deploy/docker/mount_points.py deploy/docker/start.py
+		deploy/docker/install.py deploy/docker/mount_points.py deploy/docker/smoke.py deploy/docker/start.py
 	$(VENV)/bin/buf lint
 	$(VENV)/bin/buf breaking --against protos/released.binpb
 

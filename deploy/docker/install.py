@@ -6,7 +6,8 @@ Seamflow itself is installed afterwards, so that a change of it downloads nothin
 
 Environment: EXTRA (extras of pyproject.toml, comma-separated), where no argument names them;
 TORCH_INDEX_URL: serves torch alone, and where it is empty, pip's own index serves torch too, with
-its CUDA; SGLANG: "cpu" adds SGLang for machines without a GPU, in an environment of its own.
+its CUDA; SGLANG: "cpu" or "cuda" adds SGLang, for machines without a GPU or with one, in an
+environment of its own.
 """
 
 from __future__ import annotations
@@ -30,8 +31,15 @@ def main() -> None:
     requirements = requirements_of(extra, Path("pyproject.toml"))
     _install(sys.executable, requirements)
     _compile(Path(sys.prefix))
-    if os.environ.get("SGLANG") == "cpu":
-        _install_sglang()
+    match os.environ.get("SGLANG", ""):
+        case "cpu":
+            _install_sglang()
+        case "cuda":
+            _install_sglang_cuda()
+        case "":
+            pass
+        case other:
+            sys.exit(f"SGLANG is {other!r}: give cpu or cuda, or leave it empty")
 
 
 def requirements_of(extra: str, project: Path) -> list[str]:
@@ -73,6 +81,13 @@ def _install_sglang() -> None:
     (packages,) = SGLANG_FOLDER.glob("lib/python3.*/site-packages")
     for file in _SGLANG_FILES.glob("sglang_cpu_names.*"):
         shutil.copy(file, packages)
+    _compile(SGLANG_FOLDER)
+
+
+def _install_sglang_cuda() -> None:
+    """The same version with all that it names, which brings its own torch and kernels."""
+    _run(sys.executable, "-m", "venv", SGLANG_FOLDER)
+    _pip(SGLANG_FOLDER / "bin/python", "-r", str(_SGLANG_FILES / "sglang.txt"))
     _compile(SGLANG_FOLDER)
 
 

@@ -286,6 +286,17 @@ def test_pods_that_train_together_meet_at_a_rendezvous() -> None:
         render(given={"nodePools.train.trainerPods": 2})
 
 
+def test_an_image_can_be_pinned_by_its_digest() -> None:
+    """The others keep their tag."""
+    digest = f"sha256:{'0' * 64}"
+    images = {
+        name: container["image"]
+        for name, container in containers(render(given={"image.digests": {"node": digest}}))
+    }
+    assert images["seamflow-train"] == f"seamflow/node@{digest}"
+    assert "@" not in images["seamflow-weights"]
+
+
 def test_memory_follows_from_the_model() -> None:
     """32 billion parameters, two pods that train together; *control*: resources as given."""
     for given, wanted in ((0, ("64Gi", "256Gi")), (3.2e10, ("515Gi", "772Gi"))):

@@ -13,7 +13,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- define "seamflow.image" -}}
 {{- $root := index . 0 -}}{{- $name := index . 1 -}}
+{{- $digest := get $root.Values.image.digests $name -}}
+{{- if $digest -}}
+{{ printf "%s/%s@%s" $root.Values.image.registry $name $digest }}
+{{- else -}}
 {{ printf "%s/%s:%s" $root.Values.image.registry $name ($root.Values.image.tag | default $root.Chart.AppVersion) }}
+{{- end -}}
 {{- end -}}
 
 {{/* Settings that every process shares: (dict "root" $ "service" whose-certificate-it-shows). */}}
