@@ -209,7 +209,7 @@ class UploadShardsRequest(google.protobuf.message.Message):
     weight_version: builtins.int
     """Required. From BeginPublish."""
     epoch: builtins.int
-    """Required. As in BeginPublish; each message is checked against the newest epoch."""
+    """Required. As in BeginPublish; checked against the newest epoch when a stream begins, and each second."""
     offset: builtins.int
     """Position of the part in the file; at most the bytes that the service has."""
     data: builtins.bytes
@@ -596,7 +596,7 @@ class FetchShardsRequest(google.protobuf.message.Message):
     model: builtins.str
     """Empty: "policy"."""
     weight_version: builtins.int
-    """Required. A committed version."""
+    """Required. A committed version, or one of which files are announced: these are its files."""
     offset: builtins.int
     """Begin at this byte of the file, 0 to its length; needs exactly one name if it is not 0."""
     base_weight_version: builtins.int
@@ -741,7 +741,7 @@ class RequestSourcesRequest(google.protobuf.message.Message):
     model: builtins.str
     """Empty: "policy"."""
     weight_version: builtins.int
-    """A committed version; 0: only register."""
+    """A committed version, or one of which files are announced; 0: only register."""
     address: builtins.str
     """Address of the caller for other servers, as "host:port", at most 256 characters. Empty: it is no relay."""
     def __init__(
