@@ -19,6 +19,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import StrEnum
 
+from seamflow.weights.v1.weight_service_pb2 import Manifest
+
 from rollout.server.engines.engine import Engine, EngineFailed, MemoryNotReleased, PauseMode
 from rollout.server.weights.swap_schedule import RunningTurns, SwapSchedule
 from rollout.server.weights.weight_cache import FetchedWeights, WeightCache
@@ -176,6 +178,10 @@ class RolloutServer:
             await self._swap(fetched)
             self.hold.set(fetched.weight_version, hold_seconds)
             return self.engine.weight_version
+
+    async def fetch_ahead(self, announced: Manifest) -> None:
+        """Fetch files of a version before its commit, which alone lets it be loaded."""
+        await self._require_cache().fetch_ahead(announced)
 
     async def follow(self, weight_version: int) -> None:
         """Fetch a newly committed version and swap it in, unless memory is released or one is held.
