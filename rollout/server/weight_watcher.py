@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -27,9 +29,8 @@ _FAILURES = metrics.counter(
 
 
 class WeightWatcher:
-    """Loops: one watches versions, one fetches files before their commit, one swaps the newest in.
-
-    The last also swaps after a hold.
+    """Loops: one watches versions, two fetch files before their commit and have the engine read
+    them, one swaps the newest in, one does so after a hold.
     """
 
     def __init__(
@@ -44,6 +45,8 @@ class WeightWatcher:
         self._committed = asyncio.Event()
         self._announced: pb.Manifest | None = None  # files so far of the next version
         self._files_announced = asyncio.Event()
+        self._fetched: Sequence[Path] = ()  # of them
+        self._files_fetched = asyncio.Event()
         self._log = get_logger()
 
     async def run(self) -> None:
@@ -52,6 +55,7 @@ class WeightWatcher:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch())
             tasks.create_task(self._fetch_ahead())
+            tasks.create_task(self._prepare_ahead())
             tasks.create_task(self._apply())
             tasks.create_task(self._catch_up())
 
@@ -104,13 +108,20 @@ class WeightWatcher:
             if (announced := self._announced) is None:
                 continue
             try:
-                await self._server.fetch_ahead(announced)
+                self._fetched = await self._server.fetch_ahead(announced)
+                self._files_fetched.set()
             except (WeightsError, SeamflowError) as error:
-                self._log.warning(
-                    "weights_not_fetched_ahead",
-                    weight_version=announced.weight_version,
-                    error=str(error),
-                )
+                self._log.warning("weights_not_fetched_ahead", error=str(error))
+
+    async def _prepare_ahead(self) -> None:
+        """Have the engine read what was fetched ahead; what fails here is read after the commit."""
+        while True:
+            await self._files_fetched.wait()
+            self._files_fetched.clear()
+            try:
+                await self._server.prepare_ahead(self._fetched)
+            except WeightsError as error:
+                self._log.warning("weights_not_prepared_ahead", error=str(error))
 
     async def _apply(self) -> None:
         backoff = Backoff()

@@ -155,6 +155,11 @@ class Incoming:
         """Files that are incomplete."""
         return [file for file in self.manifest.files if not self.path(file).exists()]
 
+    @property
+    def complete_paths(self) -> Sequence[Path]:
+        """Paths of the complete files."""
+        return [path for file in self.manifest.files if (path := self.path(file)).exists()]
+
     def path(self, file: WeightFile) -> Path:
         """Path of the complete file."""
         return self.folder / file.name

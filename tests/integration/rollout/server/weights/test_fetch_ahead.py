@@ -162,11 +162,12 @@ async def test_nothing_is_loaded_before_its_commit(
     async with pair(tmp_path / "one") as both:
         assert await versions_before_the_commit(both) == {0}
 
-    async def careless(self: RolloutServer, announced: pb.Manifest) -> None:
+    async def careless(self: RolloutServer, announced: pb.Manifest) -> list[Path]:
         """Negative control: load what is announced."""
         arriving = await self._require_cache().fetch_ahead(announced)
         assert arriving is not None
         await self._swap(FetchedWeights(weight_version=1, folder=arriving.folder))
+        return []
 
     monkeypatch.setattr(RolloutServer, "fetch_ahead", careless)
     monkeypatch.setattr(WeightCache, "prune", lambda *_, **__: None)
