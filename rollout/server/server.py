@@ -15,11 +15,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from enum import StrEnum
+from pathlib import Path
 
-from rollout.server.engines.engine import Engine, EngineFailed, MemoryNotReleased, PauseMode
+from seamflow.weights.v1.weight_service_pb2 import Manifest
+
+from rollout.server.engines.engine import (
+    Engine,
+    EngineFailed,
+    MemoryNotReleased,
+    PauseMode,
+    PreparesFiles,
+)
+from rollout.server.weights.merge_lora import is_adapter
 from rollout.server.weights.swap_schedule import RunningTurns, SwapSchedule
 from rollout.server.weights.weight_cache import FetchedWeights, WeightCache
 from rollout.server.weights.weight_hold import WeightHold
@@ -176,6 +186,20 @@ class RolloutServer:
             await self._swap(fetched)
             self.hold.set(fetched.weight_version, hold_seconds)
             return self.engine.weight_version
+
+    async def fetch_ahead(self, announced: Manifest) -> Sequence[Path]:
+        """Fetch files of a version before its commit, which alone lets it be loaded.
+
+        Returns all of its files that are here.
+        """
+        arriving = await self._require_cache().fetch_ahead(announced)
+        return arriving.complete_paths if arriving else ()
+
+    async def prepare_ahead(self, files: Sequence[Path]) -> None:
+        """Have the engine read files of the next version, if it can and has its memory."""
+        engine, ready = self.engine, self._stage not in _WITHOUT_WEIGHTS
+        if files and ready and isinstance(engine, PreparesFiles) and not is_adapter(files):
+            await engine.prepare_files(files)
 
     async def follow(self, weight_version: int) -> None:
         """Fetch a newly committed version and swap it in, unless memory is released or one is held.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -27,7 +29,9 @@ _FAILURES = metrics.counter(
 
 
 class WeightWatcher:
-    """Loops: one watches committed versions, one swaps the newest in, one does so after a hold."""
+    """Loops: one watches versions, two fetch files before their commit and have the engine read
+    them, one swaps the newest in, one does so after a hold.
+    """
 
     def __init__(
         self, server: RolloutServer, stub: WeightServiceAsyncStub, *, run_id: str, model: str
@@ -38,7 +42,11 @@ class WeightWatcher:
         self._model = model
         self._newest = 0
         self._traceparent: str | None = None  # of the commit of the newest
-        self._announced = asyncio.Event()
+        self._committed = asyncio.Event()
+        self._announced: pb.Manifest | None = None  # files so far of the next version
+        self._files_announced = asyncio.Event()
+        self._fetched: Sequence[Path] = ()  # of them
+        self._files_fetched = asyncio.Event()
         self._log = get_logger()
 
     async def run(self) -> None:
@@ -46,6 +54,8 @@ class WeightWatcher:
         await self.begin()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch())
+            tasks.create_task(self._fetch_ahead())
+            tasks.create_task(self._prepare_ahead())
             tasks.create_task(self._apply())
             tasks.create_task(self._catch_up())
 
@@ -65,27 +75,59 @@ class WeightWatcher:
         backoff = Backoff()
         while True:
             request = pb.WatchVersionsRequest(
-                run_id=self._run_id, model=self._model, after_weight_version=self._newest
+                run_id=self._run_id,
+                model=self._model,
+                after_weight_version=self._newest,
+                with_announced=True,
             )
             try:
                 async for response in self._stub.WatchVersions(request):
-                    self._announce(response.manifest)
+                    self._hear(response)
                     backoff.reset()
             except grpc.aio.AioRpcError as error:
                 self._log.warning("weights_service_lost", code=error.code().name)
             await backoff.wait()
 
-    def _announce(self, manifest: pb.Manifest) -> None:
+    def _hear(self, response: pb.WatchVersionsResponse) -> None:
+        if response.HasField("announced"):
+            self._announced = response.announced
+            self._files_announced.set()
+            return
+        manifest = response.manifest
         if manifest.weight_version > self._newest:
             self._newest = manifest.weight_version
             self._traceparent = manifest.traceparent or None
-        self._announced.set()
+        self._committed.set()
+
+    async def _fetch_ahead(self) -> None:
+        """Fetch announced files; what fails here is fetched after the commit."""
+        while True:
+            await self._files_announced.wait()
+            await self._server.hold.ended()
+            self._files_announced.clear()
+            if (announced := self._announced) is None:
+                continue
+            try:
+                self._fetched = await self._server.fetch_ahead(announced)
+                self._files_fetched.set()
+            except (WeightsError, SeamflowError) as error:
+                self._log.warning("weights_not_fetched_ahead", error=str(error))
+
+    async def _prepare_ahead(self) -> None:
+        """Have the engine read what was fetched ahead; what fails here is read after the commit."""
+        while True:
+            await self._files_fetched.wait()
+            self._files_fetched.clear()
+            try:
+                await self._server.prepare_ahead(self._fetched)
+            except WeightsError as error:
+                self._log.warning("weights_not_prepared_ahead", error=str(error))
 
     async def _apply(self) -> None:
         backoff = Backoff()
         while True:
-            await self._announced.wait()
-            self._announced.clear()
+            await self._committed.wait()
+            self._committed.clear()
             await self._server.hold.ended()
             try:
                 with tracing.span(
@@ -96,13 +138,13 @@ class WeightWatcher:
             except (WeightsError, SeamflowError, EngineFailed) as error:
                 self._report(error)
                 await backoff.wait()
-                self._announced.set()
+                self._committed.set()
 
     async def _catch_up(self) -> None:
         """Swap the newest version in when a hold has ended."""
         while True:
             await self._server.hold.next_end()
-            self._announced.set()
+            self._committed.set()
 
     def _report(self, error: Exception) -> None:
         if isinstance(error, EngineFailed) and "restart" not in self._server.engine.info.features:

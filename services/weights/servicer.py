@@ -19,6 +19,7 @@ from services.chassis.log import get_logger
 from services.chassis.rpc import fields, tracing
 from services.lib.weight_files.shard_sender import ShardSender
 from services.weights import validation
+from services.weights.announced_versions import AnnouncedVersions
 from services.weights.relay_tree import parent
 from services.weights.shard_source import StoredShards
 from services.weights.store_interface import Publish, Scope, Store
@@ -90,7 +91,9 @@ class WeightServicer(WeightServiceServicer):
         self._rolling = rolling
         self._offer_folder = offer_folder
         self._clock = clock
-        self._sender = ShardSender(StoredShards(store, folders))
+        self._announced = AnnouncedVersions()
+        self._shards = StoredShards(store, folders, self._announced)
+        self._sender = ShardSender(self._shards)
         self._committed = metrics.counter(
             "weights", "committed_versions_total", "Versions made visible."
         )
@@ -158,6 +161,25 @@ class WeightServicer(WeightServiceServicer):
             response.seen = await self._folders.sees(scope, version, request.written)
         return response
 
+    async def AnnounceFiles(
+        self, request: pb.AnnounceFilesRequest, context: Context
+    ) -> pb.AnnounceFilesResponse:
+        """Check files now, and offer them to rollout servers before their version is committed."""
+        scope = validation.scope_of(request.run_id, request.model)
+        version = fields.positive("weight_version", request.weight_version)
+        epoch = fields.positive("epoch", request.epoch)
+        validation.check_files(request.files)
+        await self._store.fence(scope, epoch, version)
+        allocation = await self._store.allocation(scope, version)
+        committed = await self._store.manifest(scope, version)
+        if committed is None and allocation is not None:
+            await self._folders.offer(scope, version, request.files)
+            self._announced.add(scope, version, allocation, request.files)
+            self._feed.wake(scope)
+        elif committed is None or not all(file in committed.files for file in request.files):
+            raise already_exists("weight_version", str(version))
+        return pb.AnnounceFilesResponse()
+
     async def CommitPublish(
         self, request: pb.CommitPublishRequest, context: Context
     ) -> pb.CommitPublishResponse:
@@ -207,7 +229,7 @@ class WeightServicer(WeightServiceServicer):
         response = pb.RequestSourcesResponse(ttl=to_duration(relay.seconds))
         if not request.weight_version:
             return response
-        manifest = await self._get(scope, request.weight_version)
+        manifest = await self._shards.manifest(scope, request.weight_version)
         servers = await self._store.members(scope, _RELAYS)
         for tree, file in enumerate(manifest.files):
             source = parent(servers, address, tree=tree, trees=relay.trees, fanout=relay.fanout)
@@ -237,11 +259,22 @@ class WeightServicer(WeightServiceServicer):
     async def WatchVersions(
         self, request: pb.WatchVersionsRequest, context: Context
     ) -> AsyncIterator[pb.WatchVersionsResponse]:
-        """Send the newest version whenever it is above the last one sent."""
+        """Send the newest version whenever it is above the last one sent, and announced files."""
         scope = validation.scope_of(request.run_id, request.model)
         after = fields.not_negative("after_weight_version", request.after_weight_version)
+        sent: pb.Manifest | None = None
+
+        def announced() -> pb.Manifest | None:
+            found = self._announced.newest(scope, above=after) if request.with_announced else None
+            return None if found is sent else found
+
         while True:
-            after = await self._feed.newer(scope, after)
+            newest = await self._feed.newer(scope, after, lambda: announced() is not None)
+            if newest <= after:
+                sent = announced() or sent
+                yield pb.WatchVersionsResponse(announced=sent)
+                continue
+            after = newest
             manifest = await self._store.manifest(scope, after)
             if manifest is not None:  # else already deleted after newer commits
                 yield pb.WatchVersionsResponse(manifest=manifest)
@@ -267,6 +300,7 @@ class WeightServicer(WeightServiceServicer):
 
     async def _made_visible(self, scope: Scope, manifest: pb.Manifest) -> None:
         self._committed.inc()
+        self._announced.forget(scope, manifest.weight_version)
         self._feed.announce(scope, manifest.weight_version)
         get_logger().info(
             "committed",

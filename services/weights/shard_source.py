@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-from seamflow.weights.v1.weight_service_pb2 import WeightFile
+from seamflow.weights.v1.weight_service_pb2 import Manifest, WeightFile
 
 from services.chassis.errors import not_found
 from services.lib.weight_files.shard_sender import OpenShard
 from services.weights import validation
-from services.weights.store_interface import Store
+from services.weights.announced_versions import AnnouncedVersions
+from services.weights.store_interface import Scope, Store
 from services.weights.version_folders import WeightFolders
 
 __all__ = ["StoredShards"]
@@ -20,35 +20,44 @@ __all__ = ["StoredShards"]
 
 @dataclass(frozen=True, slots=True)
 class _StoredVersion:
-    """One committed version."""
+    """One committed or announced version."""
 
     files: Sequence[WeightFile]
-    """All files of the version, in the manifest's order."""
-    folder: Path
-    """Folder of the version."""
+    """All files of the version, in the manifest's order; those that are announced so far."""
+    scope: Scope
+    """Model of the version."""
+    weight_version: int
+    """Its number."""
     folders: WeightFolders
     """Opens them."""
 
     async def open(self, file: WeightFile) -> OpenShard:
         """Open one of the files."""
-        return await self.folders.open(self.folder, file)
+        return await self.folders.open(self.scope, self.weight_version, file)
 
 
 class StoredShards:
-    """Committed versions, read from their folders."""
+    """Committed and announced versions, read from their folders."""
 
-    def __init__(self, store: Store, folders: WeightFolders) -> None:
+    def __init__(self, store: Store, folders: WeightFolders, announced: AnnouncedVersions) -> None:
         self._store = store
         self._folders = folders
+        self._announced = announced
 
     @asynccontextmanager
     async def version(
         self, run_id: str, model: str, weight_version: int
     ) -> AsyncIterator[_StoredVersion]:
-        """Open a committed version; raises NOT_FOUND if there is none."""
+        """Open a version; raises NOT_FOUND if it is neither committed nor announced here."""
         scope = validation.scope_of(run_id, model)
-        manifest = await self._store.manifest(scope, weight_version)
+        manifest = await self.manifest(scope, weight_version)
+        with self._folders.reading(scope, weight_version):
+            yield _StoredVersion(manifest.files, scope, weight_version, self._folders)
+
+    async def manifest(self, scope: Scope, weight_version: int) -> Manifest:
+        """The manifest of a committed version, or the announced files of another; or NOT_FOUND."""
+        committed = await self._store.manifest(scope, weight_version)
+        manifest = committed or self._announced.get(scope, weight_version)
         if manifest is None:
             raise not_found("weight_version", str(weight_version))
-        with self._folders.reading(scope, weight_version) as folder:
-            yield _StoredVersion(manifest.files, folder, self._folders)
+        return manifest

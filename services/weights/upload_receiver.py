@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 
 import xxhash
@@ -12,10 +13,14 @@ from services.chassis.errors import Reason, ServiceError, failed_precondition
 from services.chassis.rpc import fields
 from services.lib.weight_files.shard_chunks import keep_freed_memory
 from services.weights import validation
-from services.weights.store_interface import Store
+from services.weights.store_interface import Scope, Store
 from services.weights.version_folders import WeightFolders
 
 __all__ = ["UploadReceiver"]
+
+_FENCE_SECONDS = 1.0
+"""How long a stream stores parts of a version without asking again whether its trainer is stale.
+What it stores meanwhile belongs to the content of a file; only a commit makes it a version."""
 
 
 class UploadReceiver:
@@ -37,12 +42,13 @@ class UploadReceiver:
             ServiceError: as in the contract; the parts before the refused one are stored.
         """
         held: dict[str, int] = {}
+        fence = _Fence(self._store)
         storing: asyncio.Task[int] | None = None
         try:
             async for request in requests:
                 if storing is not None:
                     await storing
-                storing = asyncio.create_task(self._store_part(request, held))
+                storing = asyncio.create_task(self._store_part(request, fence, held))
             if storing is not None:
                 await storing
         finally:
@@ -52,18 +58,36 @@ class UploadReceiver:
         files = [pb.UploadedFile(name=name, num_bytes=size) for name, size in held.items()]
         return pb.UploadShardsResponse(files=files)
 
-    async def _store_part(self, request: pb.UploadShardsRequest, held: dict[str, int]) -> int:
+    async def _store_part(
+        self, request: pb.UploadShardsRequest, fence: _Fence, held: dict[str, int]
+    ) -> int:
         scope = validation.scope_of(request.run_id, request.model)
         version = fields.positive("weight_version", request.weight_version)
         epoch = fields.positive("epoch", request.epoch)
         validation.check_part(request)
-        await self._store.fence(scope, epoch, version)
+        await fence.check(scope, epoch, version)
         size = await self._folders.receive(
             scope, request.file, request.offset, lambda: _plain(request)
         )
         self._received(len(request.data))
         held[request.file.name] = size
         return size
+
+
+class _Fence:
+    """The fence of one stream."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._passed: tuple[Scope, int, int] | None = None
+        self._until = 0.0
+
+    async def check(self, scope: Scope, epoch: int, version: int) -> None:
+        """As `Store.fence`, once for each stream and version, and again each second."""
+        asked = scope, epoch, version
+        if self._passed != asked or time.monotonic() >= self._until:
+            await self._store.fence(scope, epoch, version)
+            self._passed, self._until = asked, time.monotonic() + _FENCE_SECONDS
 
 
 def _plain(request: pb.UploadShardsRequest) -> bytes:

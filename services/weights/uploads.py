@@ -7,6 +7,7 @@ continues it under another version. It only grows, so a killed process leaves a 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from seamflow.weights.v1.weight_service_pb2 import WeightFile
 
 from services.chassis.errors import Reason, failed_precondition
+from services.weights.checked_files import CheckedFiles
 
 __all__ = ["Uploads"]
 
@@ -23,9 +25,10 @@ _FOLDER = "uploads"
 class Uploads:
     """The uploaded files of one model of a run; all methods block, and raise `OSError`."""
 
-    def __init__(self, folder: Path) -> None:
-        """`folder` is the model's; it is created by the first write."""
+    def __init__(self, folder: Path, checked: CheckedFiles) -> None:
+        """`folder` is the model's; it is created by the first write. `checked` hashes the bytes."""
         self._folder = folder / _FOLDER
+        self._checked = checked
 
     def path(self, file: WeightFile) -> Path:
         """Where the bytes of `file` are, if there are any."""
@@ -48,14 +51,15 @@ class Uploads:
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self.path(file), flags, 0o644)
         try:
+            # Or two writers could hash one's bytes and store the other's.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
             held = os.fstat(descriptor).st_size
             if offset > held:
                 raise _gap(file, offset, held)
             new = memoryview(data)[held - offset :]
-            while new:
-                written = os.pwrite(descriptor, new, held)
-                held, new = held + written, new[written:]
-            return held
+            _write(descriptor, held, new)
+            self._checked.received(self.path(file), descriptor, held, new)
+            return held + len(new)
         finally:
             os.close(descriptor)
 
@@ -67,6 +71,12 @@ class Uploads:
         """Delete all files. A writer of one of them is told to begin again."""
         if self._folder.exists():
             shutil.rmtree(self._folder)
+
+
+def _write(descriptor: int, offset: int, data: memoryview) -> None:
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        offset, data = offset + written, data[written:]
 
 
 def _gap(file: WeightFile, offset: int, held: int) -> Exception:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -30,15 +30,19 @@ class VersionFeed:
         self._watched: dict[Scope, _Watched] = {}
         self._closed = False
 
-    async def newer(self, scope: Scope, after: int) -> int:
-        """Wait for a committed version above `after` and return the newest.
+    async def newer(
+        self, scope: Scope, after: int, also: Callable[[], bool] = lambda: False
+    ) -> int:
+        """Wait for a committed version above `after`, or for `also`; returns the newest version.
+
+        `also` is asked again at each `wake`.
 
         Raises:
             ServiceError: UNAVAILABLE once the process drains.
         """
         with self._watch(scope) as watched:
             self.announce(scope, await self._store.newest(scope))
-            while watched.newest <= after:
+            while watched.newest <= after and not also():
                 if self._closed:
                     raise unavailable(Reason.DRAINING, "this replica is draining; watch another")
                 await watched.changed.wait()
@@ -49,6 +53,11 @@ class VersionFeed:
         watched = self._watched.get(scope)
         if watched is not None and version > watched.newest:
             watched.newest = version
+            _wake(watched)
+
+    def wake(self, scope: Scope) -> None:
+        """Have the watchers of `scope` look again."""
+        if watched := self._watched.get(scope):
             _wake(watched)
 
     async def poll(self) -> None:

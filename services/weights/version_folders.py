@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import hashlib
 import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -28,6 +28,7 @@ from services.chassis.errors import (
 from services.lib.weight_files.folder_names import folder_name, versions_in
 from services.lib.weight_files.folder_probe import own_probe, sees
 from services.lib.weight_files.shard_sender import OpenShard, open_regular
+from services.weights.checked_files import CheckedFiles
 from services.weights.store_interface import Scope
 from services.weights.uploads import Uploads
 
@@ -35,6 +36,7 @@ __all__ = ["WeightFolders"]
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FULL_RETRY_SECONDS = 30.0
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV})
 
 
 class WeightFolders:
@@ -49,6 +51,7 @@ class WeightFolders:
         """`root` is created by the first publish."""
         self._root = root.resolve()
         self._readers: Counter[tuple[Scope, int]] = Counter()
+        self._checked = CheckedFiles()
 
     def path(self, scope: Scope, version: int) -> Path:
         """The folder of `version`."""
@@ -91,16 +94,34 @@ class WeightFolders:
     async def verify(self, scope: Scope, version: int, files: Sequence[WeightFile]) -> None:
         """Check size and SHA-256 of every file, take uploaded ones in, and make all durable.
 
-        Unless every file is right, uploaded ones stay where they are, to be continued.
+        A file is read once, also if `offer` has checked it. Unless every file is right, uploaded
+        ones stay where they are, to be continued.
         """
         folder, uploads = self.path(scope, version), self._uploads(scope)
-        checks = [asyncio.to_thread(_check, uploads, folder, file) for file in files]
-        uploaded = await asyncio.gather(*checks)
-        taken = [file for file, is_uploaded in zip(files, uploaded, strict=True) if is_uploaded]
+        uploaded = await self._check(scope, folder, files)
         with _disk_errors(f"move files to {folder}"):
-            await asyncio.to_thread(_take_in, uploads, folder, taken)
+            await asyncio.to_thread(_take_in, uploads, folder, uploaded)
         with _disk_errors(f"sync {folder}"):
             await asyncio.to_thread(_sync_folder, folder)
+
+    async def offer(self, scope: Scope, version: int, files: Sequence[WeightFile]) -> None:
+        """Check files before their commit, and have uploaded ones in the folder of `version` too.
+
+        They stay where they are as well: a trainer that is restarted commits them under another
+        version.
+        """
+        folder, uploads = self.path(scope, version), self._uploads(scope)
+        uploaded = await self._check(scope, folder, files)
+        with _disk_errors(f"link files into {folder}"):
+            await asyncio.to_thread(_link_in, uploads, folder, uploaded)
+
+    async def _check(
+        self, scope: Scope, folder: Path, files: Sequence[WeightFile]
+    ) -> list[WeightFile]:
+        """Check every file; returns those that are uploaded."""
+        check = partial(_check, self._uploads(scope), folder, self._checked)
+        uploaded = await asyncio.gather(*(asyncio.to_thread(check, file) for file in files))
+        return [file for file, is_uploaded in zip(files, uploaded, strict=True) if is_uploaded]
 
     @contextmanager
     def reading(self, scope: Scope, version: int) -> Iterator[Path]:
@@ -112,15 +133,15 @@ class WeightFolders:
             self._readers[scope, version] -= 1
             self._readers += Counter()  # drops the zeros
 
-    async def open(self, folder: Path, file: WeightFile) -> OpenShard:
-        """Open a committed file."""
+    async def open(self, scope: Scope, version: int, file: WeightFile) -> OpenShard:
+        """Open a file that is committed or offered."""
+        folder = self.path(scope, version)
         where = f"file {file.name!r} in {folder}"
-        with _disk_errors(f"read {where}"):
-            try:
-                opened = await asyncio.to_thread(open_regular, folder / file.name)
-            except FileNotFoundError as error:
-                raise _lost(f"{where} is gone") from error
-        return OpenShard(described=file, file=opened)
+        for path in (folder / file.name, self._uploads(scope).path(file)):
+            with _disk_errors(f"read {where}"), suppress(FileNotFoundError):
+                opened = await asyncio.to_thread(open_regular, path)
+                return OpenShard(described=file, file=opened)
+        raise _lost(f"{where} is gone")
 
     async def prune(self, scope: Scope, oldest: int) -> None:
         """Delete every version below `oldest` that is not being read, and unfinished uploads."""
@@ -136,19 +157,19 @@ class WeightFolders:
         return self._root / scope.run_id / scope.model
 
     def _uploads(self, scope: Scope) -> Uploads:
-        return Uploads(self._of(scope))
+        return Uploads(self._of(scope), self._checked)
 
     async def _present(self, scope: Scope) -> list[int]:
         with _disk_errors(f"list {self._of(scope)}"):
             return await asyncio.to_thread(versions_in, self._of(scope))
 
 
-def _check(uploads: Uploads, folder: Path, file: WeightFile) -> bool:
+def _check(uploads: Uploads, folder: Path, checked: CheckedFiles, file: WeightFile) -> bool:
     """Check a file that is uploaded (True) or was written into `folder` (False)."""
     where = f"file {file.name!r} in {folder}"
     with _disk_errors(f"check {where}"):
         held = uploads.held(file)
-        if held == file.num_bytes and _is_whole(uploads, file):
+        if held == file.num_bytes and _is_whole(uploads, checked, file):
             return True
         if held is not None and not (folder / file.name).exists():
             message = (
@@ -156,14 +177,14 @@ def _check(uploads: Uploads, folder: Path, file: WeightFile) -> bool:
                 "ask GetUpload, upload the rest, and commit again"
             )
             raise failed_precondition(Reason.INCOMPLETE_PUBLISH, message)
-        _verify(folder / file.name, file, where)
+        _verify(folder / file.name, checked, file, where)
         return False
 
 
-def _is_whole(uploads: Uploads, file: WeightFile) -> bool:
+def _is_whole(uploads: Uploads, checked: CheckedFiles, file: WeightFile) -> bool:
     """Check an uploaded file; False: a repeated commit has moved it."""
     try:
-        _verify(uploads.path(file), file, f"uploaded file {file.name!r}")
+        _verify(uploads.path(file), checked, file, f"uploaded file {file.name!r}")
     except ServiceError as error:
         if uploads.held(file) is None:
             return False
@@ -181,7 +202,23 @@ def _take_in(uploads: Uploads, folder: Path, files: Sequence[WeightFile]) -> Non
             uploads.path(file).replace(folder / file.name)
 
 
-def _verify(path: Path, expected: WeightFile, where: str) -> None:
+def _link_in(uploads: Uploads, folder: Path, files: Sequence[WeightFile]) -> None:
+    """Link uploaded files, which are checked, into `folder`, if its file system has links."""
+    for file in files:
+        linked = folder / f".{file.name}.{file.sha256}"
+        linked.unlink(missing_ok=True)
+        try:
+            # Missing: a commit has moved it, or another call has been faster.
+            with suppress(FileNotFoundError):
+                os.link(uploads.path(file), linked)
+                linked.replace(folder / file.name)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+        linked.unlink(missing_ok=True)  # left by the rename if both are one file
+
+
+def _verify(path: Path, checked: CheckedFiles, expected: WeightFile, where: str) -> None:
     try:
         file = open_regular(path)
     except OSError as error:
@@ -194,7 +231,7 @@ def _verify(path: Path, expected: WeightFile, where: str) -> None:
         if size != expected.num_bytes:
             message = f"{where} has {size} bytes instead of {expected.num_bytes}"
             raise failed_precondition(Reason.INCOMPLETE_PUBLISH, message)
-        if hashlib.file_digest(file, "sha256").hexdigest() != expected.sha256:
+        if checked.digest(file) != expected.sha256:
             message = f"{where} does not have the SHA-256 of the manifest"
             raise failed_precondition(Reason.CHECKSUM_MISMATCH, message)
         # Cheap if the trainer has already synced it.

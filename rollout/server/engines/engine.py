@@ -10,11 +10,11 @@ Bad requests raise `RequestError`, a `ValueError`, before anything reaches the e
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from services.lib.routed_experts import ExpertRecord
 
@@ -31,6 +31,7 @@ __all__ = [
     "FinishReason",
     "MemoryNotReleased",
     "PauseMode",
+    "PreparesFiles",
     "RequestError",
     "Sampling",
     "VersionSource",
@@ -286,6 +287,21 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """End every sequence `INTERRUPTED` and stop."""
+        ...
+
+
+@runtime_checkable
+class PreparesFiles(Protocol):
+    """An engine that reads weights while they arrive; no engine has to."""
+
+    async def prepare_files(self, files: Sequence[Path]) -> None:
+        """Read files of the next version into host memory before the rest has arrived.
+
+        `files` are all verified files so far, and may be moved at any time; `prepare_weights` of a
+        folder with the very same files then reads the others alone. Nothing is loaded. No effect
+        while a prepared version waits for its update, or the memory is released. After a
+        `WeightsError` nothing is kept of them.
+        """
         ...
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,18 @@ from services.lib.weight_files.folder_names import ADAPTER_BASE, COPIED_SUFFIXES
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["MERGED_DIR", "merge_lora"]
+__all__ = ["MERGED_DIR", "is_adapter", "merge_lora"]
 
 MERGED_DIR = "merged"
 """Subfolder of an adapter's folder that the engine loads."""
 _SETTINGS = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+
+
+def is_adapter(files: Sequence[Path]) -> bool:
+    """Whether files of a version are those of an adapter, which are merged once all are there."""
+    return any(file.name in (_SETTINGS, _WEIGHTS) for file in files)
 
 
 def merge_lora(folder: Path, model: Path) -> Path:

@@ -12,6 +12,7 @@ WeightsError                 of `rollout.server.engines.engine`: these weights c
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -126,15 +127,38 @@ class Incoming:
         self.base = base
         self.received_bytes = 0
         """Bytes received over the network."""
+        self.hashed: dict[str, tuple[int, hashlib._Hash]] = {}
+        """Of files that a transport left unfinished: bytes, and their SHA-256 up to there."""
         self._verified: dict[str, int] = {}
         self._grew: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         for file in manifest.files:
             self._verified[file.name] = self._on_disk(file)
 
+    def expect(self, manifest: Manifest) -> None:
+        """Take a later list of the version's files; what differs from the earlier is dropped."""
+        same = {file.name for file in self.manifest.files if file in manifest.files}
+        for file in self.manifest.files:
+            if file.name not in same:
+                self.path(file).unlink(missing_ok=True)
+                self.drop(file)
+        self.manifest = manifest
+        for file in manifest.files:
+            self._verified.setdefault(file.name, 0)
+
+    @property
+    def verified_bytes(self) -> int:
+        """Length of the verified prefixes of all files."""
+        return sum(self._verified[file.name] for file in self.manifest.files)
+
     @property
     def missing(self) -> Sequence[WeightFile]:
         """Files that are incomplete."""
         return [file for file in self.manifest.files if not self.path(file).exists()]
+
+    @property
+    def complete_paths(self) -> Sequence[Path]:
+        """Paths of the complete files."""
+        return [path for file in self.manifest.files if (path := self.path(file)).exists()]
 
     def path(self, file: WeightFile) -> Path:
         """Path of the complete file."""
@@ -162,6 +186,7 @@ class Incoming:
     def drop(self, file: WeightFile) -> None:
         """Delete the verified prefix."""
         self.part(file).unlink(missing_ok=True)
+        self.hashed.pop(file.name, None)
         self.advance(file, 0)
 
     async def beyond(self, file: WeightFile, offset: int) -> int:

@@ -1,7 +1,8 @@
-"""The disk cache of committed weights, filled by transports.
+"""The disk cache of weights, filled by transports.
 
-A version becomes the folder `weight_v000012` in one rename, after each file matched its manifest:
-an existing folder is complete. An arriving version is in `weight_v000012.partial` and is continued
+A version becomes the folder `weight_v000012` in one rename, after it was committed and each file
+matched its manifest: an existing folder is complete. An arriving version is in
+`weight_v000012.partial`, also with files that are announced before its commit, and is continued
 after a restart of this server. Nothing is fsynced, because new weights would wait for the disk:
 after a restart each folder counts as arriving, and its files are hashed again.
 """
@@ -12,7 +13,8 @@ import asyncio
 import errno
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +54,11 @@ _FETCHES = metrics.counter(
     "weight_fetches_total",
     "Versions that a transport fetched (ok), could not see (not_visible), or failed to fetch.",
     ("transport", "outcome"),
+)
+_AHEAD = metrics.counter(
+    "rollout_server",
+    "weight_ahead_bytes_total",
+    "Bytes of weights that were fetched and verified before their version was committed.",
 )
 
 
@@ -96,6 +103,7 @@ class WeightCache:
         self._fetch_seconds = fetch_seconds
         self._base = base
         self._fetching = asyncio.Lock()
+        self._ahead: asyncio.Task[Incoming | None] | None = None
         self._incoming: dict[int, Incoming] = {}
         self._checked: set[int] = set()  # verified since this process started
         self._changed = asyncio.Event()
@@ -114,6 +122,8 @@ class WeightCache:
             return None
         manifest = response.manifest
         folder = self._path(manifest.weight_version)
+        if self._ahead is not None:
+            self._ahead.cancel()  # what it has verified stays
         async with self._fetching:
             held = self._held(manifest.weight_version)
             if held is None or not _same(held.manifest, manifest):
@@ -121,6 +131,21 @@ class WeightCache:
             if self._base is not None:
                 folder = await asyncio.to_thread(merge_lora, folder, self._base)
         return FetchedWeights(weight_version=manifest.weight_version, folder=folder)
+
+    async def fetch_ahead(self, announced: pb.Manifest) -> Incoming | None:
+        """Fetch files of a version that is not committed yet, giving way to `fetch`.
+
+        They are on the disk alone, as an arriving version. Returns it; None: the version, or a
+        newer one, is here already. Another that was fetched ahead is dropped. Raises as `fetch`.
+        """
+        while True:
+            self._ahead = asyncio.ensure_future(self._fetch_announced(announced))
+            try:
+                await asyncio.wait({self._ahead})
+            finally:
+                self._ahead.cancel()
+            if not self._ahead.cancelled():
+                return self._ahead.result()
 
     def local(self, weight_version: int) -> LocalVersion | Incoming | None:
         """The version if it is cached or arriving."""
@@ -138,6 +163,8 @@ class WeightCache:
         old = [self._path(each) for each in versions_in(self._folder)[:-_KEPT] if each != loaded]
         # Superseded while they were arriving.
         late = [each for each in versions_in(self._folder, _PARTIAL) if each < loaded]
+        for version in late:
+            self._incoming.pop(version, None)
         for folder in old + [self._path(each).with_suffix(_PARTIAL) for each in late]:
             try:
                 _remove(folder)
@@ -148,33 +175,64 @@ class WeightCache:
         version = manifest.weight_version
         partial = folder.with_suffix(_PARTIAL)
         try:
-            incoming = self._begin(manifest, folder, partial)
-            self._announce(version, incoming)
-            await self._transport(incoming)
-            _remove(folder)
-            partial.rename(folder)
+            with _disk_errors(folder):
+                incoming = self._begin(manifest, folder, partial)
+                await self._transport(incoming)
+                _remove(folder)
+                partial.rename(folder)
             self._checked.add(version)
-        except OSError as error:
-            cure = "; free its disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-            raise WeightsError(f"{folder}: {error.strerror or error}{cure}") from error
         finally:
             self._incoming.pop(version, None)
 
+    async def _fetch_announced(self, announced: pb.Manifest) -> Incoming | None:
+        version = announced.weight_version
+        folder = self._path(version)
+        async with self._fetching:
+            if version <= max(self._checked, default=0):
+                return None
+            with _disk_errors(folder):
+                self._drop_others(version)
+                manifest = _with_complete(announced, self._incoming.get(version))
+                incoming = self._begin(manifest, folder, folder.with_suffix(_PARTIAL))
+                before = incoming.verified_bytes
+                try:
+                    await self._transport(incoming)
+                finally:
+                    _AHEAD.inc(max(0, incoming.verified_bytes - before))
+        return incoming
+
+    def _drop_others(self, version: int) -> None:
+        """Delete what was fetched ahead of other versions, which were never committed."""
+        for other in [each for each in self._incoming if each != version]:
+            del self._incoming[other]
+            _remove(self._path(other).with_suffix(_PARTIAL))
+
     def _begin(self, manifest: pb.Manifest, folder: Path, partial: Path) -> Incoming:
+        """The version as it is arriving, with the files of `manifest`."""
+        version = manifest.weight_version
         for file in manifest.files:
             if not _FILE_NAME.fullmatch(file.name) or _RESERVED.fullmatch(file.name):
-                version = manifest.weight_version
                 raise WeightsError(f"version {version}: bad file name {file.name!r}")
-        earlier = manifest.weight_version not in self._checked
-        if earlier and folder.exists() and not partial.exists():
+        incoming = self._incoming.get(version)
+        if incoming is None:
+            begun = self._begun(version, folder, partial)
+            incoming = Incoming(begun, partial, self._newest())
+        incoming.expect(manifest)
+        (partial / MANIFEST).write_text(json_format.MessageToJson(manifest))
+        self._announce(version, incoming)
+        return incoming
+
+    def _begun(self, version: int, folder: Path, partial: Path) -> pb.Manifest:
+        """What an earlier life of this server left of a version, in the folder `partial`."""
+        if version not in self._checked and folder.exists() and not partial.exists():
             _remove(folder / MERGED_DIR)
             folder.rename(partial)
         begun = LocalVersion.read(partial)
-        if begun is None or not _same(begun.manifest, manifest):
-            _remove(partial)
-            partial.mkdir(parents=True)
-            (partial / MANIFEST).write_text(json_format.MessageToJson(manifest))
-        return Incoming(manifest, partial, self._newest())
+        if begun is not None:
+            return begun.manifest
+        _remove(partial)
+        partial.mkdir(parents=True)
+        return pb.Manifest()
 
     def _newest(self) -> LocalVersion | None:
         return self._held(max(self._checked, default=0))
@@ -184,6 +242,8 @@ class WeightCache:
 
     async def _transport(self, incoming: Incoming) -> None:
         """Try the transports in order; each continues from what is verified."""
+        if not incoming.missing:
+            return
         failure: Exception | None = None
         for name, transport in self._transports.items():
             try:
@@ -230,6 +290,26 @@ def _too_slow(transport: str, seconds: float, incoming: Incoming) -> PhaseTimeou
     what = f"version {version} is incomplete after {seconds:g} s: {missing}"
     cure = "raise weight_fetch_seconds, or check the sender's load"
     return PhaseTimeout(what, transport=transport, cure=cure)
+
+
+def _with_complete(announced: pb.Manifest, incoming: Incoming | None) -> pb.Manifest:
+    """`announced`, and what is complete of earlier files: a service that restarted forgets them."""
+    if incoming is None:
+        return announced
+    unknown = {file.name for file in [*announced.files, *incoming.missing]}
+    complete = [file for file in incoming.manifest.files if file.name not in unknown]
+    manifest = pb.Manifest.FromString(announced.SerializeToString())
+    manifest.files.extend(complete)
+    return manifest
+
+
+@contextmanager
+def _disk_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        cure = "; free its disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise WeightsError(f"{folder}: {error.strerror or error}{cure}") from error
 
 
 def _report(error: SeamflowError) -> None:

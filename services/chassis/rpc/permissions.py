@@ -105,6 +105,7 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
         "UploadShards": {_TRAINER},
         "GetUpload": {_TRAINER, _OPERATOR},
         "ProbeFolder": {_TRAINER, _ROLLOUT_SERVER},
+        "AnnounceFiles": {_TRAINER},
         "CommitPublish": {_TRAINER},
         "GetManifest": {_TRAINER, _ROLLOUT_SERVER, _EVALUATOR, _OPERATOR},
         "FetchShards": {_ROLLOUT_SERVER},

@@ -119,6 +119,13 @@ class Trainer:
             for offset in range(0, len(data) or 1, size):
                 yield self.part(version, name, data, offset, offset + size)
 
+    async def announce(self, version: int, files: dict[str, bytes]) -> None:
+        """AnnounceFiles of `version`."""
+        request = pb.AnnounceFilesRequest(
+            run_id=self.run_id, weight_version=version, epoch=self.epoch, files=describe(files)
+        )
+        await self.stub.AnnounceFiles(request, timeout=10)
+
     async def commit(
         self, version: int, files: list[pb.WeightFile] | None = None
     ) -> pb.CommitPublishResponse:

@@ -11,9 +11,11 @@ I inputs, O outputs, T positions, V vocabulary.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,7 +25,11 @@ from torch.nn import functional
 from rollout.server.engines.torch.onednn_linear import Linear
 from rollout.server.engines.torch.paged_cache import PagedCache, Plan
 from rollout.server.engines.torch.row_model import Step
-from rollout.server.engines.torch.safetensors_reader import Storages, load_checked
+from rollout.server.engines.torch.weight_reading.safetensors_reader import (
+    CheckedTensors,
+    Storages,
+    read_folder,
+)
 
 __all__ = ["LlamaModel", "LlamaWeights", "is_llama"]
 
@@ -90,12 +96,18 @@ class LlamaWeights:
     """To logits."""
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], shape: LlamaShape) -> LlamaWeights:
-        """Arrange the tensors of a checkpoint, by their Hugging Face names."""
+    def of(
+        cls,
+        tensors: Mapping[str, Tensor],
+        shape: LlamaShape,
+        arranged: Mapping[int, _Layer] = MappingProxyType({}),
+    ) -> LlamaWeights:
+        """Arrange tensors, by their Hugging Face names, but those of `arranged` layers."""
         embedding = tensors["model.embed_tokens.weight"]
+        layers = range(shape.layers)
         return cls(
             embedding_VE=embedding,
-            layers=[_layer(tensors, f"model.layers.{i}.", shape) for i in range(shape.layers)],
+            layers=[arranged.get(i) or _layer(tensors, _prefix(i), shape) for i in layers],
             norm_E=tensors["model.norm.weight"],
             head=Linear.of(tensors.get("lm_head.weight", embedding), None),
         )
@@ -109,6 +121,49 @@ class LlamaWeights:
             linears += [layer.query_key_value, layer.output, layer.gate, layer.up, layer.down]
             tensors += [layer.norm_E, layer.mlp_norm_E]
         return sum(linear.nbytes for linear in linears) + sum(tensor.nbytes for tensor in tensors)
+
+
+class LlamaReader:
+    """A `WeightReader` that arranges each layer as soon as it is read: none is held twice."""
+
+    def __init__(
+        self, names: Storages, shape: LlamaShape, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._tensors = CheckedTensors(names, dtype)
+        self._shape, self._device = shape, device
+        self._layers: dict[int, _Layer] = {}
+        uses = Counter(storage.number for storage in names.values())
+        prefixes = [_prefix(number) for number in range(shape.layers)]
+        members = [{name for name in names if name.startswith(prefix)} for prefix in prefixes]
+        # A tied tensor may have to stand for others too.
+        self._untied = {
+            number: layer
+            for number, layer in enumerate(members)
+            if all(uses[names[name].number] == 1 for name in layer)
+        }
+
+    def add(self, file: Path) -> None:
+        """Read a file, and arrange the layers that are complete by it."""
+        held = self._tensors.held
+        with torch.inference_mode():
+            self._tensors.add(file)
+            for number, names in self._untied.items():
+                if number not in self._layers and names <= held.keys():
+                    mine = self._placed({name: held.pop(name) for name in names})
+                    self._layers[number] = _layer(mine, _prefix(number), self._shape)
+
+    def complete(self, folder: Path) -> LlamaWeights:
+        """Arrange the rest."""
+        with torch.inference_mode():
+            rest = self._placed(self._tensors.complete(folder))
+            return LlamaWeights.of(rest, self._shape, self._layers)
+
+    def _placed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(self._device) for name, tensor in tensors.items()}
+
+
+def _prefix(number: int) -> str:
+    return f"model.layers.{number}."
 
 
 def _layer(tensors: Mapping[str, Tensor], prefix: str, shape: LlamaShape) -> _Layer:
@@ -231,13 +286,13 @@ class LlamaModel:
     def experts(self, slot: int, start: int, stop: int) -> None:
         """There are none."""
 
+    def reader(self) -> LlamaReader:
+        """For a version of these weights."""
+        return LlamaReader(self._storages, self._shape, self._dtype, self._device)
+
     def read_weights(self, folder: Path) -> LlamaWeights:
         """Read, check and arrange weights. Raises `WeightsError`."""
-        with torch.inference_mode():
-            tensors = load_checked(folder, self._storages, self._dtype)
-            return LlamaWeights.of(
-                {name: tensor.to(self._device) for name, tensor in tensors.items()}, self._shape
-            )
+        return read_folder(self.reader(), folder)  # type: ignore[no-any-return]
 
     def use_weights(self, weights: LlamaWeights) -> None:
         """Swap in other weights."""

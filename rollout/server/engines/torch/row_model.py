@@ -18,6 +18,8 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rollout.server.engines.torch.weight_reading.safetensors_reader import WeightReader
+
 __all__ = ["Part", "RowModel", "Step"]
 
 
@@ -89,6 +91,10 @@ class RowModel(Protocol):
 
     def experts(self, slot: int, start: int, stop: int) -> NDArray[Any] | None:
         """The experts chosen in the passes over these positions; None: they are not recorded."""
+        ...
+
+    def reader(self) -> WeightReader:
+        """For `use_weights`, file by file; need not read all that `read_weights` reads."""
         ...
 
     def read_weights(self, folder: Path) -> Any:

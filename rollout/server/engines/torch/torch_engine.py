@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from rollout.server.engines.torch.batch import Sequence
 from rollout.server.engines.torch.decode_loop import Decoder, SampledChunks
 from rollout.server.engines.torch.thread_calls import Mailbox
 from rollout.server.engines.torch.transformers_model import LoadedModel, load_model
+from rollout.server.engines.torch.weight_reading.arriving_weights import ArrivingWeights
 from services.lib.model_files.model_folder import check_model_folder
 
 __all__ = ["TorchEngine", "build"]
@@ -76,6 +78,7 @@ class TorchEngine:
         self._dtype, self._device = dtype, device
         self._record_experts = record_experts
         self._prepared: tuple[Path, Any] | None = None
+        self._arriving = ArrivingWeights()
         self._chunks: dict[Sequence, asyncio.Queue[Chunk | EngineFailed]] = {}
         self._decoder: Decoder | None = None
 
@@ -211,6 +214,13 @@ class TorchEngine:
         self._prepared = None
         self._prepared = folder, await self._read(folder)
 
+    async def prepare_files(self, files: SequenceOf[Path]) -> None:
+        """Read files in another thread, in the layout of a step."""
+        # Never three versions in memory.
+        if self._prepared is None and not self._started("prepare_files").released:
+            weights = [file for file in files if file.suffix == ".safetensors"]
+            await self._in_thread(lambda: self._arriving.add(self._model.rows.reader, weights))
+
     async def update_weights(self, folder: Path, weight_version: int) -> None:
         """Swap in what was prepared of `folder`, or read it now. Needs a pause."""
         decoder = self._started("update_weights")
@@ -225,15 +235,23 @@ class TorchEngine:
 
     async def _read(self, folder: Path) -> Any:
         def read() -> Any:
-            torch.set_num_threads(self._threads)
-            return self._model.rows.read_weights(folder)
+            arrived = self._arriving.take(folder)
+            return self._model.rows.read_weights(folder) if arrived is None else arrived
 
-        return await asyncio.to_thread(read)
+        return await self._in_thread(read)
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        def run() -> T:
+            torch.set_num_threads(self._threads)
+            return function()
+
+        return await asyncio.to_thread(run)
 
     async def release_memory(self) -> int:
         """Drop weights, prepared ones too, and cache; return the bytes given back of the model."""
         released = await self._call(self._started("release_memory").release_memory)
         self._prepared = None
+        self._arriving.clear()
         return released
 
     async def restore_memory(self, folder: Path | None = None, weight_version: int = 0) -> None:

@@ -24,12 +24,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rollout.server.engines.model_folder import context, read_config
-from rollout.server.engines.torch.converted_weights import has_module_names, load_converted
 from rollout.server.engines.torch.expert_slots import ExpertSlots
 from rollout.server.engines.torch.llama import LlamaModel, is_llama
 from rollout.server.engines.torch.row_model import Part, RowModel, Step
-from rollout.server.engines.torch.safetensors_reader import Storages, load_checked, storages
 from rollout.server.engines.torch.slot_cache import SlotCache
+from rollout.server.engines.torch.weight_reading.converted_weights import (
+    has_module_names,
+    load_converted,
+)
+from rollout.server.engines.torch.weight_reading.safetensors_reader import (
+    CheckedTensors,
+    Storages,
+    read_folder,
+    storages,
+)
 from services.chassis.log import get_logger
 from services.lib.model_files.end_ids import end_ids
 from services.lib.model_files.model_folder import check_model_folder
@@ -284,10 +292,15 @@ class TransformersModel:
     def free(self, slots: list[int]) -> None:
         """Do nothing: the next sequence overwrites the slot."""
 
+    def reader(self) -> CheckedTensors:
+        """For a checkpoint with the names of the modules; another is refused by its first file."""
+        return CheckedTensors(self._names, self._model.dtype)
+
     def read_weights(self, folder: Path) -> dict[str, Tensor]:
         """Read and check a checkpoint. Raises `WeightsError`."""
-        load = load_checked if has_module_names(folder, self._names) else load_converted
-        return load(folder, self._names, self._model.dtype)
+        if has_module_names(folder, self._names):
+            return read_folder(self.reader(), folder)  # type: ignore[no-any-return]
+        return load_converted(folder, self._names, self._model.dtype)
 
     def use_weights(self, weights: dict[str, Tensor]) -> None:
         """Copy into the parameters and buffers, which are allocated again if released."""

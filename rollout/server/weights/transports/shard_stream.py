@@ -125,7 +125,9 @@ class ShardReceiver:
         self, channel: grpc.aio.Channel, incoming: Incoming, file: WeightFile
     ) -> None:
         start = incoming.verified(file)
-        digest = await asyncio.to_thread(_digest_of, incoming.part(file), start)
+        hashed, digest = incoming.hashed.pop(file.name, (0, hashlib.sha256()))
+        if hashed != start:
+            digest = await asyncio.to_thread(_digest_of, incoming.part(file), start)
         size = start
         if start < file.num_bytes or not start:  # else it was complete before a restart
             size = await self._append(channel, incoming, file, digest)
@@ -154,6 +156,7 @@ class ShardReceiver:
                         await writing.add(await self._plain(chunk, incoming, file))
             finally:
                 await writing.finish()
+                incoming.hashed[file.name] = writing.size, digest
         return writing.size
 
     async def _chunks(
@@ -276,9 +279,11 @@ class _Writing:
     async def _flush(self) -> None:
         """Wait for the write in flight, then start writing the pending chunks."""
         waiting, self._waiting = self._waiting, []
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            self.size += await writing
+        if self._writing is not None:
+            # Not awaited itself: it would be cancelled with this call, but its thread goes on.
+            await asyncio.wait({self._writing})
+            writing, self._writing = self._writing, None
+            self.size += writing.result()
             self._incoming.advance(self._file, self.size)
         if waiting:
             self._writing = asyncio.create_task(asyncio.to_thread(self._take, waiting))
@@ -286,8 +291,9 @@ class _Writing:
     def _take(self, chunks: list[bytes | memoryview]) -> int:
         for plain in chunks:
             self._opened.write(plain)
-            self._digest.update(plain)
         self._opened.flush()
+        for plain in chunks:  # of what is written only
+            self._digest.update(plain)
         return sum(len(plain) for plain in chunks)
 
 

@@ -209,7 +209,7 @@ class UploadShardsRequest(google.protobuf.message.Message):
     weight_version: builtins.int
     """Required. From BeginPublish."""
     epoch: builtins.int
-    """Required. As in BeginPublish; each message is checked against the newest epoch."""
+    """Required. As in BeginPublish; checked against the newest epoch when a stream begins, and each second."""
     offset: builtins.int
     """Position of the part in the file; at most the bytes that the service has."""
     data: builtins.bytes
@@ -423,6 +423,54 @@ class ProbeFolderResponse(google.protobuf.message.Message):
 global___ProbeFolderResponse = ProbeFolderResponse
 
 @typing.final
+class AnnounceFilesRequest(google.protobuf.message.Message):
+    """Request of AnnounceFiles."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    WEIGHT_VERSION_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    FILES_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Required. Training job."""
+    model: builtins.str
+    """Empty: "policy"."""
+    weight_version: builtins.int
+    """Required. From BeginPublish."""
+    epoch: builtins.int
+    """Required. As in BeginPublish."""
+    @property
+    def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WeightFile]:
+        """Required. 1 to 10,000; those announced before may be left out."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        model: builtins.str = ...,
+        weight_version: builtins.int = ...,
+        epoch: builtins.int = ...,
+        files: collections.abc.Iterable[global___WeightFile] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "files", b"files", "model", b"model", "run_id", b"run_id", "weight_version", b"weight_version"]) -> None: ...
+
+global___AnnounceFilesRequest = AnnounceFilesRequest
+
+@typing.final
+class AnnounceFilesResponse(google.protobuf.message.Message):
+    """Response of AnnounceFiles."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___AnnounceFilesResponse = AnnounceFilesResponse
+
+@typing.final
 class CommitPublishRequest(google.protobuf.message.Message):
     """Request of CommitPublish."""
 
@@ -548,7 +596,7 @@ class FetchShardsRequest(google.protobuf.message.Message):
     model: builtins.str
     """Empty: "policy"."""
     weight_version: builtins.int
-    """Required. A committed version."""
+    """Required. A committed version, or one of which files are announced: these are its files."""
     offset: builtins.int
     """Begin at this byte of the file, 0 to its length; needs exactly one name if it is not 0."""
     base_weight_version: builtins.int
@@ -628,20 +676,24 @@ class WatchVersionsRequest(google.protobuf.message.Message):
     RUN_ID_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
     AFTER_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
+    WITH_ANNOUNCED_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Required. Training job."""
     model: builtins.str
     """Empty: "policy"."""
     after_weight_version: builtins.int
     """Send versions above this one; intermediate ones may be skipped. 0: any version."""
+    with_announced: builtins.bool
+    """Send files that are announced before their version is committed, too."""
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
         model: builtins.str = ...,
         after_weight_version: builtins.int = ...,
+        with_announced: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["after_weight_version", b"after_weight_version", "model", b"model", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after_weight_version", b"after_weight_version", "model", b"model", "run_id", b"run_id", "with_announced", b"with_announced"]) -> None: ...
 
 global___WatchVersionsRequest = WatchVersionsRequest
 
@@ -652,17 +704,25 @@ class WatchVersionsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     MANIFEST_FIELD_NUMBER: builtins.int
+    ANNOUNCED_FIELD_NUMBER: builtins.int
     @property
     def manifest(self) -> global___Manifest:
-        """The newest committed version."""
+        """The newest committed version; absent in a response about announced files."""
+
+    @property
+    def announced(self) -> global___Manifest:
+        """Files so far of a version that is being published, to be fetched ahead. Nothing may be sampled with them before
+        the manifest of that version, which lists them again or others in their place. Without a commit time.
+        """
 
     def __init__(
         self,
         *,
         manifest: global___Manifest | None = ...,
+        announced: global___Manifest | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["manifest", b"manifest"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["manifest", b"manifest"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["announced", b"announced", "manifest", b"manifest"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["announced", b"announced", "manifest", b"manifest"]) -> None: ...
 
 global___WatchVersionsResponse = WatchVersionsResponse
 
@@ -681,7 +741,7 @@ class RequestSourcesRequest(google.protobuf.message.Message):
     model: builtins.str
     """Empty: "policy"."""
     weight_version: builtins.int
-    """A committed version; 0: only register."""
+    """A committed version, or one of which files are announced; 0: only register."""
     address: builtins.str
     """Address of the caller for other servers, as "host:port", at most 256 characters. Empty: it is no relay."""
     def __init__(

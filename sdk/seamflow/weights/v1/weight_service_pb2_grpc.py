@@ -40,6 +40,11 @@ class WeightServiceStub(object):
                 request_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.ProbeFolderRequest.SerializeToString,
                 response_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.ProbeFolderResponse.FromString,
                 )
+        self.AnnounceFiles = channel.unary_unary(
+                '/seamflow.weights.v1.WeightService/AnnounceFiles',
+                request_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.AnnounceFilesRequest.SerializeToString,
+                response_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.AnnounceFilesResponse.FromString,
+                )
         self.CommitPublish = channel.unary_unary(
                 '/seamflow.weights.v1.WeightService/CommitPublish',
                 request_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.CommitPublishRequest.SerializeToString,
@@ -127,6 +132,16 @@ class WeightServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AnnounceFiles(self, request, context):
+        """Names files of an allocated version that are whole already, uploaded or written into its folder. The
+        service checks them at once and offers them to rollout servers (WatchVersions, FetchShards), so that
+        the commit finds them checked and fetched. Never required, and forgotten when the service restarts.
+        Fenced and refused as CommitPublish is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CommitPublish(self, request, context):
         """Makes every file durable, checks that it is whole and matches its description, then makes the version
         visible in one atomic write fenced by the trainer's epoch. Never waits for servers. Idempotent.
@@ -207,6 +222,11 @@ def add_WeightServiceServicer_to_server(servicer, server):
                     servicer.ProbeFolder,
                     request_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.ProbeFolderRequest.FromString,
                     response_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.ProbeFolderResponse.SerializeToString,
+            ),
+            'AnnounceFiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.AnnounceFiles,
+                    request_deserializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.AnnounceFilesRequest.FromString,
+                    response_serializer=seamflow_dot_weights_dot_v1_dot_weight__service__pb2.AnnounceFilesResponse.SerializeToString,
             ),
             'CommitPublish': grpc.unary_unary_rpc_method_handler(
                     servicer.CommitPublish,
@@ -324,6 +344,23 @@ class WeightService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.weights.v1.WeightService/ProbeFolder',
             seamflow_dot_weights_dot_v1_dot_weight__service__pb2.ProbeFolderRequest.SerializeToString,
             seamflow_dot_weights_dot_v1_dot_weight__service__pb2.ProbeFolderResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def AnnounceFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.weights.v1.WeightService/AnnounceFiles',
+            seamflow_dot_weights_dot_v1_dot_weight__service__pb2.AnnounceFilesRequest.SerializeToString,
+            seamflow_dot_weights_dot_v1_dot_weight__service__pb2.AnnounceFilesResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

@@ -67,6 +67,16 @@ class WeightServiceStub:
     one, it may write the files there instead of uploading them. Never required.
     """
 
+    AnnounceFiles: grpc.UnaryUnaryMultiCallable[
+        seamflow.weights.v1.weight_service_pb2.AnnounceFilesRequest,
+        seamflow.weights.v1.weight_service_pb2.AnnounceFilesResponse,
+    ]
+    """Names files of an allocated version that are whole already, uploaded or written into its folder. The
+    service checks them at once and offers them to rollout servers (WatchVersions, FetchShards), so that
+    the commit finds them checked and fetched. Never required, and forgotten when the service restarts.
+    Fenced and refused as CommitPublish is.
+    """
+
     CommitPublish: grpc.UnaryUnaryMultiCallable[
         seamflow.weights.v1.weight_service_pb2.CommitPublishRequest,
         seamflow.weights.v1.weight_service_pb2.CommitPublishResponse,
@@ -170,6 +180,16 @@ class WeightServiceAsyncStub:
     it does if it can read the probe with the same content. A reader may then use the version's files
     from there. A trainer writes a probe of its own there and asks again; if the service has seen that
     one, it may write the files there instead of uploading them. Never required.
+    """
+
+    AnnounceFiles: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.weights.v1.weight_service_pb2.AnnounceFilesRequest,
+        seamflow.weights.v1.weight_service_pb2.AnnounceFilesResponse,
+    ]
+    """Names files of an allocated version that are whole already, uploaded or written into its folder. The
+    service checks them at once and offers them to rollout servers (WatchVersions, FetchShards), so that
+    the commit finds them checked and fetched. Never required, and forgotten when the service restarts.
+    Fenced and refused as CommitPublish is.
     """
 
     CommitPublish: grpc.aio.UnaryUnaryMultiCallable[
@@ -283,6 +303,18 @@ class WeightServiceServicer(metaclass=abc.ABCMeta):
         it does if it can read the probe with the same content. A reader may then use the version's files
         from there. A trainer writes a probe of its own there and asks again; if the service has seen that
         one, it may write the files there instead of uploading them. Never required.
+        """
+
+    @abc.abstractmethod
+    def AnnounceFiles(
+        self,
+        request: seamflow.weights.v1.weight_service_pb2.AnnounceFilesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.weights.v1.weight_service_pb2.AnnounceFilesResponse, collections.abc.Awaitable[seamflow.weights.v1.weight_service_pb2.AnnounceFilesResponse]]:
+        """Names files of an allocated version that are whole already, uploaded or written into its folder. The
+        service checks them at once and offers them to rollout servers (WatchVersions, FetchShards), so that
+        the commit finds them checked and fetched. Never required, and forgotten when the service restarts.
+        Fenced and refused as CommitPublish is.
         """
 
     @abc.abstractmethod

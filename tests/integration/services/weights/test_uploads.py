@@ -23,6 +23,9 @@ from seamflow.errors import (
 from seamflow.weights.v1 import weight_service_pb2 as pb
 
 from services.lib.weight_files.folder_probe import write_probe
+from services.weights import upload_receiver
+from services.weights.store_interface import Scope
+from tests.lib.weights.memory_store import MemoryStore
 from tests.lib.weights.support import FILES, Trainer, describe, names_in, weights_service
 
 MIB = 1 << 20
@@ -100,8 +103,11 @@ async def test_the_same_file_is_continued_under_another_version(tmp_path: Path) 
         assert await after.fetch(2) == {BIG: DATA}
 
 
-async def test_an_older_trainer_is_fenced_within_its_stream(tmp_path: Path) -> None:
-    """Each message is checked: nothing is stored after a newer epoch began."""
+async def test_an_older_trainer_is_fenced_within_its_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the next look nothing more is stored, after a newer epoch began."""
+    monkeypatch.setattr(upload_receiver, "_FENCE_SECONDS", 0.0)
     async with weights_service(tmp_path) as stub:
         older, newer = Trainer(stub=stub), Trainer(stub=stub, epoch=2)
         await older.begin(1)
@@ -115,6 +121,30 @@ async def test_an_older_trainer_is_fenced_within_its_stream(tmp_path: Path) -> N
         await call.done_writing()
         assert isinstance(await refusal(call), StaleEpochError)
         assert await older.uploaded(1, {BIG: DATA}) == {BIG: MIB}
+
+
+async def test_a_stream_asks_the_store_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for each part, but for each version; a new stream of a stale trainer is refused."""
+    asked = []
+    fence = MemoryStore.fence
+
+    async def counted(store: MemoryStore, scope: Scope, epoch: int, version: int) -> None:
+        asked.append(version)
+        await fence(store, scope, epoch, version)
+
+    monkeypatch.setattr(MemoryStore, "fence", counted)
+    monkeypatch.setattr(upload_receiver, "_FENCE_SECONDS", 3600.0)
+    async with weights_service(tmp_path) as stub:
+        older, newer = Trainer(stub=stub), Trainer(stub=stub, epoch=2)
+        await older.begin(1)
+        await older.begin(2)
+        await older.upload([*older.parts(1, {BIG: DATA}), *older.parts(2, FILES)])
+        assert asked == [1, 2]
+        await newer.begin(1, "newer")
+        assert isinstance(await refusal(older.upload(older.parts(1, FILES))), StaleEpochError)
+        assert isinstance(await refusal(older.commit(1, describe({BIG: DATA}))), StaleEpochError)
 
 
 def damaged(part: pb.UploadShardsRequest) -> pb.UploadShardsRequest:

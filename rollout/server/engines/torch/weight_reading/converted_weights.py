@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rollout.server.engines.engine import WeightsError
-from rollout.server.engines.torch.safetensors_reader import Storages, weight_files
+from rollout.server.engines.torch.weight_reading.safetensors_reader import Storages, weight_files
 from services.lib.transformer.load_causal import dequantized
 
 __all__ = ["has_module_names", "load_converted"]
@@ -42,7 +42,7 @@ def has_module_names(folder: Path, expected: Storages) -> bool:
 
 
 def load_converted(folder: Path, expected: Storages, dtype: torch.dtype) -> dict[str, Tensor]:
-    """As `load_checked`, through transformers. Raises `WeightsError`."""
+    """As `CheckedTensors`, through transformers. Raises `WeightsError`."""
     weight_files(folder)
     with _LOADING:
         state, missing, unexpected = _load(folder)

@@ -1,0 +1,1 @@
+"""Weights of a model folder, checked against the model before any change."""
