@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 
-import torch
-
 from services.chassis.log import get_logger
 from services.chassis.rpc import tracing
 from trainer.background.async_checkpointer import AsyncCheckpointer
@@ -23,6 +21,7 @@ from trainer.clients.node_client import NodeClient
 from trainer.clients.sample_client import SampleClient
 from trainer.config import TrainerConfig
 from trainer.publish.publisher import Publisher
+from trainer.publish.snapshot_weights import SnapshotWeights
 from trainer.ranks.device_lease import DeviceLease
 from trainer.ranks.rank_group import RankGroup
 from trainer.step.batch_trial import Trial
@@ -71,7 +70,7 @@ class Trainer:
         self._steps = StepRunner(config, ranks)
         self._trial = Trial(config, samples, accepted, self._steps)
         self._checkpointer = AsyncCheckpointer(config, ranks, samples)
-        self._publisher = AsyncPublisher(config, publisher, samples, self._gather)
+        self._publisher = AsyncPublisher(config, publisher, samples, self._snapshot)
         self._metrics = MetricsFile(config.tracking.metrics_file)
         self._trackers = trackers
         self._sample_table = SampleTable(config, trackers)
@@ -197,9 +196,9 @@ class Trainer:
             # The scheduler assigns the nodes; their agents resume the trainer.
             await self._device.start_suspended()
 
-    async def _gather(self) -> Mapping[str, torch.Tensor]:
+    async def _snapshot(self) -> SnapshotWeights:
         async with self._device.use(self._nodes.acquire):
-            return await self._steps.gather()
+            return await self._steps.snapshot()
 
     def _report(self, record: StepRecord) -> None:
         """Write the record of a finished step to metrics file, Prometheus, trackers and log."""

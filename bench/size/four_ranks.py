@@ -119,10 +119,10 @@ def _main(model: Path, folder: Path) -> None:
 
 async def _command(config: TrainerConfig, folder: Path) -> None:
     from bench.size.measured_rank import gradient_of
+    from services.lib.weight_files.folder_names import folder_name
     from tools.forecast.sample_rows import sample_rows
     from trainer.checkpoint import checkpoint_files
-    from trainer.publish.weight_folder import write_folder
-    from trainer.ranks.commands import Gather, Optimize
+    from trainer.ranks.commands import Optimize
     from trainer.ranks.rank_group import RankGroup
 
     ranks = RankGroup()
@@ -134,9 +134,9 @@ async def _command(config: TrainerConfig, folder: Path) -> None:
         await ranks.do(Optimize(step=step))
         partial = checkpoint_files.begin(config.checkpoint.folder, step)
         await ranks.save(partial)
-        await ranks.do(Gather())
-        tensors = ranks.take_gathered()
-        await asyncio.to_thread(write_folder, folder / f"version_{step}", config.model, tensors)
+        weights = await ranks.snapshot()
+        async with weights.attempt(version=step, spool=folder / folder_name(step)) as attempt:
+            _ = [file async for file in attempt.files()]
         await ranks.wait_written(partial)
         print(json.dumps({"step": step, "seconds": time.monotonic() - began}), flush=True)
     await ranks.stop()

@@ -27,7 +27,8 @@ from trainer.cli import connect_services
 from trainer.config import TrainerConfig
 from trainer.data.computations import Accumulate
 from trainer.loop import Trainer
-from trainer.ranks.commands import Command, Gather, Optimize, Release, Restore
+from trainer.publish.snapshot_weights import SnapshotWeights, held_weights
+from trainer.ranks.commands import Command, Optimize, Release, Restore
 from trainer.ranks.device_lease import DeviceLease
 from trainer.servicer import TrainerServicer
 from trainer.tracking.alarms import Alarms
@@ -98,9 +99,6 @@ class EmulatedGang:
             case Optimize():
                 await self._spend("training", self._costs.training.step_seconds / self._parts)
                 return [{"loss": 0.0}]
-            case Gather():
-                while self._file.with_name("barrier").exists():
-                    await asyncio.sleep(_POLL_SECONDS)
             case Release():
                 await self._spend("switching", switching.deactivate_seconds)
                 return [{"num_bytes": 0.0}]
@@ -119,9 +117,11 @@ class EmulatedGang:
     async def wait_written(self, folder: Path) -> None:
         """The shard is written already."""
 
-    def take_gathered(self) -> dict[str, torch.Tensor]:
+    async def snapshot(self) -> SnapshotWeights:
         """Weights of one number."""
-        return {"weight": torch.zeros(1)}
+        while self._file.with_name("barrier").exists():
+            await asyncio.sleep(_POLL_SECONDS)
+        return held_weights({"weight": torch.zeros(1)})
 
     async def stop(self) -> None:
         """Nothing to end."""

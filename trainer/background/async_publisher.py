@@ -6,10 +6,10 @@ a copy of the weights on the host.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
-import torch
 from seamflow.weights.v1 import weight_service_pb2 as weight_pb2
 
 from services.chassis.log import get_logger
@@ -17,18 +17,23 @@ from services.chassis.rpc import tracing
 from trainer.background.background_task import BackgroundTask
 from trainer.clients.sample_client import SampleClient
 from trainer.config import TrainerConfig
+from trainer.publish.bucket_gather import BucketsLostError
 from trainer.publish.publisher import Publisher, PublishPostponed
+from trainer.publish.snapshot_weights import SnapshotLostError, SnapshotWeights
 from trainer.tracking.step_record import StepRecord
 
 __all__ = ["AsyncPublisher"]
 
-Gather = Callable[[], Awaitable[Mapping[str, torch.Tensor]]]
+TakeSnapshot = Callable[[], Awaitable[SnapshotWeights]]
+_RETRY_SECONDS = 1.0
+"""After ranks could not bring the weights together."""
 
 
 class AsyncPublisher:
     """Decides which steps publish, and publishes them while training continues.
 
-    A publish that misses a deadline is retried until newer weights supersede it. None waits for a
+    A publish that misses a deadline is retried until newer weights supersede it. One whose snapshot
+    lost a rank is postponed to newer weights. None waits for a
     checkpoint: a restarted trainer repeats the steps since its checkpoint on the samples that they
     had, and finds again what is published.
 
@@ -37,7 +42,7 @@ class AsyncPublisher:
         publisher: client of the weights service.
         samples: knows which rollouts in flight a publish would make too old, and which steps are
             repeated.
-        gather: gives the whole weights, on the host.
+        take_snapshot: copies the weights, where the ranks write them from.
     """
 
     def __init__(
@@ -45,10 +50,11 @@ class AsyncPublisher:
         config: TrainerConfig,
         publisher: Publisher,
         samples: SampleClient,
-        gather: Gather,
+        take_snapshot: TakeSnapshot,
     ) -> None:
         self._config = config
-        self._publisher, self._samples, self._gather = publisher, samples, gather
+        self._publisher, self._samples = publisher, samples
+        self._take_snapshot = take_snapshot
         self._ahead: weight_pb2.Manifest | None = None  # of a step that is still to be repeated
         self._postponed = False
         self._superseded = False
@@ -72,7 +78,7 @@ class AsyncPublisher:
         if published > step and self._samples.repeats(*range(step + 1, published + 1)):
             self._ahead = manifest
         elif published > step or published < due:
-            await self.start(await self._gather(), step)
+            await self.start(await self._take_snapshot(), step)
             await self.wait()
 
     async def publish_if_due(self, record: StepRecord, *, last: bool = False) -> None:
@@ -89,26 +95,39 @@ class AsyncPublisher:
             # Before the weights are copied, as the host has room for one copy; and while the device
             # may be taken away, as this may wait for other services.
             await self.supersede()
-            weights = await self._gather()
-            if await self._is_published(step, weights):
-                return
-            self._postponed = not await self._try_start(weights, step, last=last)
+            await self._publish(step, last=last)
             while last and self._postponed:
-                self._postponed = not await self._try_start(weights, step, last=last)
-            if last:
-                await self.wait()
+                await self._publish(step, last=last)
 
     def _is_due(self, step: int, *, last: bool) -> bool:
         if self._ahead is not None and step <= self._ahead.step:
             return last or step == self._ahead.step
         return self._postponed or last or step % self._config.publish.every == 0
 
-    async def _is_published(self, step: int, weights: Mapping[str, torch.Tensor]) -> bool:
-        """Whether an earlier trainer published exactly these weights as the newest version."""
-        ahead, self._ahead = self._ahead, None
+    async def _publish(self, step: int, *, last: bool) -> None:
+        weights = await self._take_snapshot()
+        while (is_published := await self._is_published(step, weights)) is None:
+            await asyncio.sleep(_RETRY_SECONDS)
+            weights = await self._take_snapshot()
+        self._postponed = not (is_published or await self._try_start(weights, step, last=last))
+        if last:
+            await self.wait()
+
+    async def _is_published(self, step: int, weights: SnapshotWeights) -> bool | None:
+        """Whether an earlier trainer published exactly these weights as the newest version.
+
+        None: the ranks could not tell.
+        """
+        ahead = self._ahead
         if ahead is None or ahead.step != step:
+            self._ahead = None
             return False
-        equal = await self._publisher.holds(ahead, weights)
+        try:
+            equal = await self._publisher.holds(ahead, weights)
+        except (PublishPostponed, BucketsLostError) as error:
+            get_logger().warning("comparison_repeated", step=step, error=str(error))
+            return None
+        self._ahead = None
         log = get_logger().info if equal else get_logger().warning
         log("step_repeated", step=step, weight_version=ahead.weight_version, equal=equal)
         return equal
@@ -128,7 +147,7 @@ class AsyncPublisher:
         """Wait until no publish is in flight. Raises as `supersede`."""
         await self.task.wait()
 
-    async def start(self, weights: Mapping[str, torch.Tensor], step: int) -> None:
+    async def start(self, weights: SnapshotWeights, step: int) -> None:
         """Start publishing `weights`; no other publish may be in flight.
 
         Raises `PublishPostponed`: the weights service gave no version number.
@@ -138,9 +157,7 @@ class AsyncPublisher:
         self.started_version = int(begun.weight_version)
         self.task.start(self._finish(begun, weights, epoch))
 
-    async def _try_start(
-        self, weights: Mapping[str, torch.Tensor], step: int, *, last: bool
-    ) -> bool:
+    async def _try_start(self, weights: SnapshotWeights, step: int, *, last: bool) -> bool:
         """Whether a publish was started; False: postponed to the next step.
 
         Under WAIT it is postponed while it would make rollouts in flight too old: they can only be
@@ -159,14 +176,14 @@ class AsyncPublisher:
     async def _finish(
         self,
         begun: weight_pb2.BeginPublishResponse,
-        weights: Mapping[str, torch.Tensor],
+        weights: SnapshotWeights,
         epoch: int,
     ) -> None:
         start = time.monotonic()
         # Of the trace of the step in which it was started.
         with tracing.span("write and commit weights", weight_version=begun.weight_version):
             while not await self._try_finish(begun, weights, epoch):
-                if self._superseded:
+                if self._superseded or self._postponed:
                     self.started_version = self.weight_version
                     return
         self.weight_version = begun.weight_version
@@ -176,13 +193,16 @@ class AsyncPublisher:
     async def _try_finish(
         self,
         begun: weight_pb2.BeginPublishResponse,
-        weights: Mapping[str, torch.Tensor],
+        weights: SnapshotWeights,
         epoch: int,
     ) -> bool:
         try:
             await self._publisher.finish(begun, weights, epoch=epoch)
-        except PublishPostponed as error:
+        except (PublishPostponed, BucketsLostError) as error:
             version = begun.weight_version
             get_logger().warning("publish_postponed", weight_version=version, error=str(error))
+            self._postponed = isinstance(error, SnapshotLostError)
+            if isinstance(error, BucketsLostError):
+                await asyncio.sleep(_RETRY_SECONDS)
             return False
         return True

@@ -9,7 +9,7 @@ then. What lies on the host is not copied (`tensor_bytes.py`). The cuda side has
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
@@ -71,6 +71,8 @@ class _Cuda:
         """See `CopyStream`."""
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
+        if source.is_cuda:  # it may be freed before
+            source.record_stream(self._stream)
 
     def end(self) -> None:
         """See `CopyStream`."""
@@ -97,14 +99,22 @@ class HostCopy:
         self._stream = stream
         self._kept: dict[str, torch.Tensor] = {}
 
-    def start(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def start(
+        self, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None = None
+    ) -> dict[str, torch.Tensor]:
         """Start a copy; its buffers by name, which are whole after `wait`.
 
         The buffers of the copy before are written over.
+
+        Args:
+            tensors: name and content of each; they may be computed one by one.
+            dtype: of the copies of floating-point tensors; None: their own.
         """
-        buffers = {name: self._buffer(name, tensor) for name, tensor in tensors.items()}
-        self._stream.begin()
-        for name, tensor in tensors.items():
+        buffers: dict[str, torch.Tensor] = {}
+        for name, tensor in tensors:
+            kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+            buffers[name] = self._buffer(name, tensor, kind)
+            self._stream.begin()
             self._stream.copy(buffers[name], tensor.detach())
         self._stream.end()
         self._kept = buffers if self._stream.pinned else {}
@@ -118,8 +128,8 @@ class HostCopy:
         """Let the device change tensors only after they are copied; does not block."""
         self._stream.hold_back()
 
-    def _buffer(self, name: str, like: torch.Tensor) -> torch.Tensor:
+    def _buffer(self, name: str, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         kept = self._kept.get(name)
-        if kept is not None and kept.shape == like.shape and kept.dtype == like.dtype:
+        if kept is not None and kept.shape == like.shape and kept.dtype == dtype:
             return kept
-        return torch.empty(like.shape, dtype=like.dtype, pin_memory=self._stream.pinned)
+        return torch.empty(like.shape, dtype=dtype, pin_memory=self._stream.pinned)

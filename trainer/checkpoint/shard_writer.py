@@ -43,7 +43,7 @@ class ShardWriter:
             del self._writes[done]
         state = {name: tensor.detach() for name, tensor in policy.state().items()}
         on_device = {name: each for name, each in state.items() if each.device.type != "cpu"}
-        copied = {**self._copy.start(on_device), RNG: torch.get_rng_state()}
+        copied = {**self._copy.start(on_device.items()), RNG: torch.get_rng_state()}
         self._held = HeldTensors(state | copied, in_place=state.keys() - on_device.keys())
         self._writes[folder] = self._executor.submit(self._write, folder / name, self._held)
 

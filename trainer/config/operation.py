@@ -118,15 +118,19 @@ class PublishConfig(Settings):
     every: int = Field(1, gt=0)
     """Steps between versions; the last step always publishes."""
     phase_seconds: float = Field(600.0, gt=0)
-    """Deadline of each phase: begin, write, upload, commit. A missed begin defers the publish to
-    the next step, a missed write or upload is continued until newer weights are due, a missed
+    """Deadline of each phase: begin, write and upload, commit. A missed begin defers the publish
+    to the next step, a missed write or upload is continued until newer weights are due, a missed
     commit ends the process, which asks for the outcome at its next start."""
+    bucket_bytes: int = Field(512 << 20, gt=0)
+    """Most bytes of a file of weights, but for a larger tensor. Ranks gather, write and send one
+    file after the other, so that each holds few: of less than 16 times as much, a file has a 16th
+    of all, if that is 16 MiB."""
     find_folder: bool = True
     """Write into the weights service's folder if a probe shows that this machine sees it under the
     same path; else weights are uploaded."""
     upload_folder: Path | None = None
-    """Holds a version while it is uploaded, for this trainer alone; unset: `upload` in the
-    checkpoint folder."""
+    """Holds a version while it is uploaded, for this trainer alone, on each node the files of its
+    ranks; unset: `upload` in the checkpoint folder."""
     compress: bool = False
     """Compress uploaded weights (Zstandard), for a slow network."""
 

@@ -28,6 +28,7 @@ __all__ = [
     "adapted_layers",
     "adapter_settings",
     "add_adapter",
+    "delta",
     "describe_layers",
     "is_adapter",
     "merged",
@@ -242,10 +243,22 @@ def merged(model: nn.Module, name: str, whole: Callable[[str], torch.Tensor]) ->
         name: of a parameter of the model itself.
         whole: gathers a parameter over the ranks.
     """
+    added = delta(model, name, whole)
+    return whole(name) if added is None else whole(name) + added
+
+
+def delta(model: nn.Module, name: str, whole: Callable[[str], torch.Tensor]) -> torch.Tensor | None:
+    """What its layer's adapter adds to the whole parameter `name`; None: it has no adapter.
+
+    Args:
+        model: with or without adapters.
+        name: of a parameter of the model itself.
+        whole: gathers a parameter over the ranks.
+    """
     path, base, parameter = name.rpartition(_BASE)
     if not base or parameter != "weight":
-        return whole(name)
+        return None
     layer: Any = model.get_submodule(path)
     a_RI, b_OR = (whole(f"{path}.{part}.{_ADAPTER}.weight") for part in _PARTS)
     delta_OI: torch.Tensor = layer.scaling[_ADAPTER] * (b_OR @ a_RI)
-    return whole(name) + (delta_OI.T if layer.fan_in_fan_out else delta_OI)
+    return delta_OI.T if layer.fan_in_fan_out else delta_OI

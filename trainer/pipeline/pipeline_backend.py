@@ -22,6 +22,7 @@ from trainer.config import TrainerConfig
 from trainer.data.computations import Accumulate, Predict
 from trainer.model.checkpoint_names import checkpoint_tensors
 from trainer.model.critic import CRITIC, is_critic
+from trainer.model.load_model import DTYPES
 from trainer.model.load_sharded import EmptyModels, empty_models
 from trainer.pipeline.interpreter import Interpreter, StageWork
 from trainer.pipeline.layout import POLICY, Layout, layout_of
@@ -43,6 +44,7 @@ from trainer.policy.backend import Predictions
 from trainer.policy.forward import Predicted
 from trainer.policy.model_input import ModelInput, model_input
 from trainer.policy.totals import Totals
+from trainer.publish.bucket_plan import Source, source_of
 
 __all__ = ["PipelineBackend", "critic_stages"]
 
@@ -138,16 +140,29 @@ class PipelineBackend:
         self._interpreter.run(command.actions, works)
         return found
 
-    def published_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors to publish, all on rank 0. Collective."""
-        for name, like in self._sizes.items():
-            if not is_critic(name) and self._rank in (0, owner := self._owners[name][0]):
-                yield name, self._passed(name, like, owner)
-        yield from self._buffers.items()
+    def published_sources(self) -> list[Source]:
+        """The tensors to publish, each whole on one rank; the same on every rank."""
+        dtype = DTYPES[self._config.dtype]
+        return [
+            *(
+                source_of(name, like, dtype, self._owners[name][:1])
+                for name, like in self._sizes.items()
+                if not is_critic(name)
+            ),
+            *(source_of(name, each, dtype, (0,)) for name, each in self._buffers.items()),
+        ]
 
-    def checkpoint_tensors(self, gathered: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def published_parts(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What this rank publishes."""
+        for name in self._sizes:
+            if not is_critic(name) and self.saves(name):
+                yield name, self.parameters[name].detach()
+        if self._rank == 0:
+            yield from self._buffers.items()
+
+    def checkpoint_tensors(self, published: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Published tensors by their names in a model folder."""
-        return checkpoint_tensors(self._stages[POLICY].model, gathered)
+        return checkpoint_tensors(self._stages[POLICY].model, published)
 
     def own_tensors(self) -> Iterator[torch.Tensor]:
         """The weights in bfloat16, if the stages compute with such."""
@@ -171,17 +186,6 @@ class PipelineBackend:
         source = self._layout.ranks[POLICY][-1]
         mine = totals.alone() if source == self._rank else {}
         return _broadcast(mine, source, self._config.device)
-
-    def _passed(self, name: str, like: torch.Tensor, owner: int) -> torch.Tensor:
-        """A whole parameter, sent to rank 0."""
-        if owner == self._rank:
-            whole = self.parameters[name].detach()
-            if owner:
-                dist.send(whole.contiguous(), 0)
-            return whole
-        whole = torch.empty_like(like, device=self._config.device)
-        dist.recv(whole, owner)
-        return whole
 
     def _inputs(self, command: Accumulate | Predict) -> list[ModelInput]:
         by_row = any(stage.by_row for stage in self._stages.values())

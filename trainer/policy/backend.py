@@ -16,6 +16,7 @@ from services.lib.routed_experts import RoutingShape
 from trainer.data.computations import Accumulate, Predict
 from trainer.policy.forward import Predicted
 from trainer.policy.totals import Totals
+from trainer.publish.bucket_plan import Source
 
 __all__ = ["Backend", "Predictions"]
 
@@ -86,10 +87,13 @@ class Backend(Protocol):
     def weights_changed(self) -> None:
         """Compute with the present weights from now on."""
 
-    def published_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors to publish, gathered one at a time. Collective."""
+    def published_sources(self) -> list[Source]:
+        """The tensors to publish, and who has which part of them; the same on every rank."""
 
-    def checkpoint_tensors(self, gathered: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def published_parts(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What this rank has of them, one at a time. Collective."""
+
+    def checkpoint_tensors(self, published: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Published tensors by their names in a model folder."""
 
     def own_tensors(self) -> Iterator[torch.Tensor]:

@@ -24,12 +24,13 @@ from trainer.data.computations import Accumulate, Predict
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.checkpoint_names import checkpoint_tensors
 from trainer.model.critic import CRITIC, is_critic
-from trainer.model.load_model import Models
-from trainer.model.lora import is_adapter, merged, plain_name, published_name
+from trainer.model.load_model import DTYPES, Models
+from trainer.model.lora import delta, is_adapter, plain_name, published_name
 from trainer.policy.backend import Predictions
 from trainer.policy.forward import Predicted, forward
 from trainer.policy.policy_loss import policy_loss
 from trainer.policy.totals import Totals
+from trainer.publish.bucket_plan import Source, source_of
 
 __all__ = ["ShardedBackend"]
 
@@ -92,29 +93,57 @@ class ShardedBackend:
         """None."""
         return iter(())
 
-    def published_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors to publish, gathered one at a time. Collective."""
-        if self._config.publish.content == "adapter":
-            for name in filter(is_adapter, self.parameters):
-                yield published_name(name), self._whole(name)
-        else:
-            yield from self._whole_weights()
+    def published_sources(self) -> list[Source]:
+        """The tensors to publish, and who has which part of them; the same on every rank."""
+        dtype, rows = DTYPES[self._config.dtype], self.num_parts
+        found = [
+            source_of(published, self.parameters[name], dtype, range(rows))
+            for name, published in self._published_names().items()
+        ]
+        return found + [source_of(name, each, dtype, (0,)) for name, each in self._buffers()]
 
-    def checkpoint_tensors(self, gathered: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def published_parts(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What this rank has of them, one at a time; only the first replica has. Collective."""
+        if dist.get_rank() == self.part_number:
+            for name, published in self._published_names().items():
+                yield published, self._merged_part(name)
+        if dist.get_rank() == 0:
+            yield from self._buffers()
+
+    def checkpoint_tensors(self, published: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Published tensors by their names in a model folder."""
         if self._config.publish.content == "adapter":
-            return gathered
-        return checkpoint_tensors(self._model, gathered)
+            return published
+        return checkpoint_tensors(self._model, published)
 
-    def _whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters and buffers by name, without the critic."""
-        for name in self.parameters:
-            if not (is_critic(name) or is_adapter(name)):
-                yield plain_name(name), merged(self._model, name, self._whole)
+    def _published_names(self) -> dict[str, str]:
+        """Names of the parameters that are published, and their names then; no critic's."""
+        if self._config.publish.content == "adapter":
+            return {name: published_name(name) for name in self.parameters if is_adapter(name)}
+        return {
+            name: plain_name(name)
+            for name in self.parameters
+            if not (is_critic(name) or is_adapter(name))
+        }
+
+    def _buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self._config.publish.content == "adapter":
+            return
         persistent = self._model.state_dict()
         for name, buffer in self._model.named_buffers():
             if name in persistent:
                 yield plain_name(name), buffer
+
+    def _merged_part(self, name: str) -> torch.Tensor:
+        """This rank's rows of a parameter, merged with its layer's adapter."""
+        parameter = self.parameters[name].detach()
+        assert isinstance(parameter, DTensor), "fully_shard makes every parameter a DTensor"
+        mine: torch.Tensor = parameter.to_local()
+        added = delta(self._model, name, self._whole)
+        if added is None:
+            return mine
+        first = -(-len(added) // self.num_parts) * self.part_number
+        return mine.to(added.device) + added[first : first + len(mine)]
 
     def _whole(self, name: str) -> torch.Tensor:
         # Collectives run between devices, also if the shard is offloaded to the host.

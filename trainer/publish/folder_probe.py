@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,21 @@ from services.lib.weight_files.folder_probe import sees, write_probe
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
-__all__ = ["shared_folder"]
+__all__ = ["SharedFolder", "shared_folder"]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFolder:
+    """The weights service's folder of a version, which this machine sees."""
+
+    path: Path
+    probe: pb.FolderProbe
+    """In it, by which another machine finds out."""
 
 
 async def shared_folder(
     stub: WeightServiceAsyncStub, run_id: str, weight_version: int
-) -> Path | None:
+) -> SharedFolder | None:
     """The version's folder, if both sides read what the other one wrote there; else None."""
     request = pb.ProbeFolderRequest(run_id=run_id, weight_version=weight_version)
     offer = await retry_forever("ProbeFolder", lambda: stub.ProbeFolder(request))
@@ -35,4 +45,4 @@ async def shared_folder(
         answer = await retry_forever("ProbeFolder", lambda: stub.ProbeFolder(request))
     finally:
         (folder / written.name).unlink(missing_ok=True)
-    return folder if answer.seen else None
+    return SharedFolder(folder, offer.probe) if answer.seen else None

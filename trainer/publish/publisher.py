@@ -1,9 +1,9 @@
-"""Publish weights: write a Hugging Face folder, bring it to the weights service, commit it.
+"""Publish weights: let the ranks write a Hugging Face folder, bring it to the service, commit it.
 
-BEGUN (version allocated) -> WRITTEN -> UPLOADED -> COMMITTED
+BEGUN (version allocated) -> files WRITTEN and, one by one, with the service -> COMMITTED
 
-The folder is the service's own where both see it (`shared_folder`); else a local one, which is
-uploaded. Each phase has a deadline, and none waits for rollout servers:
+The folder is the service's own where both see it (`shared_folder`); else a local one, whose files
+are uploaded. Each phase has a deadline, and none waits for rollout servers:
 
     PublishTimeout               the phase, its deadline and the cure
     ├── PublishPostponed         not visible: publish later, under another version
@@ -19,8 +19,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc.aio
-import torch
-from seamflow.errors import NotFoundError, PreconditionError
+from seamflow.errors import NotFoundError, PreconditionError, StaleEpochError, decode
 from seamflow.stubs import async_stub
 from seamflow.weights.v1 import weight_service_pb2 as weight_pb2
 from seamflow.weights.v1 import weight_service_pb2_grpc as weight_grpc
@@ -28,16 +27,20 @@ from seamflow.weights.v1 import weight_service_pb2_grpc as weight_grpc
 from services.chassis.errors import Reason
 from services.chassis.log import get_logger
 from services.chassis.rpc.retries import retry_forever
-from services.lib.weight_files.folder_names import folder_name, versions_in
+from services.lib.weight_files.folder_names import folder_name
 from trainer.config import Setting
-from trainer.publish.folder_probe import shared_folder
+from trainer.publish.attempt_messages import Place, WrittenFile
+from trainer.publish.folder_probe import SharedFolder, shared_folder
+from trainer.publish.snapshot_weights import Attempt, SnapshotWeights
 from trainer.publish.uploader import Uploader
-from trainer.publish.weight_folder import weight_digests, write_folder
+from trainer.publish.weight_folder import forget_versions, seal, write_settings
 
 __all__ = ["CommitUnknown", "PublishPostponed", "PublishTimeout", "Publisher"]
 
 _UPLOADS = 3
 """Times a version is uploaded at most: again what the service lost or refused at the commit."""
+_ANNOUNCE_SECONDS = 10.0
+"""The service checks a file meanwhile; what it could not is announced with the next one."""
 _UPLOAD_AGAIN = (Reason.CHECKSUM_MISMATCH, Reason.INCOMPLETE_PUBLISH)
 
 
@@ -88,7 +91,6 @@ class Publisher:
         self._adapter = adapter
         self._upload_folder, self._find_folder = upload_folder, find_folder
         self._uploader = Uploader(channel, compress=compress)
-        self._writing: asyncio.Future[list[weight_pb2.WeightFile]] | None = None
 
     async def newest(self) -> weight_pb2.Manifest | None:
         """The newest committed version; None if nothing was published yet."""
@@ -99,25 +101,26 @@ class Publisher:
             return None
         return response.manifest if response.HasField("manifest") else None
 
-    async def holds(
-        self, manifest: weight_pb2.Manifest, tensors: Mapping[str, torch.Tensor]
-    ) -> bool:
-        """Whether a version has exactly these tensors, by the checksums of its files."""
-        adapter = self._adapter is not None
-        ours = await asyncio.to_thread(weight_digests, tensors, adapter=adapter)
-        theirs = {f.name: f.sha256 for f in manifest.files if f.name.endswith(".safetensors")}
-        return ours == theirs
+    async def holds(self, manifest: weight_pb2.Manifest, weights: SnapshotWeights) -> bool:
+        """Whether a version has exactly these weights, by the checksums of its files.
 
-    async def publish(
-        self, tensors: Mapping[str, torch.Tensor], *, step: int, parent: int, epoch: int
-    ) -> int:
+        Raises `PublishPostponed` or `BucketsLostError`: it is not known.
+        """
+        theirs = {f.name: f.sha256 for f in manifest.files if f.name.endswith(".safetensors")}
+        async with (
+            self._phase("comparing weights", "the next attempt takes new ones"),
+            weights.attempt() as attempt,
+        ):
+            return {each.name: each.sha256 async for each in attempt.files()} == theirs
+
+    async def publish(self, weights: SnapshotWeights, *, step: int, parent: int, epoch: int) -> int:
         """Publish the weights of optimizer step `step`, trained from version `parent`.
 
         Returns the new version. Idempotent per step and epoch: after a crash, under the next epoch,
-        the same step may give other weights. Raises `PublishTimeout`.
+        the same step may give other weights. Raises as `finish`.
         """
         begun = await self.begin(step=step, parent=parent, epoch=epoch)
-        await self.finish(begun, tensors, epoch=epoch)
+        await self.finish(begun, weights, epoch=epoch)
         return int(begun.weight_version)
 
     async def begin(self, *, step: int, parent: int, epoch: int) -> weight_pb2.BeginPublishResponse:
@@ -134,87 +137,123 @@ class Publisher:
             return await retry_forever("BeginPublish", lambda: self._stub.BeginPublish(begin))
 
     async def finish(
-        self,
-        begun: weight_pb2.BeginPublishResponse,
-        tensors: Mapping[str, torch.Tensor],
-        *,
-        epoch: int,
+        self, begun: weight_pb2.BeginPublishResponse, weights: SnapshotWeights, *, epoch: int
     ) -> None:
-        """The other phases: write, upload and commit. Raises `PublishTimeout`."""
+        """The other phases: write, upload and commit.
+
+        Raises:
+            PublishTimeout: a phase missed its deadline.
+            BucketsLostError: the ranks could not bring the weights together: as postponed.
+            OSError: a rank could not write.
+        """
         version = begun.weight_version
         shared = await self._shared_folder(version)
-        files = await self._write(shared, version, tensors)
-        head = weight_pb2.UploadShardsRequest(
+        request = weight_pb2.CommitPublishRequest(
             run_id=self._run_id, weight_version=version, epoch=epoch
         )
-        commit = weight_pb2.CommitPublishRequest(
-            run_id=self._run_id, weight_version=version, epoch=epoch, files=files
-        )
-        if shared is not None:
-            await self._commit(commit)
-        else:
-            await self._upload(head, files)
-            await self._commit_uploaded(commit, head)
-            await asyncio.to_thread(self._forget_local, version)
+        local = self._local(version)
+        folder = local if shared is None else shared.path
+        try:
+            await asyncio.to_thread(forget_versions, self._upload_folder, version)
+            attempt = weights.attempt(
+                version=version,
+                epoch=epoch,
+                spool=local,
+                folder=None if shared is None else shared.path,
+                probe=None if shared is None else shared.probe,
+            )
+            async with attempt as writing:
+                await self._bring(request, weights, writing, folder, shared)
+                await self._commit_brought(request, writing, shared)
+                writing.committed()
+        except OSError:  # half a version would keep a full disk full
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            raise
+        await asyncio.to_thread(forget_versions, self._upload_folder, version)
 
-    async def _commit_uploaded(
-        self, commit: weight_pb2.CommitPublishRequest, head: weight_pb2.UploadShardsRequest
+    async def _bring(
+        self,
+        request: weight_pb2.CommitPublishRequest,
+        weights: SnapshotWeights,
+        writing: Attempt,
+        folder: Path,
+        shared: SharedFolder | None,
+    ) -> None:
+        """Bring all files to the service, and describe them in the request of the commit."""
+        phase, cure = f"writing {folder}", "check the disk of that folder"
+        if shared is None:
+            phase += " and UploadShards"
+            cure += ", the network to the weights service and its disk; the next attempt continues"
+        async with self._phase(phase, cure):
+            settings = await asyncio.to_thread(
+                write_settings, folder, self._model_folder, weights.plan, self._adapter
+            )
+            request.files.extend(settings)
+            if shared is None:
+                await self._upload(request, settings)
+            announcement = _Announcement(self._stub, request)
+            async for written in writing.files():
+                await self._upload_here(request, written)
+                request.files.append(written.described)
+                await announcement.add(written.described)
+            request.files.sort(key=lambda file: file.name)
+            if shared is not None:
+                await asyncio.to_thread(seal, folder, request.files)
+
+    async def _upload_here(
+        self, request: weight_pb2.CommitPublishRequest, written: WrittenFile
+    ) -> None:
+        """Upload a file that this rank has; the others have done it with theirs."""
+        if written.place == Place.SPOOL:
+            await self._upload(request, [written.described])
+
+    async def _commit_brought(
+        self,
+        request: weight_pb2.CommitPublishRequest,
+        writing: Attempt,
+        shared: SharedFolder | None,
     ) -> None:
         """Commit; upload again what the service lost in a crash, or found damaged."""
         for _ in range(_UPLOADS - 1):
             try:
-                await self._commit(commit)
+                await self._commit(request)
             except PreconditionError as error:
-                if error.reason not in _UPLOAD_AGAIN:
+                if shared is not None or error.reason not in _UPLOAD_AGAIN:
                     raise
                 get_logger().warning("upload_repeated", error=str(error))
-                await self._upload(head, commit.files)
+                await self._bring_again(request, writing)
             else:
                 return
-        await self._commit(commit)
+        await self._commit(request)
 
-    def _forget_local(self, version: int) -> None:
-        """Delete what this and earlier versions left; a newer trainer's version is newer."""
-        for old in versions_in(self._upload_folder):
-            if old <= version:
-                shutil.rmtree(self._local(old), ignore_errors=True)
+    async def _bring_again(
+        self, request: weight_pb2.CommitPublishRequest, writing: Attempt
+    ) -> None:
+        async with self._phase("UploadShards", "check the network to the weights service"):
+            await writing.again()
+            others = {written.name: written async for written in writing.files()}
+            ours = [f for f in request.files if _is_here(others.get(f.name))]
+            await self._upload(request, ours)
 
     def _local(self, version: int) -> Path:
         return self._upload_folder / folder_name(version)
 
-    async def _shared_folder(self, version: int) -> Path | None:
+    async def _shared_folder(self, version: int) -> SharedFolder | None:
         if not self._find_folder:
             return None
         async with self._phase("ProbeFolder", "check that the weights service answers"):
             return await shared_folder(self._stub, self._run_id, version)
 
-    async def _write(
-        self, shared: Path | None, version: int, tensors: Mapping[str, torch.Tensor]
-    ) -> list[weight_pb2.WeightFile]:
-        """Write durably into the shared folder, or else into a local one."""
-        folder, durable = shared or self._local(version), shared is not None
-        async with self._phase(f"writing {folder}", "check the disk of that folder"):
-            # A thread cannot be cancelled: one that missed its deadline ends before the next.
-            if self._writing is not None:
-                await asyncio.wait({self._writing})
-            await asyncio.to_thread(self._forget_local, version)
-            writing = asyncio.to_thread(
-                write_folder, folder, self._model_folder, tensors, self._adapter, durable
-            )
-            self._writing = asyncio.ensure_future(writing)
-            await asyncio.wait({self._writing})
-        written, self._writing = self._writing, None
-        if written.exception() is not None:  # half a version would keep a full disk full
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-        return written.result()
-
     async def _upload(
-        self, head: weight_pb2.UploadShardsRequest, files: Sequence[weight_pb2.WeightFile]
+        self,
+        request: weight_pb2.CommitPublishRequest,
+        files: Sequence[weight_pb2.WeightFile],
     ) -> None:
         """Continues where an earlier attempt, of this process or another one, ended."""
-        cure = "check the network to the weights service and its disk; the next attempt continues"
-        async with self._phase("UploadShards", cure):
-            await self._uploader.upload(head, self._local(head.weight_version), files)
+        head = weight_pb2.UploadShardsRequest(
+            run_id=self._run_id, weight_version=request.weight_version, epoch=request.epoch
+        )
+        await self._uploader.upload(head, self._local(request.weight_version), files)
 
     async def _commit(self, request: weight_pb2.CommitPublishRequest) -> None:
         cure = "restart the trainer: it reads what was committed and continues from there"
@@ -233,3 +272,36 @@ class Publisher:
             if not deadline.expired():
                 raise
             raise error(phase, self._phase_seconds, cure) from late
+
+
+class _Announcement:
+    """Tells the weights service of files before the commit; without it they are checked then."""
+
+    def __init__(
+        self, stub: weight_grpc.WeightServiceAsyncStub, commit: weight_pb2.CommitPublishRequest
+    ) -> None:
+        self._stub, self._is_known = stub, True
+        self._request = weight_pb2.AnnounceFilesRequest(
+            run_id=commit.run_id, weight_version=commit.weight_version, epoch=commit.epoch
+        )
+
+    async def add(self, file: weight_pb2.WeightFile) -> None:
+        """Announce a file, and those that could not be before. Raises `StaleEpochError`."""
+        self._request.files.append(file)
+        if not self._is_known:
+            return
+        try:
+            await self._stub.AnnounceFiles(self._request, timeout=_ANNOUNCE_SECONDS)
+            del self._request.files[:]
+        except grpc.aio.AioRpcError as error:
+            # A service of the release before does not know it.
+            self._is_known = error.code() != grpc.StatusCode.UNIMPLEMENTED
+            refused = decode(error)
+            if isinstance(refused, StaleEpochError):
+                raise refused from error
+            get_logger().debug("files_not_announced", error=str(refused))
+
+
+def _is_here(written: WrittenFile | None) -> bool:
+    """Whether this rank has a file: one that no rank reports is none of weights."""
+    return written is None or written.place == Place.SPOOL

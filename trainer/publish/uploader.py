@@ -7,8 +7,10 @@ and the upload continues there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import wait
 from pathlib import Path
+from threading import Thread
 
 import grpc.aio
 from seamflow.errors import (
@@ -30,7 +32,7 @@ from services.chassis.log import get_logger
 from services.chassis.rpc.retries import retry_forever
 from services.lib.weight_files.shard_chunks import CHUNK_BYTES, encode_upload, keep_freed_memory
 
-__all__ = ["Uploader"]
+__all__ = ["ThreadUploader", "Uploader"]
 
 _METHOD = "/seamflow.weights.v1.WeightService/UploadShards"
 _TOGETHER = 4
@@ -140,6 +142,51 @@ class Uploader:
                 request.encoding, request.num_bytes = pb.SHARD_ENCODING_ZSTD, len(data)
                 data = compressed
         return encode_upload(request, data)
+
+
+class ThreadUploader:
+    """Uploads for threads that have no event loop; there is one in a thread of its own."""
+
+    def __init__(
+        self, connect: Callable[[], grpc.aio.Channel], run_id: str, *, compress: bool = False
+    ) -> None:
+        """Args:
+
+        connect: opens a channel to the weights service, in that thread.
+        run_id: of the training job.
+        compress: as that of `Uploader`.
+        """
+        self._connect, self._run_id, self._compress = connect, run_id, compress
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._uploader: Uploader | None = None
+
+    def upload(
+        self,
+        head: pb.UploadShardsRequest,
+        folder: Path,
+        file: pb.WeightFile,
+        is_over: Callable[[], bool],
+    ) -> None:
+        """Send what the service lacks of a file; see `Uploader.upload`.
+
+        Raises:
+            SeamflowError: it was refused, or `is_over` said that nobody waits for it any more.
+        """
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            Thread(target=self._loop.run_forever, daemon=True, name="upload").start()
+        head.run_id = self._run_id
+        sending = asyncio.run_coroutine_threadsafe(self._send(head, folder, file), self._loop)
+        while not sending.done():
+            wait({sending}, timeout=1.0)
+            if is_over() and sending.cancel():
+                raise UnavailableError(f"{file.name} was not uploaded in time")
+        sending.result()
+
+    async def _send(self, head: pb.UploadShardsRequest, folder: Path, file: pb.WeightFile) -> None:
+        if self._uploader is None:
+            self._uploader = Uploader(self._connect(), compress=self._compress)
+        await self._uploader.upload(head, folder, [file])
 
 
 def _missing(files: Sequence[pb.WeightFile], held: Mapping[str, int]) -> list[Part]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,22 @@ import torch
 from seamflow.weights.v1 import weight_service_pb2 as weight_pb2
 
 from services.lib.model_files.quantization import QUANTIZATION_FILES, without_quantization
-from services.lib.weight_files.folder_names import ADAPTER_BASE, COPIED_SUFFIXES, fingerprint
+from services.lib.weight_files.folder_names import (
+    ADAPTER_BASE,
+    COPIED_SUFFIXES,
+    fingerprint,
+    folder_name,
+    versions_in,
+)
 from trainer import fsync_files
 from trainer.config import Setting
+from trainer.publish.bucket_plan import BucketPlan, plan_buckets, whole_tensors
 
-__all__ = ["weight_digests", "write_folder"]
+__all__ = ["forget_versions", "seal", "write_folder", "write_settings", "write_weights"]
 
-_WEIGHTS = "model.safetensors"
+_CONFIG = "config.json"
 _INDEX = "model.safetensors.index.json"
-_ADAPTER_SETTINGS, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_ADAPTER_SETTINGS = "adapter_config.json"
 _MANIFEST = "manifest.json"
 _OF_WEIGHTS = frozenset({_MANIFEST, *QUANTIZATION_FILES})
 """Files about the weights of a folder, which are others in the next."""
@@ -41,101 +48,99 @@ def write_folder(
     adapter: Mapping[str, Setting] | None = None,
     durable: bool = True,
 ) -> list[weight_pb2.WeightFile]:
-    """Write a complete folder; its files with checksums.
+    """Write a complete folder of tensors that this process has; its files with checksums.
 
     Args:
         folder: to create.
         model_folder: with configuration and tokenizer.
-        tensors: by name.
+        tensors: by the names in a model folder.
         adapter: settings, if the tensors are an adapter; None: they are whole weights.
-        durable: make the files durable and mark the folder complete; False: it is only read by this
-            process, which uploads the files.
+        durable: make the files durable and mark the folder complete.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    if adapter is None:
-        _copy_settings(model_folder, folder, next(iter(tensors.values())).dtype)
-        _write_weights(folder, tensors)
-    else:
-        _write_adapter(folder, model_folder, tensors, adapter)
-    # Hidden files are the probes of a folder shared with the weights service.
-    paths = [path for path in sorted(folder.iterdir()) if path.name[0] != "."]
-    files = [_described(path) for path in paths if path.name != _MANIFEST]
+    plan = plan_buckets(whole_tensors(tensors), dict, _FILE_BYTES, adapter=adapter is not None)
+    files = write_settings(folder, model_folder, plan, adapter)
+    for bucket in plan.buckets:
+        part = {source.name: tensors[source.name] for source in bucket.sources}
+        files.append(write_weights(folder / bucket.file, part, durable=durable))
     if durable:
-        for file in files:
-            fsync_files.sync(folder / file.name)
-        entries = [{"name": f.name, "num_bytes": f.num_bytes, "sha256": f.sha256} for f in files]
-        fsync_files.write_json(folder / _MANIFEST, {"files": entries})
-        fsync_files.write_marker(folder)
+        seal(folder, files)
     return files
 
 
-def weight_digests(tensors: Mapping[str, torch.Tensor], *, adapter: bool) -> dict[str, str]:
-    """SHA-256 of each file of tensors that `write_folder` would write, by name; nothing is written.
+def write_settings(
+    folder: Path, model_folder: Path, plan: BucketPlan, adapter: Mapping[str, Setting] | None
+) -> list[weight_pb2.WeightFile]:
+    """Write all files of a folder but the weights; see `write_folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if adapter is None:
+        names = [*_copy_settings(model_folder, folder, plan.sources[0].dtype)]
+        if plan.index is not None:
+            _write_json(folder / _INDEX, plan.index)
+            names.append(_INDEX)
+    else:
+        names = [*_write_adapter(folder, model_folder, plan, adapter)]
+    return [_described(folder / name) for name in names]
 
-    Args:
-        tensors: by name.
-        adapter: they are an adapter.
+
+def write_weights(
+    path: Path, tensors: Mapping[str, torch.Tensor], *, durable: bool
+) -> weight_pb2.WeightFile:
+    """Write a file of tensors, whose checksum is computed meanwhile; it appears when it is whole.
+
+    Raises:
+        OSError: it cannot be written.
     """
-    files = [(_ADAPTER_WEIGHTS, tensors)] if adapter else _weight_files(tensors)
-    return {name: fsync_files.tensors_digest(part) for name, part in files}
+    unnamed = path.with_name(f".{path.name}.partial")
+    write = fsync_files.write_tensors if durable else fsync_files.save_tensors
+    try:
+        digest = write(unnamed, tensors)
+        unnamed.rename(path)
+    except OSError:
+        unnamed.unlink(missing_ok=True)  # it would keep a full disk full
+        raise
+    size = path.stat().st_size
+    return weight_pb2.WeightFile(name=path.name, num_bytes=size, sha256=digest)
+
+
+def seal(folder: Path, files: Sequence[weight_pb2.WeightFile]) -> None:
+    """Make a folder durable whose weights are, and mark it complete."""
+    for file in files:
+        fsync_files.sync(folder / file.name)
+    entries = [{"name": f.name, "num_bytes": f.num_bytes, "sha256": f.sha256} for f in files]
+    fsync_files.write_json(folder / _MANIFEST, {"files": entries})
+    fsync_files.write_marker(folder)
+
+
+def forget_versions(folder: Path, version: int) -> None:
+    """Delete what this and earlier versions left in `folder`; a newer trainer's is newer."""
+    for old in versions_in(folder):
+        if old <= version:
+            shutil.rmtree(folder / folder_name(old), ignore_errors=True)
 
 
 def _write_adapter(
-    folder: Path,
-    model_folder: Path,
-    tensors: Mapping[str, torch.Tensor],
-    settings: Mapping[str, Setting],
-) -> None:
-    layers = {name.rpartition(".lora_")[0].rpartition(".")[2] for name in tensors}
+    folder: Path, model_folder: Path, plan: BucketPlan, settings: Mapping[str, Setting]
+) -> Iterator[str]:
+    layers = {source.name.rpartition(".lora_")[0].rpartition(".")[2] for source in plan.sources}
     _write_json(folder / _ADAPTER_SETTINGS, {**settings, "target_modules": sorted(layers)})
+    yield _ADAPTER_SETTINGS
     _write_json(folder / ADAPTER_BASE, {"fingerprint": fingerprint(model_folder)})
-    fsync_files.save_tensors(folder / _ADAPTER_WEIGHTS, tensors)
+    yield ADAPTER_BASE
 
 
-def _copy_settings(source: Path, target: Path, dtype: torch.dtype) -> None:
-    """Copy configuration and tokenizer files; no weights, no code."""
+def _copy_settings(source: Path, target: Path, dtype: torch.dtype) -> Iterator[str]:
+    """Copy configuration and tokenizer files; no weights, no code. Their names."""
     for path in sorted(source.iterdir()):
         of_weights = path.name.endswith(".index.json") or path.name in _OF_WEIGHTS
         if path.is_file() and path.suffix in COPIED_SUFFIXES and not of_weights:
             shutil.copyfile(path, target / path.name)
-    config = without_quantization(json.loads((source / "config.json").read_text()))
+            if path.name != _CONFIG:
+                yield path.name
+    config = without_quantization(json.loads((source / _CONFIG).read_text()))
     name = "torch_dtype" if "torch_dtype" in config else "dtype"
     config[name] = str(dtype).removeprefix("torch.")
-    _write_json(target / "config.json", config)
-
-
-def _write_weights(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    files = _weight_files(tensors)
-    for name, part in files:
-        fsync_files.save_tensors(folder / name, part)
-    if len(files) == 1:
-        return
-    index = {
-        "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
-        "weight_map": {key: name for name, part in files for key in part},
-    }
-    _write_json(folder / _INDEX, index)
-
-
-def _weight_files(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, dict[str, torch.Tensor]]]:
-    """Name and tensors of each file."""
-    parts = list(_parts(tensors))
-    if len(parts) == 1:
-        return [(_WEIGHTS, parts[0])]
-    names = (f"model-{n:05d}-of-{len(parts):05d}.safetensors" for n in range(1, len(parts) + 1))
-    return list(zip(names, parts, strict=True))
-
-
-def _parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
-    part: dict[str, torch.Tensor] = {}
-    size = 0
-    for name, tensor in tensors.items():
-        if part and size + tensor.nbytes > _FILE_BYTES:
-            yield part
-            part, size = {}, 0
-        part[name] = tensor
-        size += tensor.nbytes
-    yield part
+    _write_json(target / _CONFIG, config)
+    yield _CONFIG
 
 
 def _write_json(path: Path, content: Any) -> None:
@@ -143,6 +148,6 @@ def _write_json(path: Path, content: Any) -> None:
 
 
 def _described(path: Path) -> weight_pb2.WeightFile:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return weight_pb2.WeightFile(name=path.name, num_bytes=path.stat().st_size, sha256=digest)
+    data = path.read_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    return weight_pb2.WeightFile(name=path.name, num_bytes=len(data), sha256=digest)

@@ -12,11 +12,14 @@ import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
+from torch.distributed import Store  # type: ignore[attr-defined]
+
 from trainer.ranks.commands import Command, Exit, Form, Optimize, Release, Restore, decode, encode
 from trainer.ranks.lives import announced, life_name, life_of
+from trainer.ranks.loss_watch import LossWatch
 from trainer.ranks.process_group import STARTED, RankInfo, form_group
-from trainer.ranks.store_messages import arrived, receive, send
 from trainer.ranks.worker import Worker
+from trainer.store_messages import arrived, receive, send
 
 __all__ = ["Rank0", "RankFailedError", "RankLostError", "worker_loop"]
 
@@ -66,6 +69,16 @@ class Rank0:
     def nodes(self) -> tuple[str, ...]:
         """The node of each rank that is not lost; empty names: not given."""
         return tuple(self._ranks.nodes[life_of(name)[0]] for name in self._left())
+
+    @property
+    def watch(self) -> LossWatch | None:
+        """Of the present group; None: there is one replica."""
+        return self._ranks.watch
+
+    @property
+    def store(self) -> Store:
+        """Of the commands."""
+        return self._ranks.store
 
     @property
     def worker(self) -> Worker:

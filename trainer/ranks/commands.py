@@ -11,19 +11,21 @@ import numpy as np
 
 from trainer.data.computations import Accumulate, Predict
 from trainer.data.micro_batch_columns import from_columns, to_columns
+from trainer.publish.bucket_writer import WriteBuckets
 
 __all__ = [
     "Command",
     "Discard",
     "Exit",
     "Form",
-    "Gather",
     "Load",
     "Measure",
     "Optimize",
     "Release",
     "Restore",
     "Save",
+    "TakeSnapshot",
+    "WriteBuckets",
     "Written",
     "decode",
     "encode",
@@ -95,8 +97,8 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gather:
-    """Gather the whole parameters on rank 0."""
+class TakeSnapshot:
+    """Copy this rank's part of what is published to the host, where `WriteBuckets` finds it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +126,8 @@ Command = (
     | Written
     | Load
     | Form
-    | Gather
+    | TakeSnapshot
+    | WriteBuckets
     | Release
     | Restore
     | Exit
@@ -167,4 +170,6 @@ def decode(data: bytes) -> Command:
             values["actions"] = tuple(map(tuple, values.get("actions", ())))
         if kind is Form:
             values |= {name: tuple(values[name]) for name in ("members", "sources")}
+        if kind is WriteBuckets:
+            values["probe"] = tuple(values["probe"])
         return kind(**values)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-import torch
 import torch.distributed as dist
 
 from services.lib.routed_experts import RoutingShape
@@ -15,8 +14,9 @@ from trainer.checkpoint import checkpoint_files
 from trainer.config import TrainerConfig
 from trainer.model.context_ranks import check_ranks
 from trainer.object_path import Folder
+from trainer.publish.snapshot_weights import SnapshotLostError, SnapshotWeights
 from trainer.ranks.command_channel import Rank0, RankLostError
-from trainer.ranks.commands import Command, Exit, Save, Written
+from trainer.ranks.commands import Command, Exit, Save, TakeSnapshot, WriteBuckets, Written
 from trainer.ranks.process_group import join
 from trainer.ranks.worker import Worker
 
@@ -124,11 +124,28 @@ class RankGroup:
         if lost and not checkpoint_files.is_written(folder, len(savers)):
             raise RankLostError(f"{folder} lacks the shard of a rank that was lost")
 
-    def take_gathered(self) -> dict[str, torch.Tensor]:
-        """The tensors of the last `Gather`, on the host; may be called once after it."""
-        worker = self._started().worker
-        gathered, worker.gathered = worker.gathered, {}
-        return gathered
+    async def snapshot(self) -> SnapshotWeights:
+        """Copy the weights to publish; the ranks write them while other commands run.
+
+        Raises:
+            RankLostError: a rank was lost.
+        """
+        rank0 = self._started()
+        await self.do(TakeSnapshot())
+        watch = rank0.watch
+
+        def is_lost() -> bool:
+            return rank0.watch is not watch or (watch is not None and watch.lost.is_set())
+
+        async def give(order: WriteBuckets) -> None:
+            try:
+                await self.do(order)
+            except RankLostError as error:
+                raise SnapshotLostError(str(error)) from error
+            if is_lost():
+                raise SnapshotLostError("a rank was lost since the weights were copied")
+
+        return SnapshotWeights(rank0.worker.bucket_plan, rank0.store, give, is_lost)
 
     async def stop(self) -> None:
         """End all ranks, after the command in progress."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
+from services.chassis.rpc.clients import channel
 from services.lib.routed_experts import RoutingShape
 from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint import checkpoint_files
-from trainer.checkpoint.host_copy import copy_stream
+from trainer.checkpoint.host_copy import HostCopy, copy_stream
 from trainer.checkpoint.shard_writer import ShardWriter
 from trainer.config import TrainerConfig
 from trainer.data.computations import Accumulate, Predict
@@ -21,18 +22,22 @@ from trainer.pipeline.pipeline_backend import PipelineBackend
 from trainer.policy.backend import Backend
 from trainer.policy.policy import Policy
 from trainer.policy.sharded_backend import ShardedBackend
+from trainer.publish.bucket_plan import BucketPlan, bucket_limit, plan_buckets
+from trainer.publish.bucket_writer import BucketWriter, Snapshot, WritingRank
+from trainer.publish.uploader import ThreadUploader
 from trainer.ranks.commands import (
     Command,
     Discard,
     Exit,
     Form,
-    Gather,
     Load,
     Measure,
     Optimize,
     Release,
     Restore,
     Save,
+    TakeSnapshot,
+    WriteBuckets,
     Written,
 )
 from trainer.ranks.offload import DeviceState
@@ -40,7 +45,10 @@ from trainer.ranks.state_transfer import transfer
 
 __all__ = ["Worker"]
 
-_KEEPS_STATE = (Accumulate, Predict, Measure, Discard, Save, Written, Gather)
+_KEEPS_STATE = (
+    *(Accumulate, Predict, Measure, Discard, Save, Written),
+    *(TakeSnapshot, WriteBuckets),
+)
 """Commands that change nothing that a checkpoint holds."""
 
 
@@ -59,15 +67,25 @@ class Worker:
         """
         torch.manual_seed(config.seed)
         self._config, self._store = config, store
-        self.gathered: dict[str, torch.Tensor] = {}
-        """On rank 0 after `Gather`: the published tensors by their names in a checkpoint, on the
-        host."""
         self._loaded = None if waits else _policy(config, store, config.replicas)
         self._held: dict[str, torch.Tensor] = {}
         """State in the process group before, until the present one carries out a command."""
         self._device_state = DeviceState()
         self._shard_writer = ShardWriter(copy_stream(config.device))
-        self._published_dtype = DTYPES[config.dtype]
+        self._published_copy = HostCopy(copy_stream(config.device))
+        self._bucket_plan: BucketPlan | None = None
+        self._bucket_writer = _bucket_writer(config, store or HashStore())
+
+    @property
+    def bucket_plan(self) -> BucketPlan:
+        """The files of a published version, and who gathers which."""
+        if self._bucket_plan is None:
+            backend, publish = self._policy.backend, self._config.publish
+            sources, adapter = backend.published_sources(), publish.content == "adapter"
+            limit = bucket_limit(sources, publish.bucket_bytes)
+            convert = backend.checkpoint_tensors
+            self._bucket_plan = plan_buckets(sources, convert, limit, adapter=adapter)
+        return self._bucket_plan
 
     @property
     def packed(self) -> bool:
@@ -95,6 +113,7 @@ class Worker:
             self._held = {}
         if not isinstance(command, _KEEPS_STATE):
             self._shard_writer.hold_back()
+            self._published_copy.hold_back()
         match command:
             case Accumulate():
                 return self._policy.accumulate(command)
@@ -115,13 +134,16 @@ class Worker:
                 checkpoint_files.load_shards(self._policy, place(folder), *_place())
             case Form():
                 self._take_over(command)
-            case Gather():
-                self._gather()
+            case TakeSnapshot():
+                self._take_snapshot()
+            case WriteBuckets():
+                self._bucket_writer.start(command)
             case Release():
                 return {"num_bytes": self._device_state.release(self._policy.device_tensors())}
             case Restore():
                 self._device_state.restore()
             case Exit():
+                self._bucket_writer.forget()
                 dist.destroy_process_group()
         return {}
 
@@ -131,17 +153,38 @@ class Worker:
             self._held = self._loaded.held_state()
         policy = _policy(self._config, self._store, form.replicas)
         transfer(policy, self._held, form.sources, self._config.device)
-        self._loaded = policy
+        self._loaded, self._bucket_plan = policy, None
+        # Ranks may have other numbers, and some have no snapshot.
+        self._forget_snapshot()
+        self._bucket_writer = _bucket_writer(self._config, self._store or HashStore())
 
-    def _gather(self) -> None:
-        self.gathered = {}
-        for name, full in self._policy.backend.published_tensors():
-            if dist.get_rank() == 0:
-                # A copy even on the CPU: the next step must not change the published tensors.
-                dtype = self._published_dtype if full.is_floating_point() else full.dtype
-                self.gathered[name] = full.to("cpu", dtype, copy=True)
-        if self.gathered:
-            self.gathered = self._policy.backend.checkpoint_tensors(self.gathered)
+    def _take_snapshot(self) -> None:
+        self._forget_snapshot()
+        backend, copy = self._policy.backend, self._published_copy
+        parts = copy.start(backend.published_parts(), DTYPES[self._config.dtype])
+        snapshot = Snapshot(
+            plan=self.bucket_plan, parts=parts, convert=backend.checkpoint_tensors, wait=copy.wait
+        )
+        self._bucket_writer.hold(snapshot)
+
+    def _forget_snapshot(self) -> None:
+        if self._bucket_writer.is_busy:  # it may read what would be written over
+            self._published_copy = HostCopy(copy_stream(self._config.device))
+        self._bucket_writer.forget()
+
+
+def _bucket_writer(config: TrainerConfig, store: Store) -> BucketWriter:
+    """This rank's; rank 0's files are sent by its client of the weights service."""
+    uploader = ThreadUploader(
+        lambda: channel(config, config.weights), config.run_id, compress=config.publish.compress
+    )
+    number = dist.get_rank() if dist.is_initialized() else 0
+    rank = WritingRank(
+        number=number,
+        seconds=config.publish.phase_seconds,
+        upload=uploader.upload if number else None,
+    )
+    return BucketWriter(rank, store)
 
 
 def _policy(config: TrainerConfig, store: Store | None, replicas: int) -> Policy:

@@ -11,7 +11,6 @@ from statistics import fmean
 from typing import TypeVar
 
 import numpy as np
-import torch
 
 from services.chassis.log import get_logger
 from services.lib.group_baseline import compares_groups
@@ -20,8 +19,9 @@ from trainer.data.computations import Accumulate
 from trainer.data.gradient_chunks import GradientChunk
 from trainer.data.token_sequence import TokenSequence
 from trainer.object_path import Folder
+from trainer.publish.snapshot_weights import SnapshotWeights
 from trainer.ranks.command_channel import RankFailedError, RankLostError
-from trainer.ranks.commands import Discard, Gather, Load, Measure, Optimize
+from trainer.ranks.commands import Discard, Load, Measure, Optimize
 from trainer.ranks.rank_group import RankGroup
 from trainer.step.chunk_commands import ChunkCommands, MiniBatch
 from trainer.step.step_dump import StepDumpWriter
@@ -189,10 +189,9 @@ class StepRunner:
         epochs = range(self._config.algorithm.num_epochs)
         return [int(each) for _ in epochs for each in rng.permutation(num_mini_batches)]
 
-    async def gather(self) -> Mapping[str, torch.Tensor]:
-        """The whole weights, on the host."""
-        await self.on_those_left(lambda: self._ranks.do(Gather()))
-        return self._ranks.take_gathered()
+    async def snapshot(self) -> SnapshotWeights:
+        """A copy of the weights to publish."""
+        return await self.on_those_left(self._ranks.snapshot)
 
     async def _commands(self, part: _Part) -> list[Accumulate]:
         """One command for each rank. In a thread: a pipeline is planned for seconds."""

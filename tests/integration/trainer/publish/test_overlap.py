@@ -15,10 +15,11 @@ import torch
 from services.chassis.errors import DependencyUnavailable
 from tests.lib.trainer.support import read_lines
 from tests.lib.trainer.training import Training
+from trainer.background import async_publisher
 from trainer.background.async_publisher import AsyncPublisher
 from trainer.policy.policy import Policy
-from trainer.publish import publisher
-from trainer.publish.weight_folder import write_folder
+from trainer.publish import bucket_writer, publisher
+from trainer.publish.snapshot_weights import SnapshotLostError
 
 STEPS = 4
 TIMEOUT_SECONDS = 20.0
@@ -33,19 +34,17 @@ class SlowDisk:
         self.num_writes = 0
         self._timeout = wait_seconds
         self._trained = [threading.Event() for _ in range(STEPS + 2)]
-        self._optimize, self._write = Policy.optimize, write_folder
+        self._optimize, self._write = Policy.optimize, bucket_writer.write_weights
         monkeypatch.setattr(Policy, "optimize", self._optimized())
-        monkeypatch.setattr(publisher, "write_folder", self.write)
+        monkeypatch.setattr(bucket_writer, "write_weights", self.write)
 
-    def write(
-        self, folder: Path, model_folder: Path, tensors: Mapping[str, torch.Tensor], *adapter: Any
-    ) -> list[Any]:
+    def write(self, path: Path, tensors: Mapping[str, torch.Tensor], *, durable: bool) -> Any:
         """Wait, then write."""
         self.num_writes += 1
         after = min(self.num_writes + 1, STEPS)
         if not self._trained[after].wait(self._timeout):
             raise OSError(f"step {after} was not trained while weights were written")
-        return self._write(folder, model_folder, tensors, *adapter)
+        return self._write(path, tensors, durable=durable)
 
     def _optimized(self) -> Any:
         trained, optimize = self._trained, self._optimize
@@ -91,10 +90,10 @@ async def test_a_failing_write_ends_training_immediately(
 ) -> None:
     """Even while the trainer waits for samples that never come."""
 
-    def broken(*_: Any) -> Any:
+    def broken(*_: Any, **__: Any) -> Any:
         raise OSError("no space left")
 
-    monkeypatch.setattr(publisher, "write_folder", broken)
+    monkeypatch.setattr(bucket_writer, "write_weights", broken)
     await training.fill(STEPS, rollouts=12)
     async with asyncio.timeout(TIMEOUT_SECONDS):
         with pytest.raises(DependencyUnavailable, match="no space left"):
@@ -123,6 +122,26 @@ async def test_a_postponed_publish_is_retried_until_newer_weights_supersede_it(
     assert tried.count(2) == 1
     published = {path.name for path in training.published()}
     assert len(published) == (2 if failures == 1 else 1)
+
+
+async def test_a_publish_that_lost_a_rank_is_postponed_to_newer_weights(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its part of the snapshot is gone: the next step publishes, though it would not have."""
+    finish, tried = publisher.Publisher.finish, list[int]()
+
+    async def failing(self: publisher.Publisher, begun: Any, *given: Any, **named: Any) -> None:
+        tried.append(begun.weight_version)
+        if begun.weight_version == 1:
+            raise SnapshotLostError("a rank was lost")
+        await finish(self, begun, *given, **named)
+
+    monkeypatch.setattr(publisher.Publisher, "finish", failing)
+    monkeypatch.setattr(async_publisher, "_RETRY_SECONDS", 0.0)
+    records = await (await training.fill(STEPS)).train(STEPS, publish__every=2)
+    assert tried == [1, 2, 3]
+    assert [record["weight_version"] for record in records][2:] == [2, 3]
+    assert len(training.published()) == 2
 
 
 async def test_a_version_is_published_again_that_a_crash_cut_off_between_two(

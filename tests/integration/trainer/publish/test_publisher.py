@@ -21,12 +21,16 @@ from seamflow.weights.v1.weight_service_pb2_grpc import (
     WeightServiceServicer,
     add_WeightServiceServicer_to_server,
 )
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc.server import Service, started
 from services.lib.weight_files.folder_probe import own_probe, sees
-from trainer.publish import publisher, weight_folder
+from trainer.publish import bucket_writer, publisher, weight_folder
+from trainer.publish.bucket_plan import plan_buckets, whole_tensors
+from trainer.publish.bucket_writer import BucketWriter, Snapshot, WriteBuckets, WritingRank
+from trainer.publish.snapshot_weights import SnapshotWeights, held_weights
 
 
 def test_a_published_folder_loads_and_its_checksums_match(model: Path, tmp_path: Path) -> None:
@@ -149,18 +153,16 @@ async def test_every_phase_of_a_publish_has_a_deadline(
         # Only once a phase hangs, so that those before it have as long as they need.
         monkeypatch.setattr(loop, "time", lambda: now() + 600.0)
 
-    def write(folder: Path, *_: object) -> list[pb.WeightFile]:
+    def write(*given: Any, **named: Any) -> pb.WeightFile:
         if silent == "writing":
             loop.call_soon_threadsafe(pass_the_deadline)
             written.wait(30)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text("{}")
-        return [pb.WeightFile(name="config.json", num_bytes=2)]
+        return weight_folder.write_weights(*given, **named)
 
     service.on_silence = pass_the_deadline
-    monkeypatch.setattr(publisher, "write_folder", write)
+    monkeypatch.setattr(bucket_writer, "write_weights", write)
     async with connected_publisher(service, model, 600.0) as trainer:
-        publishing = trainer.publish(weights(model), step=1, parent=0, epoch=1)
+        publishing = trainer.publish(held_weights(weights(model)), step=1, parent=0, epoch=1)
         if error is None:
             assert await publishing == 1
         else:
@@ -181,23 +183,22 @@ async def test_a_version_that_does_not_fit_leaves_nothing(
     """
     service, begun = SlowWeights(tmp_path), list[Path]()
 
-    def half(folder: Path, *_: object) -> list[pb.WeightFile]:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "model.safetensors").write_bytes(b"half")
-        begun.append(folder)
-        raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+    def half(path: Path, *_: object, **__: object) -> pb.WeightFile:
+        path.write_bytes(b"half")
+        begun.append(path.parent)
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     async with connected_publisher(service, model, 60.0) as trainer:
         with monkeypatch.context() as patched:
-            patched.setattr(publisher, "write_folder", half)
+            patched.setattr(bucket_writer, "write_weights", half)
             if not deletes:
                 patched.setattr("shutil.rmtree", lambda *_, **__: None)
             with pytest.raises(OSError, match="No space left on device"):
-                await trainer.publish(weights(model), step=1, parent=0, epoch=1)
+                await trainer.publish(held_weights(weights(model)), step=1, parent=0, epoch=1)
         assert begun[0].exists() is not deletes
         assert service.committed == []
         if deletes:
-            await trainer.publish(weights(model), step=2, parent=0, epoch=1)
+            await trainer.publish(held_weights(weights(model)), step=2, parent=0, epoch=1)
             assert len(service.committed) == 1
 
 
@@ -210,23 +211,33 @@ async def test_while_a_write_hangs_no_other_begins(
     """
     service, going_on = SlowWeights(tmp_path), threading.Event()
     begun: list[str] = []
+    tensors, store = weights(model), HashStore()
+    plan = plan_buckets(whole_tensors(tensors), dict, 1 << 30)
+    writer = BucketWriter(WritingRank(number=0, seconds=60.0), store)
 
-    def slow(folder: Path, *_: object) -> list[pb.WeightFile]:
-        begun.append(folder.name)
+    def slow(path: Path, *given: Any, **named: Any) -> pb.WeightFile:
+        begun.append(path.parent.name)
         assert going_on.wait(30)
-        return []
+        return weight_folder.write_weights(path, *given, **named)
 
-    monkeypatch.setattr(publisher, "write_folder", slow)
+    async def give(order: WriteBuckets) -> None:
+        writer.start(order)
+
+    def newest() -> SnapshotWeights:
+        writer.hold(Snapshot(plan=plan, parts=tensors, convert=dict))
+        return SnapshotWeights(plan, store, give)
+
+    monkeypatch.setattr(bucket_writer, "write_weights", slow)
     async with connected_publisher(service, model, 0.2) as trainer:
         while not begun:
             with pytest.raises(publisher.PublishPostponed):
-                await trainer.publish(weights(model), step=1, parent=0, epoch=1)
+                await trainer.publish(newest(), step=1, parent=0, epoch=1)
         for step in (2, 3):
             with pytest.raises(publisher.PublishPostponed):
-                await trainer.publish(weights(model), step=step, parent=0, epoch=1)
+                await trainer.publish(newest(), step=step, parent=0, epoch=1)
         assert begun == ["1"]
         going_on.set()
         while not service.committed:
             with suppress(publisher.PublishTimeout):
-                await trainer.publish(weights(model), step=4, parent=0, epoch=1)
+                await trainer.publish(newest(), step=4, parent=0, epoch=1)
     assert (set(begun), set(service.committed)) == ({"1", "4"}, {4})

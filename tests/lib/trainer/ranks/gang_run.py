@@ -10,7 +10,7 @@ import json
 import sys
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,13 +19,14 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from services.lib.routed_experts import RoutingShape
+from tests.lib.trainer.ranks.published_weights import write_snapshot, written_tensors
 from tests.lib.trainer.support import make_samples, trainer_config
 from trainer.checkpoint import checkpoint_files
 from trainer.config import TrainerConfig
 from trainer.data.gradient_chunks import GradientChunk
 from trainer.data.token_sequence import TokenSequence, sequence
 from trainer.ranks.command_channel import Rank0, worker_loop
-from trainer.ranks.commands import Exit, Gather, Load, Optimize, Release, Restore, Save, Written
+from trainer.ranks.commands import Exit, Load, Optimize, Release, Restore, Save, Written
 from trainer.ranks.process_group import join
 from trainer.ranks.rank_group import RankGroup
 from trainer.ranks.worker import Worker
@@ -136,9 +137,15 @@ def perform(rank0: Rank0, config: TrainerConfig, job: dict[str, object], out: Pa
                 record={},
             )
             checkpoint_files.complete(partial, state, keep=1)
-    rank0.do(Gather())
-    save_file(rank0.worker.gathered, out / "weights.safetensors")
+    asyncio.run(write_weights(rank0, out))
     (out / "metrics.json").write_text(json.dumps(metrics))
+
+
+async def write_weights(rank0: Rank0, out: Path) -> None:
+    """Write what the ranks publish into one file."""
+    written = await write_snapshot(await Ranks(rank0).snapshot(), out / "published")
+    (out / "written.json").write_text(json.dumps([asdict(each) for each in written]))
+    save_file(written_tensors(out / "published"), out / "weights.safetensors")
 
 
 def run_rank(job: dict[str, object]) -> None:

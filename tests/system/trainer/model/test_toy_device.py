@@ -117,7 +117,7 @@ def compare(model: Path, name: str) -> None:
         state = there.state()
         assert len([*there.device_tensors()]) == len(state)
         assert all(isinstance(tensor, ToyTensor) for tensor in state.values())
-        copied = HostCopy(copy_stream("cpu")).start(state)
+        copied = HostCopy(copy_stream("cpu")).start(state.items())
     here = policy_of(config, "cpu")
     expected, _ = steps(config, here, number)
     for ours, theirs in zip(metrics, expected, strict=True):

@@ -20,6 +20,7 @@ from services.lib.weight_files.shard_chunks import encode_upload
 from tests.lib.trainer.support import make_model
 from trainer.publish import uploader
 from trainer.publish.publisher import Publisher
+from trainer.publish.snapshot_weights import held_weights
 
 NUM_WEIGHTS = 6 << 20
 """24 MiB in float32: 25 parts."""
@@ -51,7 +52,7 @@ async def _main(port: int, run_id: str, folder: Path, epoch: int) -> None:
     model = make_model(folder / "model")
     async with connect(f"127.0.0.1:{port}") as channel:
         await Publisher(channel, run_id, model, folder / "upload").publish(
-            big_weights(), step=1, parent=0, epoch=epoch
+            held_weights(big_weights()), step=1, parent=0, epoch=epoch
         )
 
 

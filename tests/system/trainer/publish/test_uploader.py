@@ -27,6 +27,7 @@ from tests.lib.weights.support import Trainer, weights_channel
 from tests.system.services.weights.process import WeightsProcess, running
 from tests.system.trainer.publish.publishing import SentBytes, big_weights
 from trainer.publish.publisher import Publisher
+from trainer.publish.snapshot_weights import held_weights
 from trainer.publish.weight_folder import write_folder
 
 pytestmark = pytest.mark.timeout(120)
@@ -72,7 +73,7 @@ def publisher_of(
 
 async def publish(publisher: Publisher, epoch: int = 1) -> int:
     """Publish `big_weights` as step 1."""
-    return await publisher.publish(big_weights(), step=1, parent=0, epoch=epoch)
+    return await publisher.publish(held_weights(big_weights()), step=1, parent=0, epoch=epoch)
 
 
 def size_of(files: dict[str, bytes]) -> int:
@@ -176,6 +177,36 @@ async def _held(service: WeightsProcess, files: dict[str, bytes]) -> dict[str, i
         return await service.trainer.uploaded(1, files)
     except Exception:
         return {}
+
+
+@pytest.mark.parametrize("sends_again", [True, False])
+async def test_a_version_without_a_file_is_never_committed(
+    service: WeightsProcess,
+    model: Path,
+    tmp_path: Path,
+    whole: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    sends_again: bool,
+) -> None:
+    """A bucket that nobody sent is sent when the commit is refused.
+
+    Negative control: without that, nothing is committed.
+    """
+
+    async def nothing(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(Publisher, "_upload_here", nothing)
+    if not sends_again:
+        monkeypatch.setattr(Publisher, "_bring_again", nothing)
+    publishing = publish(publisher_of(service, model, tmp_path))
+    if sends_again:
+        assert await service.trainer.fetch(await publishing) == whole
+    else:
+        with pytest.raises(PreconditionError, match=WEIGHTS):
+            await publishing
+        assert await service.trainer.newest() == 0
 
 
 async def test_an_older_trainer_is_fenced_in_the_middle_of_its_upload(

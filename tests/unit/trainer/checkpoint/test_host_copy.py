@@ -94,15 +94,15 @@ def test_buffers_are_kept_while_tensors_keep_their_shape() -> None:
     """Pinning takes seconds; those of the CPU are not kept, as they would only take memory."""
     stream = LateStream()
     copy, tensors = HostCopy(stream), {"a": torch.zeros(3), "b": torch.zeros(2)}
-    first = copy.start(tensors)
+    first = copy.start(tensors.items())
     stream.run()
-    second = copy.start({"a": torch.ones(3), "b": torch.ones(5)})
+    second = copy.start({"a": torch.ones(3), "b": torch.ones(5)}.items())
     stream.run()
     assert second["a"] is first["a"]
     assert second["b"].shape == (5,)
     assert all(buffer.eq(1).all() for buffer in second.values())
     plain = HostCopy(copy_stream("cpu"))
-    assert plain.start(tensors)["a"] is not plain.start(tensors)["a"]
+    assert plain.start(tensors.items())["a"] is not plain.start(tensors.items())["a"]
 
 
 @pytest.mark.parametrize(
@@ -128,6 +128,7 @@ def test_a_rank_holds_back_what_changes_its_state(command: Command, events: list
 
     worker = object.__new__(Worker)
     worker._shard_writer = cast("ShardWriter", Noting())
+    worker._published_copy = HostCopy(copy_stream("cpu"))
     worker._loaded, worker._held = cast("Policy", Noting()), {}
     worker.do(command)
     assert happened == events

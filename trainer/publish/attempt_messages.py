@@ -1,0 +1,147 @@
+"""What rank 0 and the ranks that write a version tell each other, through the store of the ranks.
+
+The ranks report files and failures, counted from 1; rank 0 sends messages, counted from 0.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+import seamflow.errors
+from seamflow.errors import SeamflowError
+from seamflow.weights.v1 import weight_service_pb2 as pb
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from trainer.publish.bucket_gather import BucketsLostError
+from trainer.store_messages import arrived, receive, send
+
+__all__ = ["AttemptMessages", "Message", "Place", "WrittenFile"]
+
+_REPORT, _MESSAGE = "report", "message"
+
+
+class Message(StrEnum):
+    """Of rank 0, when all files are reported or it gives up."""
+
+    AGAIN = "again"
+    """Send again what the service lost of the files, and report all again."""
+    END = "end"
+    """This attempt has ended; the weights are kept for another one."""
+    COMMITTED = "committed"
+    """The version is published: forget weights and files."""
+
+
+class Place(StrEnum):
+    """Where a file is."""
+
+    SHARED = "shared"
+    """In the weights service's own folder."""
+    SENT = "sent"
+    """With the weights service; a copy is kept here until the commit."""
+    SPOOL = "spool"
+    """In rank 0's folder for uploads: it is to be sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenFile:
+    """One bucket's file, as its owner reports it."""
+
+    name: str
+    num_bytes: int
+    sha256: str
+    place: Place
+    peak_bytes: int
+    """The most that its owner has held of buckets so far, besides its snapshot."""
+
+    @property
+    def described(self) -> pb.WeightFile:
+        """For the weights service."""
+        return pb.WeightFile(name=self.name, num_bytes=self.num_bytes, sha256=self.sha256)
+
+
+class AttemptMessages:
+    """The messages of one attempt to publish. Each side calls from one thread at a time."""
+
+    def __init__(self, store: Store, attempt: int) -> None:
+        """`store`: of the ranks' commands; `attempt`: its number, unlike any other."""
+        # A connection of its own, as one that waits serves nobody else.
+        cloned: Store = store.clone()  # type: ignore[attr-defined]
+        self.store: Store = PrefixStore(f"publish/{attempt}", cloned)
+        """For whatever else belongs to the attempt."""
+        self._num_read = self._num_told = 0
+
+    def report(self, written: WrittenFile) -> None:
+        """Tell rank 0 of a file."""
+        self._report(asdict(written))
+
+    def report_failure(self, error: Exception) -> None:
+        """Tell rank 0 that this rank cannot go on."""
+        self._report({"failure": _kind(error), "text": str(error), **_details(error)})
+
+    def next_report(self) -> WrittenFile | None:
+        """The next report of any rank; None: there is none after a second.
+
+        Raises:
+            BucketsLostError: the ranks could not bring the buckets together.
+            OSError: a rank could not write its files.
+            SeamflowError: the weights service refused a file.
+            RuntimeError: a rank failed otherwise.
+        """
+        key = f"{_REPORT}/{self._num_read + 1}"
+        if not arrived(self.store, key):
+            return None
+        self._num_read += 1
+        found = json.loads(receive(self.store, key))
+        if "failure" in found:
+            raise _failure(found)
+        return WrittenFile(**{**found, "place": Place(found["place"])})
+
+    def tell(self, message: Message) -> None:
+        """Send a message to all ranks."""
+        self.store.set(f"{_MESSAGE}/{self._num_told}", message.value)
+        self._num_told += 1
+
+    def next_message(self) -> Message | None:
+        """Rank 0's next message; None: there is none after a second."""
+        key = f"{_MESSAGE}/{self._num_read}"
+        if not arrived(self.store, key):
+            return None
+        self._num_read += 1
+        return Message(self.store.get(key).decode())
+
+    def has_message(self) -> bool:
+        """Whether rank 0 has said something that `next_message` has not given yet."""
+        return bool(self.store.check([f"{_MESSAGE}/{self._num_read}"]))
+
+    def _report(self, content: dict[str, Any]) -> None:
+        number = self.store.add(f"num_{_REPORT}s", 1)
+        send(self.store, f"{_REPORT}/{number}", json.dumps(content).encode())
+
+
+def _kind(error: Exception) -> str:
+    if isinstance(error, BucketsLostError):
+        return "lost"
+    if isinstance(error, OSError):
+        return "storage"
+    return "refused" if isinstance(error, SeamflowError) else type(error).__name__
+
+
+def _details(error: Exception) -> dict[str, str]:
+    if not isinstance(error, SeamflowError):
+        return {}
+    return {"error": type(error).__name__, "reason": error.reason}
+
+
+def _failure(found: dict[str, str]) -> Exception:
+    kind, text = found["failure"], found["text"]
+    if kind == "lost":
+        return BucketsLostError(text)
+    if kind == "storage":
+        return OSError(text)
+    if kind == "refused":
+        error: SeamflowError = getattr(seamflow.errors, found["error"])(text, found["reason"])
+        return error
+    return RuntimeError(f"writing published weights: {kind}: {text}")
