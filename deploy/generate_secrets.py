@@ -24,6 +24,7 @@ import ipaddress
 import os
 import secrets
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -92,6 +93,11 @@ class Authority:
     key: ec.EllipticCurvePrivateKey
     """Signs the services' certificates."""
 
+    @property
+    def pem(self) -> bytes:
+        """Its certificate, for those who trust it."""
+        return _public_pem(self.certificate)
+
 
 def main() -> None:
     """Generate what is missing."""
@@ -125,21 +131,27 @@ def generate(authority_folder: Path, out: Path, *, renew: bool = False) -> bool:
 def _authority(folder: Path, out: Path) -> Authority:
     """The authority, made if there is none."""
     folders = [out / name for name in SERVICES if (out / name / "ca.pem").exists()]
+    if folders and not (folder / "ca.key").exists():
+        cure = f"empty the folders in {out} to begin anew"
+        raise FileExistsError(f"{folder} has no ca.key, and {folders[0]} has secrets: {cure}")
+    authority = authority_in(folder)
+    for each in folders:
+        if (each / "ca.pem").read_bytes() != authority.pem:
+            raise FileExistsError(f"{each} is of another authority: empty it to begin anew")
+    return authority
+
+
+def authority_in(folder: Path) -> Authority:
+    """The authority whose key and certificate are in `folder`, made if there is none."""
     if not (folder / "ca.key").exists():
-        if folders:
-            cure = f"empty the folders in {out} to begin anew"
-            raise FileExistsError(f"{folder} has no ca.key, and {folders[0]} has secrets: {cure}")
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder / "ca.key", _private_pem(ec.generate_private_key(ec.SECP256R1())))
     key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     if not (folder / "ca.pem").exists():  # new, or of release 0.2.0
         _write(folder / "ca.pem", _public_pem(_self_signed(key)))
-    certificate = (folder / "ca.pem").read_bytes()
-    for each in folders:
-        if (each / "ca.pem").read_bytes() != certificate:
-            raise FileExistsError(f"{each} is of another authority: empty it to begin anew")
-    return Authority(certificate=x509.load_pem_x509_certificate(certificate), key=key)
+    certificate = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+    return Authority(certificate=certificate, key=key)
 
 
 def _shared(folder: Path) -> dict[str, str]:
@@ -160,9 +172,10 @@ def _write_service(
     lacks = renew or not (own / "key.pem").exists()
     if lacks:
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-        _write(folder / "ca.pem", _public_pem(authority.certificate))
+        _write(folder / "ca.pem", authority.pem)
         # The key is written last: a certificate without its key is made anew.
-        _write_certificate(own, authority, name)
+        hosts = (name, *SERVICES[name].hosts, "localhost", "127.0.0.1")
+        write_certificate(own, authority, SERVICES[name].identity or name, hosts)
     texts = _texts(SERVICES[name], name, shared)
     stale = {path: text for path, text in texts.items() if _text(folder / path) != text}
     for path, text in stale.items():
@@ -235,15 +248,17 @@ def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     return builder.sign(key, hashes.SHA256())
 
 
-def _write_certificate(folder: Path, authority: Authority, service: str) -> None:
-    """One certificate for both sides of a connection: every service is also a client."""
+def write_certificate(
+    folder: Path, authority: Authority, identity: str, hosts: Sequence[str]
+) -> None:
+    """Write cert.pem and key.pem of a service, reached by `hosts`: names, or addresses.
+
+    One certificate for both sides of a connection: every service is also a client.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, service)])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
     builder = _builder(name, authority.certificate.subject, key.public_key(), _SERVICE_DAYS)
-    hosts = (service, *SERVICES[service].hosts, "localhost")
-    names: list[x509.GeneralName] = [x509.DNSName(host) for host in hosts]
-    names.append(x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
-    identity = SERVICES[service].identity or service
+    names = [_general_name(host) for host in hosts]
     names.append(x509.UniformResourceIdentifier(f"spiffe://seamflow/{identity}"))
     purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
@@ -257,6 +272,13 @@ def _write_certificate(folder: Path, authority: Authority, service: str) -> None
     certificate = builder.sign(authority.key, hashes.SHA256())
     _write(folder / "cert.pem", _public_pem(certificate))
     _write(folder / "key.pem", _private_pem(key))
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
 
 
 def _builder(

@@ -222,7 +222,17 @@ def _opened(target: str, credentials: Credentials) -> grpc.aio.Channel:
     options = [*_OPTIONS, ("grpc.enable_http_proxy", 0)] if _is_local(target) else _OPTIONS
     if tls is None:
         return grpc.aio.insecure_channel(target, options=options)
-    return grpc.aio.secure_channel(target, tls, options=options)
+    return grpc.aio.secure_channel(target, tls, options=[*options, *_checked_name(target)])
+
+
+def _checked_name(target: str) -> list[tuple[str, Any]]:
+    """Of several addresses the first one: the certificate of each replica names it.
+
+    Without it gRPC looks for the whole list in the certificate, which no certificate names.
+    """
+    scheme, _, rest = target.partition(":")
+    first, comma, _ = rest.lstrip("/").partition(",")
+    return [("grpc.default_authority", first)] if comma and scheme in _SCHEMES[1:] else []
 
 
 def is_loopback(host: str) -> bool:

@@ -36,6 +36,8 @@ class ProcessPlan:
     """Arguments among its command that name its settings; None: it has no table of them."""
     check: tuple[str, ...] | None = None
     """Command that loads the user's code that the process will run, and ends."""
+    host: int = 0
+    """Place of the host that starts it in the list of the run's hosts."""
 
     @property
     def table(self) -> str:

@@ -45,7 +45,17 @@ from services.launcher.config import (
     own_settings,
     with_file,
 )
-from services.launcher.layout import AGENT_PORTS, Layout, free_ports
+from services.launcher.hosts.host_network import host_variables
+from services.launcher.hosts.other_hosts import OtherHosts
+from services.launcher.hosts.run_certificates import hosts_folder, listening_at, secured
+from services.launcher.layout import (
+    AGENT_PORTS,
+    LOOPBACK,
+    Layout,
+    free_ports,
+    host_addresses,
+    places,
+)
 from services.launcher.process_plan import plan
 from services.launcher.redis import redis_server
 from services.launcher.report.run_end import recorded_end
@@ -123,12 +133,15 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
     if "redis" in layout.ports:
         redis = redis_server.server_plan(config, layout.folder, layout.ports["redis"])
         plans = {"redis": redis, **plans}
-    _divide_threads(plans)
+    _divide_threads({name: each for name, each in plans.items() if not each.host})
     try:
+        if config.has_other_hosts and not config.dry_run:
+            config, plans = secured(config, layout, plans)
+            os.environ.update(host_variables(layout.hosts[0], layout.hosts))
         check_installed(plans.values(), engine_of(config, layout))
         check_prerequisites(config, layout)
         settings = checked_settings(config, plans)
-        check_hosts(settings)
+        check_hosts(settings, _addresses(config, layout, plans))
         check_same_run(config, layout)
         check_evaluation(config, evaluation)
         check_program(plans)
@@ -144,6 +157,8 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
     facts = {"run_id": layout.run_id, "model": model, "agents": config.kind_of_agents}
     facts |= {"config": str(layout.config_file), "folder": str(layout.folder)}
     facts |= {name: each for name, each in layout.addresses().items() if _is_used(name, plans)}
+    if config.has_other_hosts:
+        facts["credentials"] = str(hosts_folder(layout) / "0" / "operator")
     if config.has_http_gateway:
         facts["http_gateway"] = base_url(config, layout)
     note_beginning(config, layout)
@@ -155,12 +170,22 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
     with recorded_end(layout.folder), view:
         if amount:
             view.note(amount)
-        run = Run(config, layout, plans, view, evaluation=evaluation)
+        hosts = OtherHosts(config, layout, plans, view) if config.has_other_hosts else None
+        run = Run(config, layout, plans, view, evaluation=evaluation, other_hosts=hosts)
         summary = asyncio.run(run.serve() if config.serve else run.train())
     if summary is not None:
         (layout.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
         show_summary(summary, layout.folder)
     return ExitCode.CLEAN
+
+
+def _addresses(
+    config: LauncherConfig, layout: Layout, plans: Mapping[str, ProcessPlan]
+) -> dict[str, str]:
+    """On which address each process has to listen; a dry run makes no certificates for others."""
+    if config.dry_run:
+        return dict.fromkeys(plans, LOOPBACK)
+    return {name: listening_at(each, layout) for name, each in plans.items()}
 
 
 def _divide_threads(plans: Mapping[str, ProcessPlan]) -> None:
@@ -203,6 +228,8 @@ def make_layout(config: LauncherConfig, config_file: Path) -> Layout:
         config_file=config_file.resolve(),
         ports=ports,
         redis_url=url,
+        hosts=host_addresses(config),
+        places=places(config),
         **({} if config.dry_run else {"credential_secret": _credential_secret(folder)}),
     )
 
@@ -282,7 +309,8 @@ def _dry_run(
     """Print what would be started; everything has been checked but the layers of an adapter."""
     adapters = adapted_layers(plans, settings)
     for process in plans.values():
-        print(f"{process.name:24} {' '.join(process.command)}")
+        host = f"host {process.host}: " if process.host else ""
+        print(f"{host + process.name:24} {' '.join(process.command)}")
     for line in (adapters, amount, "nothing was started"):
         if line:
             print(line, flush=True)

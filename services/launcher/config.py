@@ -19,7 +19,13 @@ from pydantic import Field, SecretStr, model_validator
 
 from services.chassis.config.load import TABLES
 from services.chassis.config.sources import nearest
-from services.launcher.nodes.node_plan import NodePlan, check_gpus, node_plan, ranks_of
+from services.launcher.nodes.node_plan import (
+    NodePlan,
+    check_gpus,
+    check_hosts_of_nodes,
+    node_plan,
+    ranks_of,
+)
 from services.launcher.run_rules import RunRules
 
 __all__ = [
@@ -62,7 +68,8 @@ class ScorerPlan:
 
 
 class LauncherConfig(RunRules):
-    """One run on this machine, with its rules. "{run}" in a path is the run's own folder."""
+    """One run, on this machine and those of `hosts`, with its rules. "{run}" in a path is the run's
+    own folder."""
 
     name: str
     """Name of the run and its folder; an existing one needs --resume."""
@@ -113,7 +120,15 @@ class LauncherConfig(RunRules):
     reference's log-probs (score) and the reward model's rewards (reward). Without a node of such a
     tag they are computed beside the nodes. On a machine with GPUs each node is given its own, by
     the numbers of nvidia-smi: "a: rollout train; gpus 0-3". SGLang computes over all of them, and
-    "; servers 4" shares them between several rollout servers."""
+    "; servers 4" shares them between several rollout servers. With several hosts "; host 1" comes
+    last, for the second of them."""
+    hosts: tuple[str, ...] = ()
+    """Addresses of the machines of the run, by which they reach each other: first that of this one,
+    where all but the nodes of the others runs. The others join by `seamflow join`. Empty: this
+    machine alone, on loopback. With several, calls between all processes have TLS, with
+    certificates that the launcher makes."""
+    join_port: int = Field(0, ge=0, le=65535)
+    """Port at which other hosts join; 0: a free one, which --resume keeps."""
     trainer_ranks: int = Field(0, ge=0)
     """Processes of the trainer on each of its nodes, started by torchrun when more than one; 0: one
     for each of the node's GPUs, one without."""
@@ -176,6 +191,7 @@ class LauncherConfig(RunRules):
             )
         self._check_scoring()
         check_gpus(self.node_plans(), self.trainer_ranks)
+        check_hosts_of_nodes(self.node_plans(), self.hosts)
         ranks_of(self.node_plans(), self.trainer_ranks)
         if self.forecast and not self.dry_run:
             raise ValueError(
@@ -288,6 +304,11 @@ class LauncherConfig(RunRules):
     def node_plans(self) -> list[NodePlan]:
         """The nodes; raises `ValueError` that shows the form."""
         return [node_plan(text) for text in self.nodes]
+
+    @property
+    def has_other_hosts(self) -> bool:
+        """Whether parts of the run are on other machines."""
+        return len(self.hosts) > 1
 
     @property
     def ranks_per_node(self) -> int:

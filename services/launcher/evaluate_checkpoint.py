@@ -116,10 +116,13 @@ def _settings(
     settings = load(EvaluationConfig, "evaluation", ["--config", str(file), *of_set, *flags])
     if not (settings.tasks or config.heldout_tasks or config.num_heldout):
         raise ConfigError("there are no held-out tasks: give --tasks")
-    nodes = [node for node in config.node_plans() if "rollout" in node.tags]
+    nodes = [n for n in config.node_plans() if "rollout" in n.tags and not n.host]
+    if not nodes:
+        raise ConfigError("no node of this host has the tag 'rollout': give --nodes")
     return config.replace(
         name=f"{config.name}-evaluation-{time.strftime('%Y%m%d-%H%M%S')}",
         nodes=(*(node.text("rollout") for node in nodes), f"{_TRAIN_NODE}: train"),
+        hosts=(),
         trainer_ranks=0,
         reference=None,
         reward_model=None,

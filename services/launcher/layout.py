@@ -19,6 +19,8 @@ __all__ = [
     "environment_addresses",
     "environment_server_names",
     "free_ports",
+    "host_addresses",
+    "places",
     "scorer_names",
     "server_name",
 ]
@@ -32,8 +34,10 @@ SERVICES = (
     "trainer",
     "evaluator",
 )
-AGENT_PORTS = ("rollout_gateway", "http_gateway")
-"""Processes that agents connect to: a resumed run keeps their ports."""
+AGENT_PORTS = ("rollout_gateway", "http_gateway", "join")
+"""What agents and other hosts connect to: a resumed run keeps their ports."""
+_ENVIRONMENT_SERVER = "environment_server/"
+LOOPBACK = "127.0.0.1"
 _PORTS = range(20_000, 32_000)
 
 
@@ -49,14 +53,23 @@ class Layout:
     """The user's file."""
     ports: Mapping[str, int]
     """By service, and "rollout_server/<id>" for each rollout server."""
+    hosts: tuple[str, ...] = (LOOPBACK,)
+    """Addresses of the run's hosts."""
+    places: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Hosts of the processes that are not on host 0, by name as in `ports`; of several it is one,
+    and may become another."""
     redis_url: str = field(repr=False)
     """The store."""
     credential_secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     """Key from which the gateway derives the credentials of rollouts."""
 
     def address(self, name: str) -> str:
-        """host:port of a process."""
-        return f"127.0.0.1:{self.ports[name]}"
+        """host:port of a process; of one that may be on several hosts all, as gRPC reads it."""
+        port, hosts = self.ports[name], [self.hosts[i] for i in self.places.get(name, (0,))]
+        if name.startswith(_ENVIRONMENT_SERVER):
+            hosts = [LOOPBACK]
+        scheme = "ipv4:" if len(hosts) > 1 else ""
+        return scheme + ",".join(f"{host}:{port}" for host in hosts)
 
     def addresses(self) -> dict[str, str]:
         """Addresses of the services, for tools."""
@@ -81,21 +94,22 @@ def free_ports(config: LauncherConfig, kept: Mapping[str, int] | None = None) ->
     of `kept` again, as far as they are free.
 
     Raises:
-        ConfigError: the configured http_port is taken.
+        ConfigError: the configured http_port or join_port is taken, or the first of `hosts` is
+            not this machine.
     """
     kept = dict(kept or {})
-    if config.http_port:
-        kept["http_gateway"] = config.http_port
+    given = {"http_gateway": config.http_port, "join": config.join_port}
+    kept |= {name: port for name, port in given.items() if port}
+    host = (config.hosts or (LOOPBACK,))[0]
     with ExitStack() as stack:
         ports = {}
         for name in _names(config):
             port = kept.get(name)
-            if port is None or not _is_free(port, stack):
-                if name == "http_gateway" and config.http_port:
-                    raise ConfigError(
-                        f"http_port is {config.http_port}: that port is taken; give another"
-                    )
-                port = _free_port(stack)
+            if port is None or not _is_free(host, port, stack):
+                if given.get(name):
+                    setting = "join_port" if name == "join" else "http_port"
+                    raise ConfigError(f"{setting} is {port}: that port is taken; give another")
+                port = _free_port(host, stack)
             ports[name] = port
         return ports
 
@@ -105,6 +119,7 @@ def _names(config: LauncherConfig) -> list[str]:
         "http_gateway": config.has_http_gateway,
         "ranker": config.ranker,
         "rendezvous": len(config.training_nodes) > 1,
+        "join": config.has_other_hosts,
     }
     chosen = [name for name, is_chosen in optional.items() if is_chosen]
     servers = [server_name(each) for node in config.node_plans() for each in node.server_ids()]
@@ -112,22 +127,64 @@ def _names(config: LauncherConfig) -> list[str]:
     return [*SERVICES, *chosen, *servers, *scorers, *environment_server_names(config)]
 
 
-def _free_port(stack: ExitStack) -> int:
+def host_addresses(config: LauncherConfig) -> tuple[str, ...]:
+    """The hosts as addresses of IPv4, which certificates and gRPC need.
+
+    Raises:
+        ConfigError: a name has none, or stands for loopback where others have addresses.
+    """
+    found = tuple(_resolved(host) for host in config.hosts) or (LOOPBACK,)
+    local = [each.startswith("127.") for each in found]
+    if any(local) and not all(local):
+        name = config.hosts[local.index(True)]
+        raise ConfigError(
+            f"hosts: {name!r} stands for {found[local.index(True)]}, which other machines do not "
+            "reach: give the address of its network"
+        )
+    return found
+
+
+def _resolved(host: str) -> str:
+    try:
+        return str(socket.getaddrinfo(host, None, family=socket.AF_INET)[0][4][0])
+    except OSError as error:
+        raise ConfigError(
+            f"hosts: {host!r} has no address of IPv4: give an address, or a name that stands for "
+            "one"
+        ) from error
+
+
+def places(config: LauncherConfig) -> dict[str, tuple[int, ...]]:
+    """The hosts of what nodes run, by name among the ports."""
+    nodes = {node.node_id: node for node in config.node_plans()}
+    found = {server_name(s): (node.host,) for node in nodes.values() for s in node.server_ids()}
+    for plan in config.scorers:
+        found |= {plan.service_on(n): (nodes[n].host,) for n in config.nodes_with(plan.tag)}
+    hosts = dict.fromkeys(nodes[name].host for name in config.training_nodes)
+    return {**found, **({"trainer": tuple(hosts)} if hosts else {})}
+
+
+def _free_port(host: str, stack: ExitStack) -> int:
     while True:
         port = secrets.choice(_PORTS)
-        if _is_free(port, stack):
+        if _is_free(host, port, stack):
             return port
 
 
-def _is_free(port: int, stack: ExitStack) -> bool:
+def _is_free(host: str, port: int, stack: ExitStack) -> bool:
     """Whether nobody listens on `port`; it then stays ours until `stack` closes."""
     listener = stack.enter_context(socket.socket())
     # Connections of the process that had it before may still linger.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(("127.0.0.1", port))
+        listener.bind((host, port))
         listener.listen()
     except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(
+                f"hosts: the first is {host!r}, which is no address of this machine: list this "
+                "one first, or start the run there"
+            ) from error
         if error.errno != errno.EADDRINUSE:
             raise
         return False
@@ -138,7 +195,7 @@ def environment_server_names(config: LauncherConfig) -> list[str]:
     """Names, among the ports, of the environment servers that the launcher starts."""
     if not config.runs_environment or environment_kind(config.environment or "") == "address":
         return []
-    return [f"environment_server/{index}" for index in range(config.environment_servers)]
+    return [f"{_ENVIRONMENT_SERVER}{index}" for index in range(config.environment_servers)]
 
 
 def environment_addresses(config: LauncherConfig, layout: Layout) -> list[str]:

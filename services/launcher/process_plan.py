@@ -134,7 +134,8 @@ def _scoring(scorer: ScorerPlan, config: LauncherConfig, layout: Layout) -> Iter
             **settings,
         )
         scoring = process(name.replace("/", "-"), "services.scoring", layout, environment)
-        yield with_gpus(scoring, node.gpus if node else (), config.node_plans())
+        placed = replace(scoring, host=node.host if node else 0)
+        yield with_gpus(placed, node.gpus if node else (), config.node_plans())
 
 
 def _on_node(node: NodePlan, tag: str, layout: Layout) -> dict[str, object]:
@@ -201,7 +202,7 @@ def _rollout_server(
         num_gpus=len(gpus),
     )
     server = process(name.replace("/", "-"), "rollout.server", layout, environment)
-    return with_gpus(server, gpus, config.node_plans())
+    return with_gpus(replace(server, host=node.host), gpus, config.node_plans())
 
 
 def _node_agent(node: NodePlan, config: LauncherConfig, layout: Layout) -> ProcessPlan:
@@ -231,7 +232,8 @@ def _node_agent(node: NodePlan, config: LauncherConfig, layout: Layout) -> Proce
         capability_tags=",".join(node.tags),
         **workers,
     )
-    return process(f"node_agent-{node.node_id}", "services.node_agent", layout, environment)
+    agent = process(f"node_agent-{node.node_id}", "services.node_agent", layout, environment)
+    return replace(agent, host=node.host)
 
 
 def _agent(config: LauncherConfig, layout: Layout) -> list[ProcessPlan]:

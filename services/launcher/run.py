@@ -1,11 +1,11 @@
-"""A run on this machine, from the first process to the summary, in its phases."""
+"""A run, from the first process to the summary, in its phases."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from services.launcher.evaluation.followed_evaluator import (
     WITHOUT_TRAINING,
     FollowedEvaluator,
 )
+from services.launcher.hosts.other_hosts import OtherHosts
 from services.launcher.layout import Layout
 from services.launcher.phases.end import drain_nodes, end_run
 from services.launcher.phases.learn import Learned, learn, submit_tasks
@@ -41,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Run:
-    """One training run on this machine."""
+    """One training run, whose launcher is on this machine."""
 
     config: LauncherConfig
     layout: Layout
@@ -51,6 +52,8 @@ class Run:
     """Makes the supervisor of the processes, which log to the folder that it is given."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """Table [evaluation]."""
+    other_hosts: OtherHosts | None = None
+    """Of a run on several hosts."""
     start: float = field(default_factory=time.monotonic)
     """When it began."""
     watch: Watch = field(init=False)
@@ -78,8 +81,10 @@ class Run:
             self.supervisor(self.layout.logs()) as processes,
             connected(self.config, self.layout) as services,
         ):
-            watching = watch_folder(self.layout.folder)
-            return await run_until_failure(processes, work(processes, services), watching)
+            watching = [watch_folder(self.layout.folder)]
+            if self.other_hosts is not None:
+                watching.append(self.other_hosts.watch())
+            return await run_until_failure(processes, work(processes, services), *watching)
 
     async def _train(self, processes: Supervisor, services: Services) -> dict[str, Any]:
         async with self._started(processes, services):
@@ -120,8 +125,9 @@ class Run:
         await start.create_run(services)
         watching = asyncio.create_task(self.watch.follow(processes, services))
         try:
-            await start.others(processes, services)
-            yield
+            async with nullcontext() if self.other_hosts is None else self.other_hosts.serving():
+                await start.others(processes, services)
+                yield
         finally:
             watching.cancel()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 from services.launcher.checks.process_settings import process_setting
@@ -28,7 +29,7 @@ def trainers(
     nodes = [node for node in config.node_plans() if "train" in node.tags]
     if len(nodes) == 1:
         return [_trainer("trainer", nodes[0], config, layout, **every)]
-    rendezvous = _rendezvous(layout)
+    rendezvous = _rendezvous(layout, nodes)
     return [rendezvous] + [
         _trainer(
             f"trainer-{node.node_id}",
@@ -56,9 +57,11 @@ def _checkpoint_every(
     return {"checkpoint__every": divisors[-1]}
 
 
-def _rendezvous(layout: Layout) -> ProcessPlan:
-    port = str(layout.ports["rendezvous"])
+def _rendezvous(layout: Layout, nodes: Sequence[NodePlan]) -> ProcessPlan:
+    host, port = layout.address("rendezvous").split(":")
     command = (sys.executable, "-m", "trainer.ranks.rendezvous", "--port", port)
+    if any(node.host for node in nodes):
+        command += ("--host", host)
     return ProcessPlan(name="rendezvous", command=command)
 
 
@@ -90,12 +93,13 @@ def _trainer(
     )
     # Each rank takes the GPU of its LOCAL_RANK among them.
     gpus = node.gpus[: config.ranks_per_node]
-    trainer = with_gpus(process(name, "trainer", layout, environment), gpus, config.node_plans())
+    trainer = replace(process(name, "trainer", layout, environment), host=node.host)
+    trainer = with_gpus(trainer, gpus, config.node_plans())
     over_nodes = len(config.training_nodes) > 1
     if config.ranks_per_node == 1 and not over_nodes:
         return trainer
     ranks = f"--nproc-per-node={config.ranks_per_node}"
-    nodes = _over_nodes(config, layout) if over_nodes else ("--standalone",)
+    nodes = _over_nodes(node, config, layout) if over_nodes else ("--standalone",)
     torchrun = (sys.executable, "-m", "torch.distributed.run", *nodes, ranks)
     rank = ending_with_torchrun(trainer.command)
     # Each round of the rendezvous gets a store of its own, without the keys of earlier rounds.
@@ -114,7 +118,7 @@ def ending_with_torchrun(command: tuple[str, ...]) -> tuple[str, ...]:
     return command if setpriv is None else (setpriv, "--pdeathsig", "KILL", "--", *command)
 
 
-def _over_nodes(config: LauncherConfig, layout: Layout) -> tuple[str, ...]:
+def _over_nodes(node: NodePlan, config: LauncherConfig, layout: Layout) -> tuple[str, ...]:
     """torchrun's flags; it lets spares wait, and takes one in when a node is silent for 6 s."""
     return (
         f"--nnodes={config.trainer_nodes}:{config.trainer_nodes}",
@@ -122,6 +126,6 @@ def _over_nodes(config: LauncherConfig, layout: Layout) -> tuple[str, ...]:
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={layout.address('rendezvous')}",
         "--rdzv-conf=is_host=0,keep_alive_interval=2,join_timeout=86400",
-        "--local-addr=127.0.0.1",
+        f"--local-addr={layout.hosts[node.host]}",
         "--max-restarts=3",
     )

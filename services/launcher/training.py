@@ -10,6 +10,7 @@ from seamflow.cli.snapshot import Snapshot
 from seamflow.common.v1 import tokens_pb2
 from seamflow.retry import retrying
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
+from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 
@@ -89,11 +90,15 @@ class Training:
         """Wait until all rollout servers that may get them have the weights of a version."""
         self.view.phase(f"rollout servers load weight version {version}")
         while True:
-            servers = (await self.services.snapshot()).answering_servers
+            snapshot = await self.services.snapshot()
+            servers = snapshot.answering_servers
+            lost = scheduler_pb.NODE_STATE_LOST  # such as those of a host that has left
+            away = {node.node_id for node in snapshot.nodes or () if node.state == lost}
             others = [
                 node
                 for node in self.services.rollout_nodes
-                if node not in servers or not self._rests(servers[node])
+                if (node not in servers and node not in away)
+                or (node in servers and not self._rests(servers[node]))
             ]
             if all(n in servers and servers[n].weight_version == version for n in others):
                 return

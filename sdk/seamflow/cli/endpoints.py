@@ -215,7 +215,7 @@ def resolve(given: argparse.Namespace, environment: Mapping[str, str] = os.envir
         agents=(named or latest).get("agents", ""),
         started=None if folder is None else (folder / "addresses.json").stat().st_mtime,
         ended="" if folder is None else how_it_ended(folder, named or latest),
-        credentials=Credentials(**_token(environment), **_tls(given, environment)),
+        credentials=Credentials(**_token(environment), **_tls(given, environment, named or latest)),
     )
 
 
@@ -254,7 +254,10 @@ def _token(environment: Mapping[str, str]) -> dict[str, Any]:
     return {"token_file": Path(file)}
 
 
-def _tls(given: argparse.Namespace, environment: Mapping[str, str]) -> Mapping[str, Any]:
+def _tls(
+    given: argparse.Namespace, environment: Mapping[str, str], addresses: Mapping[str, str]
+) -> Mapping[str, Any]:
+    """Files that are named, or else those of a run on several hosts."""
     files = {}
     for part in ("ca", "cert", "key"):
         path = getattr(given, f"tls_{part}_file")
@@ -264,4 +267,7 @@ def _tls(given: argparse.Namespace, environment: Mapping[str, str]) -> Mapping[s
     for path in files.values():
         if not path.is_file():
             raise UsageError(f"TLS file {str(path)!r} does not exist")
+    own = Path(addresses.get("credentials", ""))
+    if not files and (own / "ca.pem").is_file():
+        return {f"{part}_file": own / f"{part}.pem" for part in ("ca", "cert", "key")}
     return files

@@ -150,6 +150,10 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
         "GetEvaluations": {_DATALOADER, _LAUNCHER, _OPERATOR},
         "FinishEvaluations": {_LAUNCHER, _OPERATOR},
     },
+    "seamflow.launcher.v1.LauncherService": {
+        "JoinRun": {_LAUNCHER},
+        "ReportHost": {_LAUNCHER},
+    },
     "seamflow.environment.v1.EnvironmentService": {
         "Describe": {_ENVIRONMENTS, _OPERATOR},
         "ListTasks": {_DATALOADER, _EVALUATOR, _OPERATOR},

@@ -1,4 +1,4 @@
-"""The processes of a run reach each other at 127.0.0.1, so each of them listens there."""
+"""The processes of a run reach each other at known addresses, so each of them listens there."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from services.chassis.errors import ConfigError
 
 __all__ = ["check_hosts"]
 
-_LOOPBACK, _ALL = "127.0.0.1", "0.0.0.0"  # noqa: S104 -- compared, not bound
+_ALL = "0.0.0.0"  # noqa: S104 -- compared, not bound
 
 
-def check_hosts(settings: Mapping[str, ServerConfig]) -> None:
+def check_hosts(settings: Mapping[str, ServerConfig], addresses: Mapping[str, str]) -> None:
     """Refuse a process that would listen elsewhere alone, such as on ::1: nobody would reach it.
+
+    Args:
+        settings: of each process.
+        addresses: at which the others reach it: 127.0.0.1, but for a run on several hosts.
 
     Raises:
         ConfigError: names the process, its host and the cure.
     """
     for name, each in settings.items():
-        if each.host not in (_LOOPBACK, _ALL) and _LOOPBACK not in _addresses(each.host):
+        own = addresses[name]
+        if each.host not in (own, _ALL) and own not in _addresses(each.host):
             raise ConfigError(
                 f"host of {name} is {each.host!r}, and the processes of a run reach each other at "
-                f"{_LOOPBACK}: give {_LOOPBACK}, or {_ALL} for callers of other machines too"
+                f"{own}: give {own}, or {_ALL} for callers of other machines too"
             )
 
 

@@ -1,1 +1,1 @@
-"""The nodes of a run on one machine: what each does, and its GPUs."""
+"""The nodes of a run: what each does, on which host, and its GPUs."""

@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["NodePlan", "check_gpus", "node_plan", "ranks_of"]
+__all__ = ["NodePlan", "check_gpus", "check_hosts_of_nodes", "node_plan", "ranks_of"]
 
 _NODE = re.compile(
     r"(?P<node_id>[\w-]+):(?P<tags>[\w\s-]+)"
     r"(;\s*gpus\s+(?P<gpus>\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*)\s*)?"
     r"(;\s*servers\s+(?P<servers>[1-9]\d*)\s*)?"
+    r"(;\s*host\s+(?P<host>\d+)\s*)?"
 )
 _KNOWN_TAGS = {"rollout", "train", "score", "reward"}
 
@@ -28,6 +29,8 @@ class NodePlan:
     """Numbers of its GPUs, as nvidia-smi counts them; none: it computes on the CPU."""
     servers: int = 1
     """Its rollout servers, which share the GPUs evenly."""
+    host: int = 0
+    """Place of its host in the list of the run's hosts."""
 
     @property
     def lends(self) -> bool:
@@ -38,7 +41,8 @@ class NodePlan:
         """The setting for a node with its GPUs and servers, and these tags."""
         gpus = f"; gpus {', '.join(map(str, self.gpus))}" if self.gpus else ""
         servers = f"; servers {self.servers}" if self.servers > 1 else ""
-        return f"{self.node_id}: {' '.join(tags)}{gpus}{servers}"
+        host = f"; host {self.host}" if self.host else ""
+        return f"{self.node_id}: {' '.join(tags)}{gpus}{servers}{host}"
 
     def server_ids(self) -> list[str]:
         """Ids of its rollout servers; the only one has the node's."""
@@ -55,7 +59,7 @@ class NodePlan:
 
 
 def node_plan(text: str) -> NodePlan:
-    """Read "name: tags; gpus 0-3, 6; servers 2".
+    """Read "name: tags; gpus 0-3, 6; servers 2; host 1".
 
     Raises:
         ValueError: it is of another form, or the servers cannot share the GPUs.
@@ -66,7 +70,7 @@ def node_plan(text: str) -> NodePlan:
         raise ValueError(
             f"nodes holds {text!r}: write 'name: tags' with tags of {sorted(_KNOWN_TAGS)}, and on "
             "a machine with GPUs 'name: tags; gpus 0-3', or '; gpus 0-7; servers 8' for several "
-            "rollout servers"
+            "rollout servers, and '; host 1' last for the second of several hosts"
         )
     gpus, servers = tuple(_numbers(match["gpus"] or "")), int(match["servers"] or 1)
     if len(set(gpus)) < len(gpus):
@@ -78,7 +82,8 @@ def node_plan(text: str) -> NodePlan:
             f"nodes holds {text!r}: {servers} servers cannot share {len(gpus)} GPUs evenly; give "
             f"servers that divide {len(gpus)}"
         )
-    return NodePlan(node_id=match["node_id"], tags=tags, gpus=gpus, servers=servers)
+    host = int(match["host"] or 0)
+    return NodePlan(node_id=match["node_id"], tags=tags, gpus=gpus, servers=servers, host=host)
 
 
 def _numbers(text: str) -> Iterator[int]:
@@ -92,27 +97,49 @@ def check_gpus(nodes: Sequence[NodePlan], trainer_ranks: int) -> None:
     """Check that no GPU is two nodes', and that each rank of the trainer has its own.
 
     Args:
-        nodes: of one machine.
+        nodes: of all hosts, each of which counts its GPUs from 0.
         trainer_ranks: on each node that trains; 0: one for each of its GPUs.
 
     Raises:
         ValueError: it names nodes, GPUs and cure.
     """
-    owners: dict[int, str] = {}
+    owners: dict[tuple[int, int], str] = {}
     for node in nodes:
         for gpu in node.gpus:
-            if gpu in owners:
+            if (owner := owners.setdefault((node.host, gpu), node.node_id)) != node.node_id:
                 raise ValueError(
-                    f"nodes: {owners[gpu]!r} and {node.node_id!r} both have GPU {gpu}; give each "
+                    f"nodes: {owner!r} and {node.node_id!r} both have GPU {gpu}; give each "
                     "node its own, or both tags to one node, which then does one at a time"
                 )
-            owners[gpu] = node.node_id
     for node in nodes if owners else ():
         if "train" in node.tags and trainer_ranks > len(node.gpus):
             raise ValueError(
                 f"trainer_ranks is {trainer_ranks} and node {node.node_id!r} has "
                 f"{len(node.gpus)} GPUs: each rank needs its own; give it more, or fewer ranks"
             )
+
+
+def check_hosts_of_nodes(nodes: Sequence[NodePlan], hosts: Sequence[str]) -> None:
+    """Check that each node is on a host of the run, and that each host has a node.
+
+    Raises:
+        ValueError: it names node, host and cure.
+    """
+    number = max(1, len(hosts))
+    for node in nodes:
+        if node.host >= number:
+            raise ValueError(
+                f"nodes: {node.node_id!r} is on host {node.host}, and hosts has {len(hosts)}, "
+                "counted from 0: add the address of that host to hosts"
+            )
+    used = {0, *(node.host for node in nodes)}
+    if idle := [host for number, host in enumerate(hosts) if number not in used]:
+        raise ValueError(
+            f"hosts: {idle[0]!r} has no node: give one '; host {hosts.index(idle[0])}', or take "
+            "the host out"
+        )
+    if len(set(hosts)) < len(hosts):
+        raise ValueError(f"hosts is {list(hosts)}: one is named twice; name each once")
 
 
 def ranks_of(nodes: Sequence[NodePlan], trainer_ranks: int) -> int:

@@ -50,13 +50,18 @@ async def _wait_for_rollouts(services: Services) -> None:
 
 async def drain_nodes(services: Services) -> None:
     """Return every lent node before the processes end."""
-    snapshot = await services.snapshot()
-    for node in snapshot.nodes or ():
+    for node in await _present(services):
         request = scheduler_pb.DrainNodeRequest(node_id=node.node_id, drain=True)
         await retrying(lambda request=request: services.scheduler.DrainNode(request))  # type: ignore[misc]
     while any(
         node.assignment.epoch != node.reported_epoch or node.assignment.tag
-        for node in (await services.snapshot()).nodes or ()
+        for node in await _present(services)
     ):
         await asyncio.sleep(_REFRESH_SECONDS / 5)
     await asyncio.sleep(_REFRESH_SECONDS)  # the change feed's last entries
+
+
+async def _present(services: Services) -> list[scheduler_pb.Node]:
+    """The nodes but those that are lost, such as those of a host that has left."""
+    nodes = (await services.snapshot()).nodes or ()
+    return [node for node in nodes if node.state != scheduler_pb.NODE_STATE_LOST]

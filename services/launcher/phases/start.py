@@ -97,7 +97,8 @@ class Start:
     async def others(self, processes: Supervisor, services: Services) -> None:
         """Start what computes, then the agents."""
         self.view.phase("loading the model in rollout servers and trainer")
-        others = [n for n in self.plans if n not in ("redis", *LATER, *CORE_SERVICES)]
+        here = [name for name, each in self.plans.items() if not each.host]
+        others = [name for name in here if name not in ("redis", *LATER, *CORE_SERVICES)]
         for name in others:
             if name not in _AGENTS:
                 await processes.start(self.plans[name])

@@ -45,6 +45,11 @@ MODULES: Mapping[str, ServiceModule] = {
         "launcher",
         ("--serve",),
     ),
+    "join": ServiceModule(
+        "services.launcher.hosts.join",
+        "Start this host's part of a run that began on another host.",
+        "launcher",
+    ),
     "evaluate": ServiceModule(
         "services.launcher.evaluate_checkpoint",
         "Run tasks with a checkpoint, without training.",

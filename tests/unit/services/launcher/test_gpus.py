@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.sglang.command_line import command_line, num_devices
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
+from services.launcher.layout import places
 from services.launcher.nodes.node_plan import node_plan
 from services.launcher.process_plan import plan
 from tests.lib.launcher.support import make_config, make_layout
@@ -65,6 +67,50 @@ def test_processes_of_one_machine_have_disjoint_gpus(
     assert all(not one & other for one, other in itertools.combinations(sets, 2))
     given = {str(gpu) for node in nodes for gpu in node_plan(node).gpus}
     assert set().union(*sets) == given
+
+
+ON_HOSTS = (
+    "a: rollout; gpus 0-3; servers 4",
+    "b: train; gpus 4-7",
+    "c: rollout; gpus 0-3; servers 2; host 1",
+    "d: train; gpus 4-7; host 1",
+    "e: rollout; gpus 0-7; servers 8; host 2",
+)
+
+
+def test_processes_of_each_host_have_disjoint_gpus(tmp_path: Path) -> None:
+    """Each host counts its own from 0; together its processes have all 8."""
+    hosts = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
+    config = make_config(nodes=ON_HOSTS, trainer_nodes=2, hosts=("127.0.0.1", *hosts[1:]))
+    config, layout = config.replace(hosts=hosts), make_layout(config, tmp_path)
+    processes = plan(config, replace(layout, hosts=hosts, places=places(config)))
+    for host in range(3):
+        found = owners({name: each for name, each in processes.items() if each.host == host})
+        sets = [gpus for each in found.values() for gpus in each]
+        assert all(not one & other for one, other in itertools.combinations(sets, 2))
+        assert set().union(*sets) == set("01234567")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "hosts", "message"),
+    [
+        (("a: rollout train; host 1",), (), "'a' is on host 1, and hosts has 0"),
+        (("a: rollout", "b: train; host 2"), ("x", "y"), "'b' is on host 2, and hosts has 2"),
+        (("a: rollout train",), ("x", "y"), "hosts: 'y' has no node: give one '; host 1'"),
+        (("a: rollout", "b: train; host 1"), ("x", "x"), "one is named twice"),
+        (
+            ("a: rollout; gpus 0; host 1", "b: train; gpus 0; host 1", "c: rollout"),
+            ("x", "y"),
+            "'a' and 'b' both have GPU 0",
+        ),
+    ],
+)
+def test_hosts_that_do_not_fit_are_refused(
+    nodes: tuple[str, ...], hosts: tuple[str, ...], message: str
+) -> None:
+    """With node, host and the cure."""
+    with pytest.raises(ValueError, match=message):
+        make_config(nodes=nodes, hosts=hosts)
 
 
 def test_workers_of_one_node_share_its_gpus_in_turn(tmp_path: Path) -> None:
