@@ -5,6 +5,7 @@ A process of its own, which ends with a line of JSON: figures by name.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
@@ -13,6 +14,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import torch
+from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from bench.gpu.device_speed import (
@@ -26,8 +28,9 @@ from tools.forecast.training_count import TrainingCount, count_training
 from trainer.config import TrainerConfig
 from trainer.data.computations import Accumulate
 from trainer.model.load_model import DTYPES
-from trainer.publish.weight_folder import write_folder
-from trainer.ranks.commands import Gather, Optimize, Release, Restore
+from trainer.publish.bucket_writer import WriteBuckets
+from trainer.publish.snapshot_weights import SnapshotWeights
+from trainer.ranks.commands import Optimize, Release, Restore, TakeSnapshot
 from trainer.ranks.process_group import join
 from trainer.ranks.worker import Worker
 
@@ -49,8 +52,8 @@ def training_figures(model: Path, device: str) -> dict[str, float]:
     with TemporaryDirectory() as folder:
         config = _config(model, device, tokens, Path(folder))
         count = count_training(config, ranks=1, rollout_tokens=rollout, prompt_tokens=prompt)
-        join(config)
-        worker = Worker(config)
+        store = join(config).store
+        worker = Worker(config, store)
         command = gradient_of(sample_rows(tokens, rollout, prompt))
         seconds, peak = _steps(worker, command, device)
         return {
@@ -58,7 +61,7 @@ def training_figures(model: Path, device: str) -> dict[str, float]:
             "forecast_bytes_error": abs(count.device_bytes / peak - 1),
             "training_peak_gb": peak / 1e9,
             **_lending(worker, device),
-            **_publish(worker, config, Path(folder)),
+            **asyncio.run(_publish(worker, store, Path(folder) / "version")),
         }
 
 
@@ -132,22 +135,25 @@ def _lending(worker: Worker, device: str) -> dict[str, float]:
     return {"released_gb": freed / 1e9, **figures}
 
 
-def _publish(worker: Worker, config: TrainerConfig, folder: Path) -> dict[str, float]:
+async def _publish(worker: Worker, store: Store, folder: Path) -> dict[str, float]:
+    """Training waits for the copy alone; buckets are then written by a thread of the rank."""
     began = time.perf_counter()
-    worker.do(Gather())
-    gathered = time.perf_counter()
-    tensors = worker.gathered
-    write_folder(folder / "version", config.model, tensors)
+    worker.do(TakeSnapshot())
+    copied = time.perf_counter()
+
+    async def give(order: WriteBuckets) -> None:
+        worker.do(order)
+
+    weights = SnapshotWeights(worker.bucket_plan, store, give)
+    async with weights.attempt(version=1, spool=folder) as attempt:
+        size = sum([file.num_bytes async for file in attempt.files()])
     written = time.perf_counter()
-    size = sum(tensor.nbytes for tensor in tensors.values())
-    copies = [tensor.clone() for tensor in tensors.values()]
-    pairs = list(zip(copies, tensors.values(), strict=True))
-    copy = seconds_of("cpu", lambda: [target.copy_(source) for target, source in pairs])
+    source, target = torch.zeros(2, size, dtype=torch.uint8).unbind()
     return {
         "published_gb": size / 1e9,
-        "publish_stall_seconds": gathered - began,
-        "publish_write_seconds": written - gathered,
-        "publish_over_copy": (written - began) / copy,
+        "publish_stall_seconds": copied - began,
+        "publish_write_seconds": written - copied,
+        "publish_over_copy": (written - began) / seconds_of("cpu", lambda: target.copy_(source)),
     }
 
 
