@@ -31,8 +31,10 @@ def test_a_recipe_passes_the_dry_run(recipe: Path, tmp_path: Path) -> None:
 
 
 def _dry_run(recipe: Path, model: Path, tasks: Path, *arguments: str) -> str:
-    changed = [f"launcher.model={model}"]
-    if "\ntasks = " in recipe.read_text():
+    changed, text = [f"launcher.model={model}"], recipe.read_text()
+    if "\nhosts = " in text:
+        changed.append("launcher.hosts=127.0.0.1,127.0.0.2,127.0.0.3,127.0.0.4")
+    if "\ntasks = " in text:
         changed += [f"launcher.tasks={tasks}", f"evaluation.tasks={tasks}"]
     flags = [flag for each in changed for flag in ("--set", each)]
     done = subprocess.run(
