@@ -107,6 +107,9 @@ class RolloutServerConfig(ServerConfig):
     sglang_broadcast_host: str | None = None
     """Address of this host for an SGLang on another host: weights are then broadcast to it by
     torch.distributed (NCCL on GPUs) instead of being read from the same disk."""
+    sglang_weights: Literal["disk", "tensors"] = "disk"
+    """How an SGLang on this host gets new weights: it reads the files, or takes their tensors
+    through shared memory, a part of 512 MB at a time. If that fails, it reads the files."""
     fake_step_seconds: float = Field(0.0, ge=0)
     """Fake engine: time from one token to the next."""
     fake_mean_tokens: int = Field(64, ge=0)

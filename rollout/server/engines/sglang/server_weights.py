@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from rollout.server.engines.engine import EngineFailed, MemoryNotReleased, PauseMode, WeightsError
 from rollout.server.engines.sglang import device_memory
-from rollout.server.engines.sglang.http_client import Refused
+from rollout.server.engines.sglang.http_client import ConnectionLost, Refused
 from rollout.server.engines.sglang.model_shapes import ModelFolder, num_ranks
 from rollout.server.engines.sglang.server_lifetime import ServerLifetime
 from rollout.server.engines.sglang.sglang_turn import Weights
+from services.chassis import metrics
+from services.chassis.log import get_logger
 
-__all__ = ["ServerWeights"]
+__all__ = ["ServerWeights", "WeightWay"]
+
+_DEGRADED = metrics.counter(
+    "rollout_server",
+    "weight_tensors_degraded_total",
+    "Versions that SGLang was to take as tensors, and was told to read from disk.",
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class WeightWay:
+    """How weights get into SGLang, over its restarts."""
+
+    broadcast_host: str | None = None
+    """Where it reaches us for a broadcast; None: it is on this host, or sees its disk."""
+    by_tensors: bool = False
+    """Through shared memory, as long as that does not end the server."""
 
 
 class ServerWeights:
@@ -22,13 +41,13 @@ class ServerWeights:
         life: ServerLifetime,
         model: ModelFolder,
         *,
-        broadcast_host: str | None,
+        way: WeightWay,
         drain_seconds: float,
         used_bytes: device_memory.UsedBytes,
     ) -> None:
         """The arguments are those of `SGLangEngine`."""
         self._life, self._model = life, model
-        self._broadcast_host = broadcast_host
+        self._way = way
         self._drain_seconds = drain_seconds
         self._used_bytes = used_bytes
 
@@ -50,16 +69,35 @@ class ServerWeights:
         self._life.weights = weights
 
     async def _put(self, weights: Weights, *, flush: bool) -> None:
-        """From the server's own disk, or by a broadcast from us."""
-        connection, host = self._life.connection, self._broadcast_host
+        """By a broadcast from us, or through shared memory, or from the server's own disk."""
+        connection, host = self._life.connection, self._way.broadcast_host
         if host is None:
-            await connection.update_weights(weights.folder, weights.label, flush=flush)
+            if not (self._way.by_tensors and await self._put_tensors(weights, flush=flush)):
+                await connection.update_weights(weights.folder, weights.label, flush=flush)
             return
         from rollout.server.engines.sglang import weight_broadcast  # brings torch along
 
         ranks = num_ranks(await connection.server_info())
         sender = weight_broadcast.SGLangBroadcast.of(connection.post, host, ranks)
         await sender.load(weights.folder, weights.label, flush=flush)
+
+    async def _put_tensors(self, weights: Weights, *, flush: bool) -> bool:
+        """Through shared memory; False: it may hold a part of them, and must get them all again."""
+        from rollout.server.engines.sglang.shared_tensors import SharedTensors  # brings torch along
+
+        connection = self._life.connection
+        ranks = num_ranks(await connection.server_info())
+        sender = SharedTensors(connection.post, ranks)
+        try:
+            await sender.load(weights.folder, weights.label, flush=flush)
+        except (Refused, WeightsError) as error:
+            _DEGRADED.inc()
+            get_logger().warning("weights_from_disk_instead", error=str(error))
+            return False
+        except (ConnectionLost, TimeoutError):
+            self._way.by_tensors = False  # or the next server might end in the same way
+            raise
+        return True
 
     async def _reload(self) -> None:
         try:

@@ -44,7 +44,7 @@ from rollout.server.engines.sglang.model_shapes import (
 )
 from rollout.server.engines.sglang.server_lifetime import ServerLifetime
 from rollout.server.engines.sglang.server_process import SGLangProcess
-from rollout.server.engines.sglang.server_weights import ServerWeights
+from rollout.server.engines.sglang.server_weights import ServerWeights, WeightWay
 from rollout.server.engines.sglang.sglang_turn import Turn, Weights, check_sampled
 from rollout.server.token_rate import TokenRate
 from services.lib.routed_experts import RoutingShape
@@ -67,6 +67,7 @@ class SGLangEngine:
         command: Sequence[str] = (),
         url: str | None = None,
         broadcast_host: str | None = None,
+        by_tensors: bool = False,
         record_experts: bool = False,
         lends_device: bool = False,
         control_seconds: float = 300.0,
@@ -80,6 +81,7 @@ class SGLangEngine:
             command: starts a server.
             url: a server that runs already; `command` is not used.
             broadcast_host: where it reaches us, to get weights; None: it reads them from disk.
+            by_tensors: it gets weights through shared memory; where that fails, from disk.
             record_experts: report the routed experts of a mixture of experts.
             lends_device: its device memory will be released; `start` checks that it can be.
             control_seconds: deadline of a call that changes what SGLang does.
@@ -90,7 +92,7 @@ class SGLangEngine:
         self._model = ModelFolder(model)
         self._command = command
         self._url = url
-        self._broadcast_host = broadcast_host
+        self._way = WeightWay(broadcast_host=broadcast_host, by_tensors=by_tensors)
         self._record_experts = record_experts
         self._lends_device = lends_device
         self._control_seconds, self._drain_seconds = control_seconds, drain_seconds
@@ -156,7 +158,7 @@ class SGLangEngine:
         self._weights = ServerWeights(
             life,
             self._model,
-            broadcast_host=self._broadcast_host,
+            way=self._way,
             drain_seconds=self._drain_seconds,
             used_bytes=self._used_bytes,
         )
@@ -391,6 +393,7 @@ def build(config: RolloutServerConfig) -> SGLangEngine:
         command=command_line(config),
         url=config.sglang_url,
         broadcast_host=config.sglang_broadcast_host,
+        by_tensors=config.sglang_weights == "tensors",
         record_experts=config.record_routed_experts,
         lends_device=config.lends_device,
         control_seconds=config.sglang_control_seconds,

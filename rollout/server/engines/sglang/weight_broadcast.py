@@ -13,7 +13,7 @@ import asyncio
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,21 +22,17 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
-from safetensors import safe_open
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import Backend, ProcessGroup, distributed_c10d
 from torch.distributed.distributed_c10d import GroupName, PrefixStore
 
 from rollout.server.engines.engine import WeightsError
+from rollout.server.engines.sglang.tensor_parts import Part, tensor_parts
 
 __all__ = ["SGLangBroadcast"]
 
-_PART_BYTES = 512 << 20
-"""Bytes of tensors in one call, about: what the engine must have room for besides its weights."""
-
 T = TypeVar("T")
 Post = Callable[[str, dict[str, Any]], Awaitable[Any]]
-Part = list[tuple[str, torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +65,7 @@ class SGLangBroadcast:
         try:
             async with asyncio.timeout(self.seconds) as deadline, self._group() as (name, group):
                 await self.post("/begin_weight_update", {"selector": "all"})
-                parts = _parts(folder)
+                parts = tensor_parts(folder)
                 part: Part | None = await asyncio.to_thread(next, parts, None)
                 while part is not None:
                     following = await asyncio.to_thread(next, parts, None)
@@ -176,20 +172,3 @@ def _in_daemon(call: Callable[[], T]) -> asyncio.Future[T]:
 
     threading.Thread(target=run, name="weights-broadcast", daemon=True).start()
     return asyncio.wrap_future(ended)
-
-
-def _parts(folder: Path) -> Iterator[Part]:
-    """The tensors of all files, in parts."""
-    part: Part = []
-    size = 0
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 -- it is no mapping
-                tensor = file.get_tensor(name)
-                if part and size + tensor.nbytes > _PART_BYTES:
-                    yield part
-                    part, size = [], 0
-                part.append((name, tensor))
-                size += tensor.nbytes
-    if part:
-        yield part

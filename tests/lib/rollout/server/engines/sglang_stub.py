@@ -78,6 +78,8 @@ class StubSGLang:
         self.calls: list[str] = []
         self.loaded: list[str] = []
         """Labels of all weights that were loaded."""
+        self.handles: list[str] = []
+        """Of tensors in shared memory."""
         self.requests: list[StubRequest] = []
         self.running: list[StubRequest] = []
         self.gate = asyncio.Event()
@@ -144,9 +146,10 @@ class StubSGLang:
                     running.aborted.set()
         if path == "flush_cache" and self.running:
             return web.Response(text="busy", status=400)
-        if path == "update_weights_from_disk":
+        if path in ("update_weights_from_disk", "update_weights_from_tensor"):
             self.label = body["weight_version"]
             self.loaded.append(self.label)
+            self.handles += body.get("serialized_named_tensors", [])
         if path == "release_memory_occupation":
             assert not self.running, "SGLang crashes"
             self.used_bytes -= int(self.freed_part * HELD_BYTES)
