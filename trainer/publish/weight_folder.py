@@ -91,9 +91,10 @@ def write_weights(
         OSError: it cannot be written.
     """
     unnamed = path.with_name(f".{path.name}.partial")
-    write = fsync_files.write_tensors if durable else fsync_files.save_tensors
     try:
-        digest = write(unnamed, tensors)
+        digest = fsync_files.save_tensors(unnamed, tensors)
+        if durable:
+            fsync_files.sync(unnamed)
         unnamed.rename(path)
     except OSError:
         unnamed.unlink(missing_ok=True)  # it would keep a full disk full

@@ -56,6 +56,7 @@ async def crashed_and_resumed(
     """
     values = {**JOB_CONFIG, "checkpoint__every": 3, "num_steps": 6}
     finish = Publisher.finish
+    hold_back(neighbours)
 
     async def dying(publisher: Publisher, *given: Any, **named: Any) -> None:
         await finish(publisher, *given, **named)
@@ -66,9 +67,21 @@ async def crashed_and_resumed(
         patched.setattr(Publisher, "finish", dying)
         with pytest.raises(Crash):
             await _train(folder, model, neighbours, **values)
+    neighbours.ledger.ready.set()
     if forgets:
         neighbours.ledger.forget_composition()
     await _train(folder, model, neighbours, **{**values, **changed})
+
+
+def hold_back(neighbours: Neighbours) -> None:
+    """Let step 6, and its checkpoint, wait for the death of the first trainer."""
+    ledger = neighbours.ledger
+
+    def leased(step: int) -> None:
+        if step == 5 and ledger.epoch == 1:
+            ledger.ready.clear()
+
+    ledger.on_lease = leased
 
 
 async def _train(folder: Path, model: Path, neighbours: Neighbours, **values: Any) -> None:
@@ -114,12 +127,14 @@ async def test_a_killed_trainer_repeats_the_steps_since_its_checkpoint(
         if step == 5 and ledger.epoch == 1:
             os.kill(child.process.pid, signal.SIGKILL)
 
+    hold_back(neighbours)
     neighbours.weights.on_commit = kill_once
     flags = ("--num-steps", str(STEPS), "--checkpoint.every", "3")
     await child.start(*flags)
     code, output = await child.finish()
     assert code == -signal.SIGKILL, output
     assert ledger.committed == 3
+    ledger.ready.set()
     before, bases = dict(ledger.leased), dict(ledger.bases)
 
     await child.start(*flags, "--resume")

@@ -1,0 +1,1 @@
+"""Measurements of what many processes do together: weights that go from ranks to servers."""

@@ -1,0 +1,248 @@
+"""`python -m bench.fleet.publish`: four gloo ranks publish 0.5 billion parameters in bfloat16.
+
+From the end of a step to the commit at a real weights service over gRPC, without a common folder:
+in buckets, and as one process does that gathers all, writes, hashes and uploads. Beside it what the
+bytes alone take on the slowest hop, the upload of one file. All share this machine's processors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from bench.harness.processes import redis_server, redis_url, scratch, service
+from bench.harness.redis_process import free_port
+from bench.report import RESULTS, Report
+
+if TYPE_CHECKING:
+    from trainer.config import TrainerConfig
+    from trainer.publish.publisher import Publisher
+    from trainer.ranks.rank_group import RankGroup
+
+__all__ = ["main"]
+
+_RANKS, _ROUNDS = 4, 3
+_SECONDS = 1800
+_COPY_BYTES = 256 << 20
+
+
+def main() -> None:
+    """Measure, or be one of the ranks."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
+    parser.add_argument("--rank", help="settings as JSON: be a rank")
+    given = parser.parse_args()
+    if given.rank:
+        _rank(json.loads(given.rank))
+        return
+    raw = _measured()
+    figures = {name: median(values) for name, values in raw.items()}
+    figures["stalled_share"] = figures["stalled_seconds"] / figures["publish_seconds"]
+    figures["over_slowest_hop"] = figures["publish_seconds"] / figures["slowest_hop_seconds"]
+    figures["whole_over_buckets"] = figures["whole_seconds"] / figures["publish_seconds"]
+    Report(bench="fleet_publish", figures=figures, raw=raw).publish(given.out)
+
+
+def _measured() -> dict[str, list[float]]:
+    with scratch() as name:
+        folder = Path(name)
+        # A process of its own, whose memory is free again when the ranks begin.
+        make = "from pathlib import Path; import bench.size.loading as p; "
+        make += f"p.make_large_model(Path({str(folder / 'model')!r}))"
+        subprocess.run([sys.executable, "-c", make], check=True)
+        redis = redis_server(folder / "redis", fsync="everysec")
+        with redis:
+            weights = service(
+                *("services.weights", "weights", folder),
+                redis_url=redis_url(redis),
+                folder=folder / "weights",
+                offer_folder="false",
+            )
+            with weights:
+                return _run_ranks(folder, weights.address)
+
+
+def _run_ranks(folder: Path, weights: str) -> dict[str, list[float]]:
+    settings = {"model": str(folder / "model"), "weights": weights, "out": str(folder / "out")}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-m", "bench.fleet.publish", "--rank", json.dumps(settings)]
+    ranks = [
+        subprocess.Popen(
+            command, env={**os.environ, **meeting, "RANK": str(rank), "WORLD_SIZE": str(_RANKS)}
+        )
+        for rank in range(_RANKS)
+    ]
+    try:
+        codes = [rank.wait(_SECONDS) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    if any(codes):
+        raise RuntimeError(f"ranks ended with {codes}")
+    found: dict[str, list[float]] = json.loads((folder / "out/figures.json").read_text())
+    return found
+
+
+def _rank(settings: dict[str, str]) -> None:
+    from trainer.config import TrainerConfig
+    from trainer.ranks import rank_group
+    from trainer.ranks.command_channel import worker_loop
+    from trainer.ranks.process_group import join
+
+    out = Path(settings["out"])
+    config = TrainerConfig.model_validate(
+        {
+            "run_id": "fleet",
+            "model": settings["model"],
+            "weights": settings["weights"],
+            "dtype": "bfloat16",
+            "checkpoint": {"folder": out / "checkpoints"},
+        }
+    )
+    worker = _whole_worker()
+    if os.environ["RANK"] == "0":
+        rank_group.Worker = worker
+        asyncio.run(_lead(config, out))
+        return
+    ranks = join(config)
+    worker_loop(ranks, worker(config, ranks.store), _SECONDS)
+
+
+def _whole_worker() -> Any:
+    """A rank that gathers all on rank 0 for a `Discard`: what there is nothing of here."""
+    import torch
+    import torch.distributed as dist
+
+    from trainer.ranks.commands import Command, Discard
+    from trainer.ranks.worker import Worker
+
+    class WholeWorker(Worker):
+        gathered: dict[str, torch.Tensor]
+
+        def do(self, command: Command) -> dict[str, float]:
+            if not isinstance(command, Discard):
+                return super().do(command)
+            self.gathered = {}
+            for name, parameter in self._policy.backend.parameters.items():
+                whole = parameter.detach().full_tensor()  # type: ignore[attr-defined]
+                if dist.get_rank() == 0:
+                    self.gathered[name] = whole.to(torch.bfloat16)
+            return {}
+
+    return WholeWorker
+
+
+async def _lead(config: TrainerConfig, out: Path) -> None:
+    from services.chassis.rpc.clients import channel
+    from trainer.publish.publisher import Publisher
+    from trainer.ranks.rank_group import RankGroup
+
+    ranks, raw = RankGroup(), dict[str, list[float]]()
+    await ranks.start(config)
+    async with channel(config, config.weights) as opened:
+        publisher = Publisher(opened, config.run_id, config.model, config.upload_folder)
+        for number in range(_ROUNDS):
+            found = await _in_buckets(ranks, publisher, 3 * number + 1)
+            found |= await _at_once(ranks, opened, config, out, 3 * number + 2)
+            found |= await _plain_copy(opened, config, out, 3 * number + 3)
+            num_bytes = found.pop("num_bytes")
+            found["slowest_hop_seconds"] = num_bytes / found.pop("copy_bytes_per_second")
+            found["gigabytes"] = num_bytes / 1e9
+            for name, value in found.items():
+                raw.setdefault(name, []).append(value)
+            print(json.dumps(found), flush=True)
+    (out / "figures.json").write_text(json.dumps(raw))
+    await ranks.stop()
+
+
+async def _in_buckets(ranks: RankGroup, publisher: Publisher, step: int) -> dict[str, float]:
+    from trainer.publish.snapshot_weights import Attempt
+
+    began, written, files = time.monotonic(), [], Attempt.files
+
+    async def noting(attempt: Attempt) -> Any:
+        async for file in files(attempt):
+            written.append(file)
+            yield file
+
+    Attempt.files = noting  # type: ignore[method-assign]
+    weights = await ranks.snapshot()
+    stalled = time.monotonic() - began
+    await publisher.publish(weights, step=step, parent=0, epoch=1)
+    seconds = time.monotonic() - began
+    Attempt.files = files  # type: ignore[method-assign]
+    return {
+        "publish_seconds": seconds,
+        "stalled_seconds": stalled,
+        "num_bytes": float(sum(file.num_bytes for file in written)),
+        "buckets": float(len(written)),
+        "held_over_largest_bucket": max(file.peak_bytes for file in written)
+        / max(file.num_bytes for file in written),
+    }
+
+
+async def _at_once(
+    ranks: RankGroup, opened: Any, config: TrainerConfig, out: Path, step: int
+) -> dict[str, float]:
+    """Gather the whole, write it, hash it by reading it again, upload and commit."""
+    from safetensors.torch import save_file
+
+    from trainer.ranks.commands import Discard
+
+    began, path = time.monotonic(), out / "model.safetensors"
+    await ranks.do(Discard())
+    gathered = time.monotonic() - began
+    worker: Any = ranks._started().worker
+    await asyncio.to_thread(save_file, worker.gathered, path)
+    worker.gathered = {}
+    await _send(opened, config, path, step)
+    path.unlink()
+    return {"whole_seconds": time.monotonic() - began, "whole_stalled_seconds": gathered}
+
+
+async def _send(opened: Any, config: TrainerConfig, path: Path, step: int) -> None:
+    from seamflow.weights.v1 import weight_service_pb2 as pb
+    from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
+
+    from trainer.publish.uploader import Uploader
+
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    size = await asyncio.to_thread(lambda: path.stat().st_size)
+    described = pb.WeightFile(name=path.name, num_bytes=size, sha256=digest)
+    stub: Any = WeightServiceStub(opened)
+    run = {"run_id": config.run_id, "epoch": 1}
+    begun = await stub.BeginPublish(
+        pb.BeginPublishRequest(**run, step=step, request_id=f"step-{step}")
+    )
+    version = begun.weight_version
+    head = pb.UploadShardsRequest(**run, weight_version=version)
+    await Uploader(opened).upload(head, path.parent, [described])
+    await stub.CommitPublish(
+        pb.CommitPublishRequest(**run, weight_version=version, files=[described])
+    )
+
+
+async def _plain_copy(opened: Any, config: TrainerConfig, out: Path, step: int) -> dict[str, float]:
+    """Bytes a second of an upload alone: of a file that nobody has to gather."""
+    path = out / "copy.safetensors"
+    path.write_bytes(os.urandom(_COPY_BYTES))
+    began = time.monotonic()
+    await _send(opened, config, path, step)
+    seconds = time.monotonic() - began
+    path.unlink()
+    return {"copy_bytes_per_second": _COPY_BYTES / seconds}
+
+
+if __name__ == "__main__":
+    main()
