@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import grpc.aio
 from seamflow.channel import connect
@@ -27,6 +27,9 @@ from seamflow.stubs import async_stub
 from services.chassis.errors import ConfigError, DependencyUnavailable, ExitCode, StartupError
 from services.launcher.hosts.join_secret import JoinSecret
 from services.launcher.hosts.joined_host import JoinedHost
+
+if TYPE_CHECKING:
+    from seamflow.launcher.v1.launcher_service_pb2_grpc import LauncherServiceAsyncStub
 
 __all__ = ["main"]
 
@@ -126,14 +129,13 @@ async def _secret(given: argparse.Namespace) -> JoinSecret:
     raise ConfigError(f"--secret-file {str(given.secret_file)!r} does not exist: name a copy")
 
 
-async def _answer(stub: LauncherServiceStub, given: argparse.Namespace) -> pb.JoinRunResponse:
+async def _answer(stub: LauncherServiceAsyncStub, given: argparse.Namespace) -> pb.JoinRunResponse:
     """What this host has to start, as soon as the launcher says so."""
     limit = time.monotonic() + given.patience
     while True:
         try:
             request = pb.JoinRunRequest(host=given.host)
-            answer: pb.JoinRunResponse = await stub.JoinRun(request, timeout=_CALL_SECONDS)
-            return answer
+            return await stub.JoinRun(request, timeout=_CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
             _check(error, given)
             if time.monotonic() > limit:

@@ -50,6 +50,11 @@ MODULES: Mapping[str, ServiceModule] = {
         "Start this host's part of a run that began on another host.",
         "launcher",
     ),
+    "slurm": ServiceModule(
+        "services.launcher.slurm.slurm_command",
+        "Write the batch script of a run for a Slurm cluster.",
+        "launcher",
+    ),
     "evaluate": ServiceModule(
         "services.launcher.evaluate_checkpoint",
         "Run tasks with a checkpoint, without training.",
