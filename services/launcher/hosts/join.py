@@ -43,6 +43,7 @@ _REFUSED = (
     grpc.StatusCode.FAILED_PRECONDITION,
 )
 _OTHER_AUTHORITY = "CERTIFICATE_VERIFY_FAILED"
+_OTHER_NAME = "Hostname Verification Check failed"
 
 
 def main() -> NoReturn:
@@ -150,6 +151,11 @@ def _check(error: grpc.aio.AioRpcError, given: argparse.Namespace) -> None:
             f"the launcher at {given.address} refuses the secret: it is of another run; copy "
             "hosts/join_secret of this run's folder again"
         ) from error
+    if _OTHER_NAME in str(error.details()):
+        raise ConfigError(
+            f"the launcher's certificate does not name {given.address.rpartition(':')[0]!r}: give "
+            "the address as `seamflow train` prints it, or as the first of hosts names it"
+        ) from error
     if error.code() in _REFUSED:
         raise ConfigError(f"the launcher at {given.address}: {decode(error)}") from error
 
@@ -159,7 +165,3 @@ def _silence(given: argparse.Namespace) -> str:
         f"the launcher at {given.address} has not answered for {given.patience:.0f} s: see whether "
         "`seamflow train` runs there and the port can be reached; --resume it, then join again"
     )
-
-
-if __name__ == "__main__":
-    main()

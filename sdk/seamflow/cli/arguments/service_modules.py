@@ -46,7 +46,7 @@ MODULES: Mapping[str, ServiceModule] = {
         ("--serve",),
     ),
     "join": ServiceModule(
-        "services.launcher.hosts.join",
+        "services.launcher.hosts",
         "Start this host's part of a run that began on another host.",
         "launcher",
     ),
