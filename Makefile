@@ -25,13 +25,8 @@ SGLANG_TESTS ?= tests/integration/rollout/server tests/system/rollout/server tes
 
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-wheel bench-model bench-store bench-growth \
-<<<<<<< HEAD
-	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion bench-size bench-gpu \
-	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-health test-models test-roundtrips \
-=======
-	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion bench-size \
-	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-health test-models test-publish-kills test-roundtrips \
->>>>>>> w-b
+	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion bench-size bench-gpu bench-fleet \
+	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-health test-models test-publish-kills test-slurm test-roundtrips \
 	test test-unit test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs site lock proto descriptors up images health down clean help .venv-sglang $(ADAPTERS)
 
 help: ## List the targets.
@@ -192,6 +187,9 @@ test-field: $(VENV)/.dev ## Inputs of every kind that people really send, each w
 
 test-health: $(VENV)/.dev ## Twelve ways not to learn, each a short run that must be named with its cure; six healthy runs.
 	$(CONTAINED) tests.suites.health
+
+test-slurm: $(VENV)/.dev ## A run as a job of a real Slurm of three nodes: one drained, the job requeued and resumed (needs root and Slurm).
+	$(CONTAINED) tests.suites.slurm
 
 test-models: $(VENV)/.dev ## Model folders of 18 architectures: two optimizer steps each; 15 others: refused in one line.
 	$(CONTAINED) tests.suites.models --seed $(SEED)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from seamflow.environment.v1 import environment_service_pb2_grpc as environment_service
     from seamflow.environment.v1 import reward_service_pb2_grpc as reward_service
     from seamflow.evaluator.v1 import evaluator_service_pb2_grpc as evaluator_service
+    from seamflow.launcher.v1 import launcher_service_pb2_grpc as launcher_service
     from seamflow.ranker.v1 import ranker_service_pb2_grpc as ranker_service
     from seamflow.rollout.v1 import rollout_server_service_pb2_grpc as rollout_server_service
     from seamflow.rollout.v1 import rollout_service_pb2_grpc as rollout_service
@@ -35,6 +36,10 @@ def async_stub(
 def async_stub(
     stub: type[reward_service.RewardServiceStub], channel: grpc.aio.Channel
 ) -> reward_service.RewardServiceAsyncStub: ...
+@overload
+def async_stub(
+    stub: type[launcher_service.LauncherServiceStub], channel: grpc.aio.Channel
+) -> launcher_service.LauncherServiceAsyncStub: ...
 @overload
 def async_stub(
     stub: type[evaluator_service.EvaluatorServiceStub], channel: grpc.aio.Channel

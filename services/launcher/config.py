@@ -191,7 +191,7 @@ class LauncherConfig(RunRules):
             )
         self._check_scoring()
         check_gpus(self.node_plans(), self.trainer_ranks)
-        check_hosts_of_nodes(self.node_plans(), self.hosts)
+        self._check_hosts()
         ranks_of(self.node_plans(), self.trainer_ranks)
         if self.forecast and not self.dry_run:
             raise ValueError(
@@ -199,6 +199,9 @@ class LauncherConfig(RunRules):
                 f"`seamflow forecast --device {self.forecast}`"
             )
         return self
+
+    def _check_hosts(self) -> None:
+        check_hosts_of_nodes(self.node_plans(), self.hosts)
 
     def _check_scoring(self) -> None:
         needed = {"score": "reference", "reward": "reward_model"}

@@ -59,9 +59,8 @@ def _checkpoint_every(
 
 def _rendezvous(layout: Layout, nodes: Sequence[NodePlan]) -> ProcessPlan:
     host, port = layout.address("rendezvous").split(":")
-    command = (sys.executable, "-m", "trainer.ranks.rendezvous", "--port", port)
-    if any(node.host for node in nodes):
-        command += ("--host", host)
+    listen = ("--host", host) if any(node.host for node in nodes) else ()
+    command = (sys.executable, "-m", "trainer.ranks.rendezvous", "--port", port, *listen)
     return ProcessPlan(name="rendezvous", command=command)
 
 

@@ -85,6 +85,8 @@ UNRELEASED = {
     "seamflow.environment.v1.RewardService",
     "seamflow.evaluator.v1",
     "seamflow.evaluator.v1.EvaluatorService",
+    "seamflow.launcher.v1",
+    "seamflow.launcher.v1.LauncherService",
 }
 """New since the release; empty after `make descriptors`."""
 

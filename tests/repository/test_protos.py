@@ -29,6 +29,7 @@ SERVICES = {
     "seamflow.worker.v1.WorkerService",
     "seamflow.ranker.v1.RankerService",
     "seamflow.evaluator.v1.EvaluatorService",
+    "seamflow.launcher.v1.LauncherService",
     "seamflow.environment.v1.EnvironmentService",
     "seamflow.environment.v1.RewardService",
 }
@@ -100,7 +101,8 @@ STATELESS = {"common", "environment"}
 
 def test_requests_of_stateful_services_name_their_run() -> None:
     """Runs share services and stores, never state."""
-    per_node = {"scheduler", "trainer", "worker", "rollout_server_service"}
+    # A launcher has one run, which its secret opens: who joins learns the name from the answer.
+    per_node = {"scheduler", "trainer", "worker", "rollout_server_service", "launcher"}
     for proto in PROTOS:
         if proto.parts[1] in STATELESS or per_node & {proto.parts[1], proto.stem}:
             continue

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import grpc.aio
 from seamflow.channel import connect
@@ -28,6 +28,9 @@ from services.chassis.errors import ConfigError, DependencyUnavailable, ExitCode
 from services.launcher.hosts.join_secret import JoinSecret
 from services.launcher.hosts.joined_host import JoinedHost
 
+if TYPE_CHECKING:
+    from seamflow.launcher.v1.launcher_service_pb2_grpc import LauncherServiceAsyncStub
+
 __all__ = ["main"]
 
 _VARIABLE = "SEAMFLOW_JOIN_SECRET"
@@ -40,6 +43,7 @@ _REFUSED = (
     grpc.StatusCode.FAILED_PRECONDITION,
 )
 _OTHER_AUTHORITY = "CERTIFICATE_VERIFY_FAILED"
+_OTHER_NAME = "Hostname Verification Check failed"
 
 
 def main() -> NoReturn:
@@ -126,14 +130,13 @@ async def _secret(given: argparse.Namespace) -> JoinSecret:
     raise ConfigError(f"--secret-file {str(given.secret_file)!r} does not exist: name a copy")
 
 
-async def _answer(stub: LauncherServiceStub, given: argparse.Namespace) -> pb.JoinRunResponse:
+async def _answer(stub: LauncherServiceAsyncStub, given: argparse.Namespace) -> pb.JoinRunResponse:
     """What this host has to start, as soon as the launcher says so."""
     limit = time.monotonic() + given.patience
     while True:
         try:
             request = pb.JoinRunRequest(host=given.host)
-            answer: pb.JoinRunResponse = await stub.JoinRun(request, timeout=_CALL_SECONDS)
-            return answer
+            return await stub.JoinRun(request, timeout=_CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
             _check(error, given)
             if time.monotonic() > limit:
@@ -148,6 +151,11 @@ def _check(error: grpc.aio.AioRpcError, given: argparse.Namespace) -> None:
             f"the launcher at {given.address} refuses the secret: it is of another run; copy "
             "hosts/join_secret of this run's folder again"
         ) from error
+    if _OTHER_NAME in str(error.details()):
+        raise ConfigError(
+            f"the launcher's certificate does not name {given.address.rpartition(':')[0]!r}: give "
+            "the address as `seamflow train` prints it, or as the first of hosts names it"
+        ) from error
     if error.code() in _REFUSED:
         raise ConfigError(f"the launcher at {given.address}: {decode(error)}") from error
 
@@ -157,7 +165,3 @@ def _silence(given: argparse.Namespace) -> str:
         f"the launcher at {given.address} has not answered for {given.patience:.0f} s: see whether "
         "`seamflow train` runs there and the port can be reached; --resume it, then join again"
     )
-
-
-if __name__ == "__main__":
-    main()

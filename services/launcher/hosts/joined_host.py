@@ -10,10 +10,10 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc.aio
 from seamflow.launcher.v1 import launcher_service_pb2 as pb
-from seamflow.launcher.v1.launcher_service_pb2_grpc import LauncherServiceStub
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.launcher.checks.thread_numbers import divided_threads, num_cores
@@ -23,6 +23,9 @@ from services.launcher.hosts.other_hosts import FOLDER_MARK
 from services.launcher.run_until_failure import run_until_failure
 from services.launcher.same_run.model_fingerprint import fingerprint
 from services.launcher.supervisor import ChildFailed, Supervisor
+
+if TYPE_CHECKING:
+    from seamflow.launcher.v1.launcher_service_pb2_grpc import LauncherServiceAsyncStub
 
 __all__ = ["JoinedHost"]
 
@@ -42,7 +45,7 @@ class JoinedHost:
     """
 
     def __init__(
-        self, stub: LauncherServiceStub, answer: pb.JoinRunResponse, given: argparse.Namespace
+        self, stub: LauncherServiceAsyncStub, answer: pb.JoinRunResponse, given: argparse.Namespace
     ) -> None:
         self._stub, self._answer, self._given = stub, answer, given
         self._folder = self._run_folder()
@@ -147,7 +150,7 @@ class JoinedHost:
                 "of host 0 is not here: give --runs-folder of `seamflow train` on a file system "
                 "that both mount at the same path"
             )
-        folder = (self._given.runs_folder / self._answer.run_id).resolve()
+        folder: Path = (self._given.runs_folder / self._answer.run_id).resolve()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
 

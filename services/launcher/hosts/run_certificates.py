@@ -48,7 +48,7 @@ def secured(
     authority = authority_in(hosts_folder(layout) / "authority")
     identities = {(plan.host, identity) for plan in plans.values() if (identity := _identity(plan))}
     for host, identity in sorted({*identities, *((0, name) for name in _OF_HOST_0)}):
-        _write(authority, host, identity, layout)
+        _write(authority, host, identity, layout, config.hosts[host])
     token = config.agent_token or SecretStr(kept_secret(hosts_folder(layout) / "agent_token"))
     own = dict(zip(_FILES, _files(0, "launcher", layout), strict=True))
     made = {name: _with_tls(plan, layout, token) for name, plan in plans.items()}
@@ -82,13 +82,19 @@ def _identity(plan: ProcessPlan) -> str:
     return _IDENTITIES.get(plan.table, plan.table.replace("_", "-"))
 
 
-def _write(authority: Authority, host: int, identity: str, layout: Layout) -> None:
+def _write(authority: Authority, host: int, identity: str, layout: Layout, host_name: str) -> None:
     folder = hosts_folder(layout) / str(host) / identity
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "ca.pem").write_bytes(authority.pem)
     # Whoever calls a trainer looks for one of its hosts in the certificate.
     places = layout.places.get(identity, ())
-    names = (identity, "localhost", LOOPBACK, *(layout.hosts[each] for each in (host, *places)))
+    names = (
+        identity,
+        host_name,
+        "localhost",
+        LOOPBACK,
+        *(layout.hosts[each] for each in (host, *places)),
+    )
     write_certificate(folder, authority, identity, tuple(dict.fromkeys(names)))
 
 

@@ -46,8 +46,13 @@ MODULES: Mapping[str, ServiceModule] = {
         ("--serve",),
     ),
     "join": ServiceModule(
-        "services.launcher.hosts.join",
+        "services.launcher.hosts",
         "Start this host's part of a run that began on another host.",
+        "launcher",
+    ),
+    "slurm": ServiceModule(
+        "services.launcher.slurm.slurm_command",
+        "Write the batch script of a run for a Slurm cluster.",
         "launcher",
     ),
     "evaluate": ServiceModule(

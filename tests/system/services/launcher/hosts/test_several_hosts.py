@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -95,10 +96,11 @@ def calls_without_certificate(run: Path) -> grpc.StatusCode:
     authority = (run / "hosts/0/operator/ca.pem").read_bytes()
     address = json.loads((run / "addresses.json").read_text())["scheduler"]
     with grpc.secure_channel(address, grpc.ssl_channel_credentials(authority)) as channel:
-        call = channel.unary_unary("/seamflow.scheduler.v1.SchedulerService/ListNodes")
+        call: Any = channel.unary_unary("/seamflow.scheduler.v1.SchedulerService/ListNodes")
         with pytest.raises(grpc.RpcError) as caught:
             call(scheduler_pb.ListNodesRequest().SerializeToString(), timeout=10)
-    return caught.value.code()  # type: ignore[attr-defined,no-any-return]
+    error: Any = caught.value
+    return grpc.StatusCode(error.code())
 
 
 @pytest.mark.timeout(300)

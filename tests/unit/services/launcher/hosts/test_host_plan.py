@@ -7,6 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cryptography.x509 import (
+    DNSName,
+    IPAddress,
+    SubjectAlternativeName,
+    load_pem_x509_certificate,
+)
 
 from services.chassis.errors import ConfigError
 from services.launcher.child_process import ProcessPlan
@@ -63,6 +69,23 @@ def test_each_service_of_each_host_has_a_certificate_of_its_own(tmp_path: Path) 
     assert server["SEAMFLOW_ROLLOUT_SERVER_CERTIFICATE_IDENTITIES"] == "true"
     assert made.keys() == processes.keys()
     assert layout.folder == tmp_path
+
+
+def test_certificates_name_the_host_as_people_do(tmp_path: Path) -> None:
+    """By the name in `hosts`, which is not the address that it stands for."""
+    config = make_config(nodes=NODES, hosts=("localhost", "127.0.0.2"), trainer_nodes=2)
+    hosts = ("127.0.0.1", "127.0.0.2")
+    layout = replace(make_layout(config, tmp_path), hosts=hosts, places=places(config))
+    named = config.replace(hosts=("first.example", "second.example"))
+    secured(named, layout, plan(config, layout))
+    for number, name in enumerate(named.hosts):
+        pem = (tmp_path / f"hosts/{number}/trainer/cert.pem").read_bytes()
+        names = load_pem_x509_certificate(pem).extensions.get_extension_for_class(
+            SubjectAlternativeName
+        )
+        assert name in names.value.get_values_for_type(DNSName)
+        addresses = map(str, names.value.get_values_for_type(IPAddress))
+        assert set(hosts) <= set(addresses)
 
 
 def test_the_users_own_certificates_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,169 @@
+"""The batch script of a run, to be read: host 0 trains, the other nodes of the job join."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.chassis.errors import ConfigError
+from services.launcher.config import LauncherConfig
+
+__all__ = ["SlurmJob", "batch_script", "checked_job"]
+
+_TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")
+_WORD = re.compile(r"[\w.,+-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmJob:
+    """What the script asks Slurm for."""
+
+    num_nodes: int
+    """Machines of the job, which are the run's hosts."""
+    gpus_per_node: int = 0
+    """GPUs of each; 0: none is asked for."""
+    time: str = ""
+    """Longest time, as sbatch reads it; empty: the partition's."""
+    partition: str = ""
+    account: str = ""
+    container: str = ""
+    """Image for srun --container-image (pyxis)."""
+    venv: Path | None = None
+    """Folder of the virtual environment; None: `seamflow` is on the PATH of the job."""
+    signal_seconds: int = 120
+    """How long before its end the job is told, so that it can write a checkpoint."""
+
+
+def checked_job(job: SlurmJob, config: LauncherConfig) -> SlurmJob:
+    """The job, if it has what the nodes of the run need.
+
+    Raises:
+        ConfigError: names flag, value and cure.
+    """
+    if job.num_nodes != len(config.hosts):
+        raise ConfigError(
+            f"--nodes is {job.num_nodes}, and nodes of [launcher] are on {len(config.hosts)} "
+            "hosts: a job has one machine for each host"
+        )
+    highest = max((gpu for node in config.node_plans() for gpu in node.gpus), default=-1)
+    if highest >= job.gpus_per_node:
+        raise ConfigError(
+            f"--gpus-per-node is {job.gpus_per_node}, and nodes of [launcher] have GPU {highest}: "
+            f"give at least {highest + 1}"
+        )
+    if job.time and not _TIME.fullmatch(job.time):
+        raise ConfigError(f"--time is {job.time!r}: write it as 90, 4:00:00 or 2-12:00:00")
+    for name in ("partition", "account"):
+        if (value := getattr(job, name)) and not _WORD.fullmatch(value):
+            raise ConfigError(f"--{name} is {value!r}: give a name of this cluster")
+    if job.container and job.venv:
+        raise ConfigError(
+            f"--container is {job.container!r} and --venv is {str(job.venv)!r}: give one"
+        )
+    if job.signal_seconds < 1:
+        raise ConfigError(f"--signal-seconds is {job.signal_seconds}: give a second or more")
+    return job
+
+
+def batch_script(
+    job: SlurmJob, config: LauncherConfig, file: Path, settings: tuple[str, ...] = ()
+) -> str:
+    """The script for sbatch.
+
+    Args:
+        job: what it asks for.
+        config: of the run.
+        file: its configuration, which all nodes must see.
+        settings: further flags of `seamflow train`.
+    """
+    values = {
+        "FOLDER": str(Path.cwd()),
+        "CONFIG": str(file.resolve()),
+        "RUN": str((Path(config.runs_folder) / config.name).resolve()),
+        "SEAMFLOW": "seamflow" if job.venv is None else str(job.venv.resolve() / "bin/seamflow"),
+    }
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH --{line}" for line in _directives(job, config)),
+        "",
+        "# Folder, configuration and run lie on a file system that all nodes of the job share.",
+        *(f"{name}={shlex.quote(value)}" for name, value in values.items()),
+        f"SETTINGS=({shlex.join(settings)})",
+        f"STEP=({shlex.join(_step(job, values['FOLDER']))})",
+        _BODY,
+    ]
+    return "\n".join(lines)
+
+
+def _directives(job: SlurmJob, config: LauncherConfig) -> Iterator[str]:
+    yield f"job-name={config.name}"
+    yield f"nodes={job.num_nodes}"
+    yield "ntasks-per-node=1"
+    # The launcher counts the GPUs of whole machines.
+    yield "exclusive"
+    yield "mem=0"
+    if job.gpus_per_node:
+        yield f"gpus-per-node={job.gpus_per_node}"
+    for name in ("time", "partition", "account"):
+        if value := getattr(job, name):
+            yield f"{name}={value}"
+    yield "requeue"
+    yield "open-mode=append"
+    yield f"output={config.name}-%j.log"
+    # To this script alone: processes would take USR1 for their end.
+    yield f"signal=B:USR1@{job.signal_seconds}"
+
+
+def _step(job: SlurmJob, folder: str) -> tuple[str, ...]:
+    """How a command starts on a node: it may use all of the node."""
+    step = ("srun", "--nodes=1", "--ntasks=1", "--cpu-bind=none", f"--chdir={folder}")
+    if not job.container:
+        return step
+    mounts = f"--container-mounts={folder}:{folder}"
+    return (*step, f"--container-image={job.container}", mounts, f"--container-workdir={folder}")
+
+
+_BODY = """
+cd "$FOLDER" || exit 78
+mapfile -t HOSTS < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+PORT=$((20000 + SLURM_JOB_ID % 10000))
+LIST=()
+if ((${#HOSTS[@]} > 1)); then
+    LIST=(--hosts "$(IFS=,; echo "${HOSTS[*]}")" --join-port "$PORT")
+fi
+
+# A run of this name goes on, such as one whose job was requeued.
+RESUME=()
+if [ -e "$RUN/began_with.json" ]; then RESUME=(--resume); fi
+
+"${STEP[@]}" --nodelist="${HOSTS[0]}" \\
+    "$SEAMFLOW" train --config "$CONFIG" "${SETTINGS[@]}" "${LIST[@]}" "${RESUME[@]}" &
+TRAIN=$!
+for ((i = 1; i < ${#HOSTS[@]}; i++)); do
+    "${STEP[@]}" --nodelist="${HOSTS[i]}" \\
+        "$SEAMFLOW" join "${HOSTS[0]}:$PORT" --host "$i" --secret-file "$RUN/hosts/join_secret" &
+done
+
+# Before the time is over, or when another job takes the nodes: write a checkpoint, then requeue.
+requeue() {
+    echo "job $SLURM_JOB_ID: told to end; writing a checkpoint"
+    "${STEP[@]}" --overlap --nodelist="${HOSTS[0]}" \\
+        "$SEAMFLOW" save-checkpoint --run-folder "$RUN" ||
+        echo "no checkpoint was written: the run goes on from the one before"
+    scontrol requeue "$SLURM_JOB_ID"
+}
+trap requeue USR1
+
+# A signal interrupts `wait`.
+CODE=1
+while kill -0 "$TRAIN" 2>/dev/null; do
+    wait "$TRAIN"
+    CODE=$?
+done
+# The other hosts have heard of the end.
+kill $(jobs -p) 2>/dev/null
+exit "$CODE"
+"""
