@@ -26,6 +26,7 @@ from rollout.server.weights.transports.shard_stream import ShardStream
 from rollout.server.weights.transports.shared_folder import SharedFolder
 from services.chassis.errors import ServiceError
 from services.weights import version_folders
+from services.weights.checked_files import CheckedFiles
 from tests.lib.rollout.server.weights.shard_senders import Sender, make_version, receiver
 from trainer.checkpoint import checkpoint_files
 from trainer.checkpoint.checksums import DamagedError, note_digest
@@ -93,7 +94,8 @@ async def _streamed(version: LocalVersion, folder: Path) -> None:
 async def _committed(version: LocalVersion, folder: Path) -> None:
     """What the weights service does at the commit, with uploads and shared folders alike."""
     for file in version.manifest.files:
-        version_folders._verify(version.folder / file.name, file, file.name)
+        path = version.folder / file.name
+        version_folders._verify(path, CheckedFiles(), file, file.name)
 
 
 def _unverified(dice: random.Random, folder: Path) -> bool:

@@ -88,9 +88,11 @@ class Rig:
         starting.get(name, lambda: self._start_server(name))()
 
     def _start_weights(self) -> None:
-        flags = ("--folder", str(self.folder / "published"), "--redis-url", self.redis_url)
-        flags += ("--port", str(self.port), "--keep-versions", "1000")
-        self._run("weights", "services.weights", *flags, "--admin-port", "-1")
+        self._run(
+            *("weights", "services.weights", "--folder", str(self.folder / "published")),
+            *("--redis-url", self.redis_url, "--port", str(self.port)),
+            *("--keep-versions", "1000", "--admin-port", "-1"),
+        )
 
     def _start_sender(self) -> None:
         self.epoch += 1
