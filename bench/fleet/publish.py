@@ -111,7 +111,7 @@ def _rank(settings: dict[str, str]) -> None:
     )
     worker = _whole_worker()
     if os.environ["RANK"] == "0":
-        rank_group.Worker = worker
+        rank_group.Worker = worker  # type: ignore[attr-defined]
         asyncio.run(_lead(config, out))
         return
     ranks = join(config)
@@ -175,7 +175,7 @@ async def _in_buckets(ranks: RankGroup, publisher: Publisher, step: int) -> dict
             written.append(file)
             yield file
 
-    Attempt.files = noting  # type: ignore[method-assign]
+    Attempt.files = noting  # type: ignore[method-assign, assignment]
     weights = await ranks.snapshot()
     stalled = time.monotonic() - began
     await publisher.publish(weights, step=step, parent=0, epoch=1)
@@ -221,7 +221,7 @@ async def _send(opened: Any, config: TrainerConfig, path: Path, step: int) -> No
     size = await asyncio.to_thread(lambda: path.stat().st_size)
     described = pb.WeightFile(name=path.name, num_bytes=size, sha256=digest)
     stub: Any = WeightServiceStub(opened)
-    run = {"run_id": config.run_id, "epoch": 1}
+    run: dict[str, Any] = {"run_id": config.run_id, "epoch": 1}
     begun = await stub.BeginPublish(
         pb.BeginPublishRequest(**run, step=step, request_id=f"step-{step}")
     )

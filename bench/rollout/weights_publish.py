@@ -9,6 +9,7 @@ import torch
 from seamflow.channel import connect
 
 from trainer.publish.publisher import Publisher
+from trainer.publish.snapshot_weights import held_weights
 
 __all__ = ["publish_seconds"]
 
@@ -37,6 +38,6 @@ async def publish_seconds(
             upload = folder / "upload"
             publisher = Publisher(channel, _RUN, model, upload, find_folder=find_folder)
             begin = time.perf_counter()
-            await publisher.publish(tensors, step=number + 1, parent=number, epoch=1)
+            await publisher.publish(held_weights(tensors), step=number + 1, parent=number, epoch=1)
             samples.append(time.perf_counter() - begin)
     return shared, uploaded

@@ -116,7 +116,7 @@ class BucketPlan:
     @property
     def ranks(self) -> frozenset[int]:
         """The ranks that have a part of something or a bucket."""
-        owners = {bucket.owner for bucket in self.buckets}
+        owners = frozenset(bucket.owner for bucket in self.buckets)
         return owners | {part.rank for source in self.sources for part in source.parts}
 
     @property
@@ -226,7 +226,7 @@ class _Traced(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = super().__torch_function__(func, types, args, kwargs or {})
+        result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         names = frozenset[str]().union(*map(_names, (*args, *(kwargs or {}).values())))
         for each in result if isinstance(result, tuple | list) else (result,):
             if isinstance(each, _Traced):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
@@ -127,6 +127,7 @@ def _after(before: _Attempt | None, attempt: _Attempt, release: Callable[[Snapsh
         before.ended.wait()
     if attempt.run():
         release(attempt.snapshot)
+    attempt.drop()
 
 
 class _Attempt:
@@ -153,6 +154,10 @@ class _Attempt:
             return False
         finally:
             self.ended.set()
+
+    def drop(self) -> None:
+        """Keep nothing of the snapshot."""
+        self.snapshot = replace(self.snapshot, parts={})
 
     def _write_all(self) -> None:
         self.snapshot.wait()

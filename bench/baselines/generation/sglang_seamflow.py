@@ -24,6 +24,7 @@ from bench.baselines.generation.sglang_raw import OnTokens, TurnOf
 from bench.harness import processes
 from bench.harness.redis_process import FAST, redis_server
 from trainer.publish.publisher import Publisher
+from trainer.publish.snapshot_weights import held_weights
 
 __all__ = ["Seamflow", "seamflow_before"]
 
@@ -64,7 +65,7 @@ class Seamflow:
         """Commit a new version, as a trainer does; SGLang takes it up while turns go on."""
         self.version += 1
         await self._publisher.publish(
-            self._tensors, step=self.version, parent=self.version - 1, epoch=1
+            held_weights(self._tensors), step=self.version, parent=self.version - 1, epoch=1
         )
 
     async def __aenter__(self) -> Self:

@@ -20,6 +20,7 @@ from trainer.background.async_publisher import AsyncPublisher
 from trainer.policy.policy import Policy
 from trainer.publish import bucket_writer, publisher
 from trainer.publish.snapshot_weights import SnapshotLostError
+from trainer.publish.weight_folder import write_weights
 
 STEPS = 4
 TIMEOUT_SECONDS = 20.0
@@ -34,7 +35,7 @@ class SlowDisk:
         self.num_writes = 0
         self._timeout = wait_seconds
         self._trained = [threading.Event() for _ in range(STEPS + 2)]
-        self._optimize, self._write = Policy.optimize, bucket_writer.write_weights
+        self._optimize, self._write = Policy.optimize, write_weights
         monkeypatch.setattr(Policy, "optimize", self._optimized())
         monkeypatch.setattr(bucket_writer, "write_weights", self.write)
 

@@ -120,7 +120,7 @@ def beside_training(job: dict[str, Any]) -> None:
         train(rank0, config, 1)
         await write_snapshot(await ranks.snapshot(), out / "first")
         weights = await ranks.snapshot()
-        BucketGather.gather = late  # type: ignore[method-assign]
+        BucketGather.gather = late  # type: ignore[method-assign, assignment]
         async with weights.attempt(version=1, spool=out / "beside/weight_v000001") as attempt:
             train(rank0, config, 2)
             assert not list((out / "beside").rglob("*.safetensors"))
@@ -154,7 +154,7 @@ def losing_a_rank(job: dict[str, Any]) -> None:
         return gather(self, *given)
 
     if os.environ["RANK"] == "2" and job["dies"]:
-        BucketGather.gather = mortal  # type: ignore[method-assign]
+        BucketGather.gather = mortal  # type: ignore[method-assign, assignment]
 
     async def lead(rank0: Rank0, _config: TrainerConfig, out: Path) -> None:
         try:
@@ -189,7 +189,7 @@ def sending(job: dict[str, Any]) -> None:
         at = message.index(data[:64]) + 32
         return message[:at] + bytes([message[at] ^ 1]) + message[at + 1 :]
 
-    uploader.encode_upload = damaging
+    pytest.MonkeyPatch().setattr(uploader, "encode_upload", damaging)
 
     async def lead(rank0: Rank0, config: TrainerConfig, out: Path) -> None:
         weights = await Ranks(rank0).snapshot()
