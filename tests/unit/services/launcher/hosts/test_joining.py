@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 from seamflow.launcher.v1 import launcher_service_pb2 as pb
 
@@ -129,3 +130,41 @@ def test_files_stay_within_the_folder_and_are_for_this_user(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="outside the run"):
         joined(tmp_path, files={"../../other": b"x"})._write_files()
     assert [each.name for each in tmp_path.iterdir()] == ["runs"]
+
+
+class Launcher:
+    """Answers each report with an order; None: it does not answer."""
+
+    def __init__(self, order: pb.HostOrder.ValueType | None) -> None:
+        self._order = order
+
+    async def ReportHost(self, _: pb.ReportHostRequest, timeout: float) -> pb.ReportHostResponse:
+        """The order."""
+        if self._order is None:
+            nothing = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing)
+        return pb.ReportHostResponse(order=self._order)
+
+
+async def followed(folder: Path, order: pb.HostOrder.ValueType | None) -> pb.HostOrder.ValueType:
+    """What a host does with a launcher that answers so, without patience."""
+    given = argparse.Namespace(host=1, address="x:1", runs_folder=folder, patience=0.0)
+    stub: Any = Launcher(order)
+    answer = pb.JoinRunResponse(run_id="run", folder=str(folder / "no"))
+    starting = asyncio.create_task(asyncio.sleep(0))
+    return await JoinedHost(stub, answer, given)._follow(starting)
+
+
+async def test_a_host_ends_or_joins_again_as_it_is_told(tmp_path: Path) -> None:
+    """One that another has replaced ends with an error."""
+    for order in (pb.HOST_ORDER_END, pb.HOST_ORDER_JOIN):
+        assert await followed(tmp_path, order) == order
+    with pytest.raises(DependencyUnavailable, match="another `seamflow join` has joined"):
+        await followed(tmp_path, pb.HOST_ORDER_SUPERSEDED)
+
+
+async def test_a_host_without_host_0_ends_with_the_reason(tmp_path: Path) -> None:
+    """After its patience, with the code of a lost dependency."""
+    with pytest.raises(DependencyUnavailable, match="has not answered for 0 s: --resume") as caught:
+        await followed(tmp_path, None)
+    assert caught.value.exit_code == 69
