@@ -100,7 +100,8 @@ def free_ports(config: LauncherConfig, kept: Mapping[str, int] | None = None) ->
     kept = dict(kept or {})
     given = {"http_gateway": config.http_port, "join": config.join_port}
     kept |= {name: port for name, port in given.items() if port}
-    host = (config.hosts or (LOOPBACK,))[0]
+    # A dry run may be made on any machine.
+    host = LOOPBACK if config.dry_run or not config.hosts else config.hosts[0]
     with ExitStack() as stack:
         ports = {}
         for name in _names(config):

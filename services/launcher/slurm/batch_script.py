@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,7 +92,7 @@ def batch_script(
         "# Folder, configuration and run lie on a file system that all nodes of the job share.",
         *(f"{name}={shlex.quote(value)}" for name, value in values.items()),
         f"SETTINGS=({shlex.join(settings)})",
-        f"STEP=({shlex.join(_step(job, values['FOLDER']))})",
+        f"STEP=({shlex.join(_step(job, values))})",
         _BODY,
     ]
     return "\n".join(lines)
@@ -117,17 +117,21 @@ def _directives(job: SlurmJob, config: LauncherConfig) -> Iterator[str]:
     yield f"signal=B:USR1@{job.signal_seconds}"
 
 
-def _step(job: SlurmJob, folder: str) -> tuple[str, ...]:
+def _step(job: SlurmJob, values: Mapping[str, str]) -> tuple[str, ...]:
     """How a command starts on a node: it may use all of the node."""
+    folder = values["FOLDER"]
     step = ("srun", "--nodes=1", "--ntasks=1", "--cpu-bind=none", f"--chdir={folder}")
     if not job.container:
         return step
-    mounts = f"--container-mounts={folder}:{folder}"
-    return (*step, f"--container-image={job.container}", mounts, f"--container-workdir={folder}")
+    # At the same paths, as host 0 names them to the others.
+    needed = (folder, *(str(Path(values[name]).parent) for name in ("CONFIG", "RUN")))
+    mounts = ",".join(f"{each}:{each}" for each in dict.fromkeys(needed))
+    image, inside = f"--container-image={job.container}", f"--container-workdir={folder}"
+    return (*step, image, f"--container-mounts={mounts}", inside)
 
 
 _BODY = """
-cd "$FOLDER" || exit 78
+cd "$FOLDER" && mkdir -p "$(dirname "$RUN")" || exit 78
 mapfile -t HOSTS < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 PORT=$((20000 + SLURM_JOB_ID % 10000))
 LIST=()

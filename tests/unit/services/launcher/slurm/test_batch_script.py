@@ -75,6 +75,8 @@ def test_a_container_or_a_virtual_environment_runs_it(tmp_path: Path) -> None:
     """By srun --container-image, or its own interpreter."""
     text = script(tmp_path, "--container", "registry#seamflow:1")
     assert "'--container-image=registry#seamflow:1'" in text
+    mounts = (Path.cwd(), tmp_path, Path.cwd() / "runs")
+    assert f"--container-mounts={','.join(f'{each}:{each}' for each in mounts)}" in text
     assert f"SEAMFLOW={tmp_path}/v/bin/seamflow" in script(tmp_path, "--venv", f"{tmp_path}/v")
 
 
