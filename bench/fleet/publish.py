@@ -47,9 +47,9 @@ def main() -> None:
     raw = _measured()
     figures = {name: median(values) for name, values in raw.items()}
     figures["stalled_share"] = figures["stalled_seconds"] / figures["publish_seconds"]
-    figures["over_slowest_hop"] = figures["publish_seconds"] / figures["slowest_hop_seconds"]
-    figures["whole_over_buckets"] = figures["whole_seconds"] / figures["publish_seconds"]
-    Report(bench="fleet_publish", figures=figures, raw=raw).publish(given.out)
+    figures["publish_vs_slowest_hop"] = figures["publish_seconds"] / figures["slowest_hop_seconds"]
+    figures["whole_vs_buckets"] = figures["whole_seconds"] / figures["publish_seconds"]
+    Report(bench="fleet", figures=figures, raw=raw).publish(given.out)
 
 
 def _measured() -> dict[str, list[float]]:
@@ -186,7 +186,7 @@ async def _in_buckets(ranks: RankGroup, publisher: Publisher, step: int) -> dict
         "stalled_seconds": stalled,
         "num_bytes": float(sum(file.num_bytes for file in written)),
         "buckets": float(len(written)),
-        "held_over_largest_bucket": max(file.peak_bytes for file in written)
+        "buckets_held_max": max(file.peak_bytes for file in written)
         / max(file.num_bytes for file in written),
     }
 
