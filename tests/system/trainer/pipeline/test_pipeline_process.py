@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from contextlib import suppress
@@ -58,7 +59,8 @@ async def test_a_pipeline_trains_publishes_and_loses_a_rank_and_fsdp_goes_on(
         newest = around.weights.manifests[-1]
         published = load_file(around.weights.folder(newest.weight_version) / "model.safetensors")
     config = {**JOB_CONFIG, "algorithm__name": "ppo", "critic": "model"}
-    whole = run(
+    whole = await asyncio.to_thread(  # which runs a loop of its own
+        run,
         1,
         model,
         tmp_path / "whole",
