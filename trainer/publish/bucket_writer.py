@@ -30,6 +30,9 @@ from trainer.publish.weight_folder import forget_versions, write_weights
 
 __all__ = ["BucketWriter", "Snapshot", "Upload", "WriteBuckets", "WritingRank"]
 
+_END_SECONDS = 10.0
+"""Longest wait for a thread at the end; one that waits for a lost rank takes longer."""
+
 Upload = Callable[[pb.UploadShardsRequest, Path, pb.WeightFile, Callable[[], bool]], None]
 """Sends a file of a folder, under the head's version and epoch; gives up when the last argument
 says so. Blocks."""
@@ -87,6 +90,7 @@ class BucketWriter:
         self._rank, self._store = rank, store
         self._snapshot: Snapshot | None = None
         self._attempt: _Attempt | None = None
+        self._thread: Thread | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -108,13 +112,20 @@ class BucketWriter:
         messages = AttemptMessages(self._store, order.attempt)
         self._attempt = _Attempt(self._rank, messages, order, snapshot)
         work = partial(_after, before, self._attempt, self._release)
-        Thread(target=work, daemon=True, name="publish").start()
+        self._thread = Thread(target=work, daemon=True, name="publish")
+        self._thread.start()
 
     def forget(self) -> None:
         """Forget the snapshot; an attempt that has not ended does so soon."""
         if self._attempt is not None:
             self._attempt.stopped.set()
         self._snapshot = None
+
+    def close(self) -> None:
+        """Forget the snapshot and wait for its thread: a process that ends meanwhile aborts."""
+        self.forget()
+        if self._thread is not None:
+            self._thread.join(_END_SECONDS)
 
     def _release(self, snapshot: Snapshot) -> None:
         if self._snapshot is snapshot:

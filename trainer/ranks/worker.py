@@ -143,7 +143,7 @@ class Worker:
             case Restore():
                 self._device_state.restore()
             case Exit():
-                self._bucket_writer.forget()
+                self._bucket_writer.close()
                 dist.destroy_process_group()
         return {}
 
