@@ -234,7 +234,7 @@ async def _send(opened: Any, config: TrainerConfig, path: Path, step: int) -> No
 
 
 async def _plain_copy(opened: Any, config: TrainerConfig, out: Path, step: int) -> dict[str, float]:
-    """Bytes a second of an upload alone: of a file that nobody has to gather."""
+    """Bytes a second of an upload alone: of one file that exists already."""
     path = out / "copy.safetensors"
     path.write_bytes(os.urandom(_COPY_BYTES))
     began = time.monotonic()

@@ -116,7 +116,7 @@ class AsyncPublisher:
     async def _is_published(self, step: int, weights: SnapshotWeights) -> bool | None:
         """Whether an earlier trainer published exactly these weights as the newest version.
 
-        None: the ranks could not tell.
+        None: the ranks could not compute it.
         """
         ahead = self._ahead
         if ahead is None or ahead.step != step:

@@ -1,4 +1,4 @@
-"""What rank 0 and the ranks that write a version tell each other, through the store of the ranks.
+"""Messages between rank 0 and the ranks that write a version, through the store of the ranks.
 
 The ranks report files and failures, counted from 1; rank 0 sends messages, counted from 0.
 """

@@ -35,7 +35,7 @@ _END_SECONDS = 10.0
 
 Upload = Callable[[pb.UploadShardsRequest, Path, pb.WeightFile, Callable[[], bool]], None]
 """Sends a file of a folder, under the head's version and epoch; gives up when the last argument
-says so. Blocks."""
+returns true. Blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,7 +255,7 @@ class _Attempt:
         self._messages.report(report)
 
     def _attend(self) -> Message:
-        """Do what rank 0 says until it has ended the attempt; its last word."""
+        """Follow rank 0's messages until it has ended the attempt; the last one."""
         while True:
             message = self._messages.next_message()
             self._check()

@@ -1,4 +1,4 @@
-"""The weights of a step as rank 0 publishes them: the ranks have them, it hears of their files."""
+"""The weights of a step as rank 0 publishes them: the ranks write them and report their files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SnapshotLostError(BucketsLostError):
 
 
 class Attempt:
-    """One attempt to publish: the files as they are written, and what the ranks are told."""
+    """One attempt to publish: the files as they are written, and messages to the ranks."""
 
     def __init__(
         self, plan: BucketPlan, messages: AttemptMessages, is_lost: Callable[[], bool]

@@ -170,7 +170,7 @@ class ThreadUploader:
         """Send what the service lacks of a file; see `Uploader.upload`.
 
         Raises:
-            SeamflowError: it was refused, or `is_over` said that nobody waits for it any more.
+            SeamflowError: it was refused, or `is_over` is true: the attempt has ended.
         """
         if self._loop is None:
             self._loop = asyncio.new_event_loop()

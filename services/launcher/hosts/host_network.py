@@ -10,7 +10,7 @@ import psutil
 __all__ = ["host_variables"]
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Or else each rank tells the others the address of its host's name, which is often loopback."""
+"""Without it each rank announces the address of its host's name, which is often loopback."""
 
 
 def host_variables(

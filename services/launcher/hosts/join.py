@@ -131,7 +131,7 @@ async def _secret(given: argparse.Namespace) -> JoinSecret:
 
 
 async def _answer(stub: LauncherServiceAsyncStub, given: argparse.Namespace) -> pb.JoinRunResponse:
-    """What this host has to start, as soon as the launcher says so."""
+    """The processes of this host, sent by the launcher when the run starts."""
     limit = time.monotonic() + given.patience
     while True:
         try:

@@ -40,7 +40,7 @@ class JoinedHost:
 
     Args:
         stub: of the launcher on host 0.
-        answer: what it told to start.
+        answer: the processes to start.
         given: the command line: address, host, runs_folder, patience.
     """
 

@@ -58,7 +58,7 @@ class _Host:
     """When it last reported, by the monotonic clock."""
     knows_end: bool = False
     is_told: bool = False
-    """Whether people have been told of its silence."""
+    """Whether its silence was reported."""
 
 
 class OtherHosts(LauncherServiceServicer):
@@ -86,7 +86,7 @@ class OtherHosts(LauncherServiceServicer):
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Let hosts join; at the end tell them that the run has ended."""
+        """Let hosts join; at the end send them the end of the run."""
         secret = made_secret(self._layout)
         server = self._server(SecretStr(secret.token))
         await server.start()
@@ -156,7 +156,7 @@ class OtherHosts(LauncherServiceServicer):
             tls_key_file=self._config.tls_key_file,
             token=token,
         )
-        # Its calls are no news for whoever looks at the run.
+        # Its calls are not shown in the run's log.
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("warning"))
         server = grpc.aio.server(
             interceptors=[CallInterceptor("launcher", Permissions(config))],
@@ -173,7 +173,7 @@ class OtherHosts(LauncherServiceServicer):
         return self._hosts[number]
 
     def _process(self, plan: ProcessPlan) -> pb.HostProcess:
-        """What a host is told of a process; variables of settings of this shell count there too."""
+        """A process as sent to a host; settings in this shell's variables are valid there too."""
         prefix = f"SEAMFLOW_{plan.table}_".upper()
         ours = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
         variables = {**ours, **plan.environment}
@@ -215,7 +215,7 @@ class OtherHosts(LauncherServiceServicer):
             )
 
     async def _end(self) -> None:
-        """Wait, for a time, until each host that lives has heard of the end."""
+        """Wait, for a time, until each host that is alive has received the end."""
         self._ended = True
         limit = time.monotonic() + _END_SECONDS
         while time.monotonic() < limit and any(map(self._awaits_end, self._hosts.values())):

@@ -34,7 +34,7 @@ class SlurmJob:
     venv: Path | None = None
     """Folder of the virtual environment; None: `seamflow` is on the PATH of the job."""
     signal_seconds: int = 120
-    """How long before its end the job is told, so that it can write a checkpoint."""
+    """How long before its end the job gets a signal, so that it can write a checkpoint."""
 
 
 def checked_job(job: SlurmJob, config: LauncherConfig) -> SlurmJob:
@@ -153,7 +153,7 @@ done
 
 # Before the time is over, or when another job takes the nodes: write a checkpoint, then requeue.
 requeue() {
-    echo "job $SLURM_JOB_ID: told to end; writing a checkpoint"
+    echo "job $SLURM_JOB_ID: received its signal; writing a checkpoint"
     "${STEP[@]}" --overlap --nodelist="${HOSTS[0]}" \\
         "$SEAMFLOW" save-checkpoint --run-folder "$RUN" ||
         echo "no checkpoint was written: the run goes on from the one before"
@@ -167,7 +167,7 @@ while kill -0 "$TRAIN" 2>/dev/null; do
     wait "$TRAIN"
     CODE=$?
 done
-# The other hosts have heard of the end.
+# The other hosts have received the end of the run.
 kill $(jobs -p) 2>/dev/null
 exit "$CODE"
 """

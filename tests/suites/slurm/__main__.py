@@ -1,8 +1,8 @@
 """`make test-slurm`: a run as a job of a real Slurm, a node drained, the job requeued and resumed.
 
 Three nodes in network namespaces of this machine. The script is that of `seamflow slurm`. A node of
-the job is drained in the middle, and the job told to end: it writes a checkpoint, is requeued, and
-goes on with the next step on the nodes that are left. Control: a script that does not resume.
+the job is drained in the middle, and the job gets its signal: it writes a checkpoint, is requeued,
+and continues with the next step on the nodes that are left. Control: a script that does not resume.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ __all__ = ["ServerWeights", "WeightWay"]
 _DEGRADED = metrics.counter(
     "rollout_server",
     "weight_tensors_degraded_total",
-    "Versions that SGLang was to take as tensors, and was told to read from disk.",
+    "Versions that SGLang read from disk, as it could not take them as tensors.",
 )
 
 

@@ -100,7 +100,7 @@ class HostProcess(google.protobuf.message.Message):
     name: builtins.str
     """Unique in the run; names its log."""
     port: builtins.int
-    """Port that it listens on; 0: one that nobody is told."""
+    """Port that it listens on; 0: a free one, which no other process knows."""
     @property
     def command(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Arguments, the program first."""

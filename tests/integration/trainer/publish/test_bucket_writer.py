@@ -12,7 +12,7 @@ from trainer.publish.bucket_writer import BucketWriter, Snapshot, WriteBuckets, 
 
 
 def test_a_closed_writer_has_no_thread(tmp_path: Path) -> None:
-    """Which waits for rank 0's last word till then: *control*, it is busy before."""
+    """*Control*: before, it waits for rank 0's last message."""
     tensors = {"weight": torch.zeros(4, 4)}
     sources = whole_tensors(tensors)
     plan = plan_buckets(sources, dict, bucket_limit(sources, 1 << 20), adapter=False)

@@ -13,7 +13,7 @@ from tests.lib.launcher.support import make_config, make_layout
 
 
 def test_several_training_nodes_have_a_trainer_each_and_a_rendezvous(tmp_path: Path) -> None:
-    """Also a spare; each rank is told its node."""
+    """Also a spare; each rank knows its node."""
     config = make_config(nodes=("a: rollout", "b: train", "c: train", "d: train"), trainer_nodes=2)
     processes = plan(config, make_layout(config, tmp_path))
     assert "rendezvous" in processes

@@ -82,7 +82,7 @@ def num_steps(run: Path) -> int:
 
 
 def refused(secret: str, address: str, folder: Path) -> str:
-    """What a host with this secret is told; it must end by itself."""
+    """What a host with this secret prints; it must end by itself."""
     file = folder / "other_secret"
     file.write_text(secret)
     log = folder / "refused.log"

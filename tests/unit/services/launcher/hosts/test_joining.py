@@ -1,4 +1,4 @@
-"""Both sides of a host's joining: what it is told, and what it refuses to start with."""
+"""Joining a run: what host 0 sends, and what the joining host refuses."""
 
 from __future__ import annotations
 

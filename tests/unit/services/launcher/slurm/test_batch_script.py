@@ -36,7 +36,7 @@ def directives(text: str) -> dict[str, str]:
 
 
 def test_a_job_has_a_machine_for_each_host_with_all_its_gpus(tmp_path: Path) -> None:
-    """It is told before its end, and requeued."""
+    """It gets a signal before its end, and is requeued."""
     asked = directives(script(tmp_path, "--time", "4:00:00", "--partition", "gpu"))
     assert (asked["nodes"], asked["gpus-per-node"], asked["ntasks-per-node"]) == ("2", "8", "1")
     assert asked["signal"] == "B:USR1@120"
