@@ -63,8 +63,8 @@ bench-install: ## From a fresh clone to the first optimizer step; bench/results/
 bench-wheel: $(VENV)/.dev .venv-uv/bin/uv ## The wheel of a clean clone in an empty environment, by pip and by uv, until an agent is trained.
 	$(RUN) bench.quickstart.wheel
 
-bench-model: $(VENV)/.dev ## The project of `seamflow init --model smollm2`, made and trained; QUICK=1: two steps, no result.
-	$(RUN) bench.quickstart.language_model $(if $(QUICK),--quick)
+bench-model: $(VENV)/.dev ## A language model of 135M parameters, trained and measured, in hours; PARTS="learning trl"; QUICK=1: two steps, no result.
+	$(RUN) bench.language_model $(if $(QUICK),--quick) $(if $(PARTS),--parts $(PARTS))
 
 bench-store: $(VENV)/.dev ## Appends next to other stores, interleaved; PEERS=all adds Ray, Reverb and TransferQueue.
 	$(RUN) bench.trajectory_manager.store --peers $(PEERS)

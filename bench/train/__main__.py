@@ -113,7 +113,8 @@ def _learn(arguments: argparse.Namespace, with_trl: bool) -> None:
     _report("train_learning", figures, learning.raw(runs), options.seeds)
     best = {side: learning.best_rate(of_side) for side, of_side in runs.items()}
     drawn = {f"{side}, {rate:g}": runs[side][rate] for side, rate in best.items()}
-    pictures.draw_learning(RESULTS / "train_learning.png", drawn)
+    title = "The quickstart's task, each side at its best learning rate"
+    pictures.draw_learning(RESULTS / "train_learning.png", drawn, title)
 
 
 def _report(

@@ -44,12 +44,13 @@ def draw_speeds(
     figure.savefig(file, dpi=120)
 
 
-def draw_learning(file: Path, runs: Mapping[str, Sequence[Learning]]) -> None:
+def draw_learning(file: Path, runs: Mapping[str, Sequence[Learning]], title: str) -> None:
     """Success over seconds, a line for each run of each side.
 
     Args:
         file: PNG to write.
         runs: by what the legend calls them.
+        title: above it.
     """
     from matplotlib.figure import Figure
 
@@ -66,7 +67,7 @@ def draw_learning(file: Path, runs: Mapping[str, Sequence[Learning]]) -> None:
         xlabel="seconds of training",
         ylabel=f"success, mean of {WINDOW} steps",
         ylim=(0, 1.02),
-        title="The quickstart's task, each side at its best learning rate",
+        title=title,
     )
     axes.grid(alpha=0.25)
     axes.legend(loc="lower right", frameon=False)

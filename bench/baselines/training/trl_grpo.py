@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -107,7 +108,31 @@ def lift_task(steps: Steps) -> dict[str, Any]:
     return {"reward_funcs": reward, "rollout_func": play}
 
 
-TASKS: dict[str, Callable[[Steps], dict[str, Any]]] = {"sums": sums_task, "lift": lift_task}
+def answers_task(steps: Steps) -> dict[str, Any]:
+    """What `GRPOTrainer` is given to train on questions with a number as the answer.
+
+    The last number of an answer counts, as in the project of `seamflow init --model`.
+    """
+
+    def reward(
+        completions: Sequence[Sequence[Message]],
+        completion_ids: Sequence[Sequence[int]],
+        payload: Sequence[str],
+        **_: Any,
+    ) -> list[float]:
+        last = [re.findall(r"\d+", each[0]["content"])[-1:] for each in completions]
+        right = [[str(json.loads(each)["answer"])] for each in payload]
+        results = [(float(a == b), a == b) for a, b in zip(last, right, strict=True)]
+        return steps.saw(sum(map(len, completion_ids)), results)
+
+    return {"reward_funcs": reward}
+
+
+TASKS: dict[str, Callable[[Steps], dict[str, Any]]] = {
+    "sums": sums_task,
+    "lift": lift_task,
+    "answers": answers_task,
+}
 
 
 def main() -> None:
@@ -120,7 +145,7 @@ def main() -> None:
             model=AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32),
             processing_class=AutoTokenizer.from_pretrained(arguments.model),
             args=_config(arguments, folder),
-            train_dataset=Dataset.from_list(_rows(arguments.task, arguments.tasks)),
+            train_dataset=Dataset.from_list(_rows(arguments)),
             callbacks=[steps],
             **TASKS[arguments.task](steps),
         )
@@ -136,6 +161,8 @@ def _arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--learning-rate", type=float, required=True)
     parser.add_argument("--schedule", choices=("constant", "linear"), required=True)
+    parser.add_argument("--warmup-steps", type=int, default=0)
+    parser.add_argument("--prompt", default="", help="of the task answers, with fields in braces")
     return parser.parse_args()
 
 
@@ -156,6 +183,7 @@ def _config(arguments: argparse.Namespace, folder: str) -> Any:
         epsilon_high=0.28,
         learning_rate=arguments.learning_rate,
         lr_scheduler_type=arguments.schedule,
+        warmup_steps=arguments.warmup_steps,
         adam_beta2=0.95,
         weight_decay=0.0,
         max_grad_norm=1.0,
@@ -163,19 +191,25 @@ def _config(arguments: argparse.Namespace, folder: str) -> Any:
     )
 
 
-def _rows(task: str, file: Path) -> list[dict[str, Any]]:
+def _rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """The data set: what the user says in each turn, and the payload that answers are scored by."""
+    if arguments.task == "answers":
+        payloads = list(map(json.loads, arguments.tasks.read_text(encoding="utf-8").splitlines()))
+    else:
+        payloads = list(sums.payloads(arguments.tasks))
     return [
         {
-            "prompt": [{"role": "user", "content": text} for text in _said(task, payload)],
+            "prompt": [{"role": "user", "content": text} for text in _said(arguments, payload)],
             "payload": json.dumps(payload),
         }
-        for payload in sums.payloads(file)
+        for payload in payloads
     ]
 
 
-def _said(task: str, payload: Mapping[str, Any]) -> list[str]:
-    if task == "sums":
+def _said(arguments: argparse.Namespace, payload: Mapping[str, Any]) -> list[str]:
+    if arguments.task == "answers":
+        return [arguments.prompt.format(**payload)]
+    if arguments.task == "sums":
         return [sums.user_message(payload)]
     return [lift.user_message(payload, turn) for turn in range(len(payload["calls"]))]
 

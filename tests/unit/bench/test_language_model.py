@@ -2,27 +2,67 @@
 
 from __future__ import annotations
 
-from bench.quickstart.language_model import figures_of
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.language_model.learning import figures_of
+from bench.language_model.watched_run import WatchedRun, watch
 
 
-def step(seconds: float, tokens: float, diff: float) -> dict[str, object]:
+def step(number: int, seconds: float, tokens: float, diff: float) -> dict[str, object]:
     """A line of metrics.jsonl, as far as it is read."""
     return {
+        "step": number,
         "seconds": {"train": seconds},
         "completion_tokens_mean": tokens,
         "train_rollout_logprob_abs_diff": diff,
     }
 
 
-def test_a_step_takes_the_median_and_log_probs_are_compared_on_the_first_weights() -> None:
-    summary = {"heldout_before": 0.2, "heldout_after": 0.5}
-    steps = [step(9.0, 24.0, 0.001), step(1.0, 20.0, 0.03), step(2.0, 12.0, 0.002)]
-    assert figures_of(steps, summary) == {
+@pytest.fixture
+def run(tmp_path: Path) -> WatchedRun:
+    """A run of three steps, with evaluations of which one was given up."""
+    steps = [step(1, 9.0, 24.0, 0.001), step(2, 1.0, 20.0, 0.03), step(3, 2.0, 12.0, 0.002)]
+    means = [0.2, None, 0.5]
+    summary = {"nodes": {"a": {"idle": 0.1}, "b": {"idle": 0.3}}, "turns_resumed": 7}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in steps))
+    (tmp_path / "evaluation.jsonl").write_text(
+        "".join(json.dumps({"mean": mean}) + "\n" for mean in means)
+    )
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    spent = {"trainer": 60.0, "rollout.server": 30.0, "scheduler": 4.0, "valkey-server": 6.0}
+    return WatchedRun(folder=tmp_path, seconds=120.0, peak_bytes=2**31, cpu_seconds=spent)
+
+
+def test_a_step_takes_the_median_and_log_probs_are_compared_on_the_first_weights(
+    run: WatchedRun,
+) -> None:
+    assert figures_of(run) == {
         "success_before": 0.2,
         "success_after": 0.5,
         "optimizer_steps": 3.0,
+        "run_minutes": 2.0,
         "train_seconds_median": 2.0,
         "completion_tokens_first": 24.0,
         "completion_tokens_last": 12.0,
         "logprob_diff_mean": 0.001,
+        "services_cpu_share": pytest.approx(0.1),
+        "idle_share": 0.3,
+        "turns_resumed": 7.0,
+        "peak_gib": 2.0,
     }
+
+
+def test_processes_are_counted_by_the_module_that_they_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.language_model.watched_run._POLL_SECONDS", 0.01)
+    (tmp_path / "busy.py").write_text("sum(range(3_000_000))")
+    command = [sys.executable, "-m", "busy"]
+    peak, spent, code = watch(command, tmp_path, {})
+    assert code == 0
+    assert peak > 2**20
+    assert set(spent) == {"busy"}

@@ -1,0 +1,1 @@
+"""A language model of 135 million parameters, trained and measured: `make bench-model`."""
