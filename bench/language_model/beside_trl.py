@@ -8,7 +8,6 @@ loaded.
 
 from __future__ import annotations
 
-import subprocess
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -19,7 +19,7 @@ from seamflow.cli.run_files import json_lines, read_steps
 
 from bench.provenance import ROOT
 
-__all__ = ["WatchedRun", "make_project", "train", "watch"]
+__all__ = ["WatchedRun", "make_project", "module_of", "train", "watch"]
 
 _SEAMFLOW = (sys.executable, "-P", "-c", "from seamflow.cli.main import main; main()")
 _POLL_SECONDS = 2.0
@@ -116,11 +116,11 @@ def watch(
 def _add_cpu_seconds(spent: dict[tuple[str, int], float], process: psutil.Process) -> None:
     with suppress(psutil.Error):
         times = process.cpu_times()
-        spent[_module(process.cmdline()), process.pid] = times.user + times.system
+        spent[module_of(process.cmdline()), process.pid] = times.user + times.system
 
 
-def _module(command: Sequence[str]) -> str:
-    """What follows -m, else the name of the script or program."""
+def module_of(command: Sequence[str]) -> str:
+    """What a command runs: the module after -m, else the name of its script or program."""
     if "-m" in command[:-1]:
         return command[command.index("-m") + 1]
     scripts = [Path(part).stem for part in command if part.endswith(".py")]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from bench.language_model.learning import figures_of
-from bench.language_model.watched_run import WatchedRun, watch
+from bench.language_model.watched_run import WatchedRun, module_of
 
 
 def step(number: int, seconds: float, tokens: float, diff: float) -> dict[str, object]:
@@ -56,13 +55,17 @@ def test_a_step_takes_the_median_and_log_probs_are_compared_on_the_first_weights
     }
 
 
-def test_processes_are_counted_by_the_module_that_they_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bench.language_model.watched_run._POLL_SECONDS", 0.01)
-    (tmp_path / "busy.py").write_text("sum(range(3_000_000))")
-    command = [sys.executable, "-m", "busy"]
-    peak, spent, code = watch(command, tmp_path, {})
-    assert code == 0
-    assert peak > 2**20
-    assert set(spent) == {"busy"}
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        (
+            ["/venv/bin/python", "-P", "-m", "rollout.server", "--config", "a.toml"],
+            "rollout.server",
+        ),
+        (["/venv/bin/python", "-P", "/code/render_process.py", "5"], "render_process"),
+        (["/usr/bin/valkey-server", "127.0.0.1:1"], "valkey-server"),
+        ([], "ended"),
+    ],
+)
+def test_processes_are_counted_by_the_module_that_they_run(command: list[str], module: str) -> None:
+    assert module_of(command) == module
