@@ -206,21 +206,33 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         run_id = validation.run_name(request.run_id)
         wait = validation.seconds("wait", request.wait)
         min_groups = fields.not_negative("min_ready_groups", request.min_ready_groups)
-        await self._store.ledger.await_step(
-            run_id,
-            request.epoch,
-            fields.positive("step", request.step),
-            fields.not_negative("base_weight_version", request.base_weight_version),
-        )
+        await self._await_step(run_id, request)
 
         async def attempt() -> RunCounts | None:
             counts = await self._store.runs.run_counts(run_id)
+            if counts.num_leasable_groups < min_groups:
+                return None
+            # A group that completed meanwhile may be too old.
+            if await self._await_step(run_id, request):
+                counts = await self._store.runs.run_counts(run_id)
             return counts if counts.num_leasable_groups >= min_groups else None
 
         counts = await self._waiting.until(run_id, Topic.READY, wait, attempt)
         if counts is None:
             counts = await self._store.runs.run_counts(run_id)
         return pb.AwaitStepResponse(readiness=_readiness(counts))
+
+    async def _await_step(self, run_id: str, request: pb.AwaitStepRequest) -> int:
+        """Record the wait; the number of groups that were too old."""
+        num_too_old = await self._store.ledger.await_step(
+            run_id,
+            request.epoch,
+            fields.positive("step", request.step),
+            fields.not_negative("base_weight_version", request.base_weight_version),
+        )
+        if num_too_old:
+            self._metrics.discarded("staleness", num_too_old)
+        return num_too_old
 
 
 def _readiness(counts: RunCounts) -> pb.Readiness:

@@ -329,13 +329,12 @@ class LedgerStore(Protocol):
         """
         ...
 
-    async def await_step(
-        self, run_id: str, epoch: int, step: int, base_weight_version: int
-    ) -> None:
+    async def await_step(self, run_id: str, epoch: int, step: int, base_weight_version: int) -> int:
         """Record that the trainer waits for `step`, which starts from these weights.
 
-        Admission counts from it, and relies on this report after each step from then on. No
-        effect for a leased step.
+        Admission counts from it, and relies on this report after each step from then on. Complete
+        groups beyond max_staleness become dead letters; their number is returned. No effect for a
+        leased step.
 
         Raises:
             ServiceError: STALE_EPOCH.

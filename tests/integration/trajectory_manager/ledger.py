@@ -85,9 +85,9 @@ class Ledger:
         self.epoch, self.pending = reconciled.epoch, reconciled.pending_steps
         return self.epoch
 
-    async def awaits(self, step: int, base: int = 0) -> None:
-        """Report that the trainer waits for a step."""
-        await self.store.ledger.await_step(self.run_id, self.epoch, step, base)
+    async def awaits(self, step: int, base: int = 0) -> int:
+        """Report that the trainer waits for a step; the number of groups too old for it."""
+        return await self.store.ledger.await_step(self.run_id, self.epoch, step, base)
 
     async def attempt(
         self,

@@ -48,11 +48,11 @@ class RedisLedgerStore:
         lease = _step_lease(step, entry[0]) if entry else None
         return LeaseAttempt(lease=lease, num_too_old=num_too_old)
 
-    async def await_step(
-        self, run_id: str, epoch: int, step: int, base_weight_version: int
-    ) -> None:
-        """Record that the trainer waits for `step`."""
-        await self._call("await_step", run_id, epoch, step, base_weight_version)
+    async def await_step(self, run_id: str, epoch: int, step: int, base_weight_version: int) -> int:
+        """Record that the trainer waits for `step`; the number of groups too old for it."""
+        asked = (epoch, step, base_weight_version)
+        (num_too_old,) = await self._call("await_step", run_id, *asked, MAX_DEAD_LETTERS)
+        return int(num_too_old)
 
     async def reject(
         self, run_id: str, epoch: int, step: int, messages: Mapping[str, str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -56,6 +57,18 @@ class Trainer:
         )
         answer: pb.LeaseSamplesResponse = await self.stub.LeaseSamples(request)
         return answer
+
+    async def awaits(self, step: int, base: int, wait: int = 0) -> int:
+        """AwaitStep for one group; the number that are ready."""
+        request = pb.AwaitStepRequest(
+            run_id=self.run.run_id,
+            epoch=self.epoch,
+            step=step,
+            base_weight_version=base,
+            min_ready_groups=1,
+            wait=Duration(seconds=wait),
+        )
+        return int((await self.stub.AwaitStep(request)).readiness.num_ready_groups)
 
     async def commit(self, step: int) -> None:
         """CommitStep."""
@@ -150,6 +163,23 @@ async def test_replayed_samples_are_whole_and_not_stale(trainer: Trainer) -> Non
     leased = await trainer.lease(2, base_weight_version=9)
     assert [1 in sample.loss_mask for sample in leased.samples] == [False, False, True, True]
     assert (leased.max_staleness, leased.num_deliveries) == (0, 1)
+
+
+async def test_a_trainer_is_never_told_of_a_group_that_it_cannot_lease(trainer: Trainer) -> None:
+    """Also not of one that completes while it waits: one sampled with newer weights ends it."""
+    await trainer.create(group_size=1, groups_per_step=1)
+    await trainer.run.submit("a", "b")
+    waiting = asyncio.create_task(trainer.awaits(1, base=9, wait=50))
+    await trainer.run.fill(version=0)
+    runs = trainer.run.store.runs
+    while (await runs.run_counts(trainer.run.run_id)).num_discarded_groups < 2:
+        await asyncio.sleep(0.01)
+    assert not waiting.done()
+    await trainer.run.submit("c")
+    await trainer.run.fill(version=9)
+    assert await waiting == 1
+    leased = await trainer.lease(1, base_weight_version=9)
+    assert {sample.min_weight_version for sample in leased.samples} == {9}
 
 
 async def test_a_publish_waits_for_running_rollouts(trainer: Trainer) -> None:

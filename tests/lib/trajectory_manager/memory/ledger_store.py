@@ -102,14 +102,21 @@ class MemoryLedgerStore:
         lease = entry.lease if step in run.ledger else None
         return LeaseAttempt(lease=lease, num_too_old=num_too_old)
 
-    async def await_step(
-        self, run_id: str, epoch: int, step: int, base_weight_version: int
-    ) -> None:
+    async def await_step(self, run_id: str, epoch: int, step: int, base_weight_version: int) -> int:
         """See `LedgerStore`."""
         run = self._led(run_id, epoch)
-        if step > run.leased_step:
-            run.reporting_epoch = epoch
-            run.awaits(base_weight_version)
+        if step <= run.leased_step:
+            return 0
+        run.reporting_epoch = epoch
+        run.awaits(base_weight_version)
+        stale = [
+            run.groups[task_id]
+            for task_id in run.ready
+            if _is_too_old(run, run.groups[task_id], base_weight_version)
+        ]
+        for group in stale:
+            self._dead_letter_stale(run, group, step, base_weight_version)
+        return len(stale)
 
     def _begun(self, run: RunState, step: int, base: int) -> LedgerEntry:
         """An entry that takes part in nothing yet."""
@@ -169,8 +176,7 @@ class MemoryLedgerStore:
             if task_id is None:
                 break
             group = run.groups[task_id]
-            age = base - group.min_weight_version
-            if age <= run.config.max_staleness or _masks(run):
+            if not _is_too_old(run, group, base):
                 fresh.append(task_id)
                 continue
             too_old += 1
@@ -325,8 +331,9 @@ def _without(sample_ids: Sequence[str], messages: Mapping[str, str]) -> tuple[st
     return tuple(name for name in sample_ids if name.rsplit("/", 2)[0] not in messages)
 
 
-def _masks(run: RunState) -> bool:
-    return run.config.staleness_policy is StalenessPolicy.MASK
+def _is_too_old(run: RunState, group: GroupState, base: int) -> bool:
+    masks = run.config.staleness_policy is StalenessPolicy.MASK
+    return not masks and base - group.min_weight_version > run.config.max_staleness
 
 
 def _committed(run: RunState, group: GroupState, step: int) -> None:

@@ -1,4 +1,4 @@
--- requires: _dead_letters _replay _steps
+-- requires: _dead_letters _replay _stale_groups _steps
 -- Writes the ledger entry of a step, lets an open one grow, or returns the existing one.
 -- ARGV: run_id, epoch, step, base_version, num_groups, min_groups, streaming (0/1), max_dead_letters.
 -- Returns the number of groups that were too old, and the entry if there is one.
@@ -44,7 +44,7 @@ if min_groups > num_groups then
 end
 step, base = tonumber(step), entry.base
 local replays = type(rules.replay) == 'table' and rules.replay
-local MASK, WITHHOLD, REWARD = 3, 4, 2
+local REWARD = 2
 
 -- The groups this call adds to the step, in order, and the same as a set.
 local fresh, taken = {}, {}
@@ -66,21 +66,6 @@ local function next_group()
   for i, task_id in ipairs(complete_groups) do
     if inside[task_id] and not taken[task_id] then return task_id, i end
   end
-end
-
--- The group is too old: it becomes a dead letter, and under WITHHOLD is kept for replay.
-local function dead_letter_stale(task_id, group, position)
-  local withheld = rules.staleness_policy == WITHHOLD
-  local message = string.format(
-    '%d versions old for step %d: its oldest token has %d, the step begins with %d',
-    base - group.min_version, step, group.min_version, base)
-  local committed = redis.call('HGET', counters, 'committed_step') or 0
-  dead_letter(task_id, group, withheld and WITHHELD or DROPPED, message, committed, max_dead_letters)
-  if withheld and replays then keep_for_replay(replay, rules, task_id, group, step) end
-  redis.call('LREM', ready, 1, task_id)
-  redis.call('HINCRBY', counters, 'discarded', 1)
-  if position then table.remove(complete_groups, position) end
-  read_window()
 end
 
 -- Appends the names of the group's samples to a list.
@@ -141,12 +126,14 @@ while had + #fresh < num_groups do
   local task_id, position = next_group()
   if not task_id then break end
   local group = cjson.decode(redis.call('HGET', groups, task_id))
-  if rules.staleness_policy == MASK or base - group.min_version <= rules.max_staleness then
+  if is_too_old(rules, group, base) then
+    too_old = too_old + 1
+    dead_letter_stale(rules, task_id, group, step, base, max_dead_letters)
+    if position then table.remove(complete_groups, position) end
+    read_window()
+  else
     table.insert(fresh, task_id)
     taken[task_id] = true
-  else
-    too_old = too_old + 1
-    dead_letter_stale(task_id, group, position)
   end
 end
 local number = had + #fresh

@@ -113,11 +113,29 @@ async def test_a_group_beyond_the_bound_is_a_dead_letter(
     assert names(await ledger.lease(1, base=2)) == ["c/0", "c/1"]
 
 
+async def test_a_group_too_old_for_the_awaited_step_leaves_before_it_is_leased(
+    store: Store,
+) -> None:
+    """Its capacity returns while the trainer still waits; others stay, and so does a leased step."""
+    ledger = await ledger_of(store)
+    await ledger.complete("a")
+    await ledger.complete("b", version=1)
+    await ledger.lead()
+    assert await ledger.awaits(1, base=1) == 0
+    assert await ledger.awaits(1, base=2) == 1
+    counts = await store.runs.run_counts(ledger.run_id)
+    assert (counts.num_discarded_groups, counts.num_ready_groups) == (1, 1)
+    assert names(await ledger.lease(1, base=2)) == ["b/0", "b/1"]
+    await ledger.complete("c", version=1)
+    assert await ledger.awaits(1, base=9) == 0
+
+
 async def test_masked_groups_are_served(store: Store) -> None:
     """Under MASK age is the samples' matter, not the queue's."""
     ledger = await ledger_of(store, staleness_policy=StalenessPolicy.MASK)
     await ledger.complete("a")
     await ledger.lead()
+    assert await ledger.awaits(1, base=9) == 0
     assert names(await ledger.lease(1, base=9)) == ["a/0", "a/1"]
 
 

@@ -226,9 +226,9 @@ CONTROLS = [
     ),
     (
         a_group_beyond_the_bound_is_leased,
-        "lease_step",
-        "base - group.min_version <= rules.max_staleness",
-        "true",
+        "_stale_groups",
+        "base - group.min_version > rules.max_staleness",
+        "false",
     ),
     (a_poisonous_step_stays, "commit_step", "is_new and limit > 0", "false"),
     (

@@ -19,7 +19,7 @@ from trajectory_manager.model.steps import StepLease
 from trajectory_manager.store.redis.connect import redis_store
 
 _ACTIONS = ("admit", "admit", "finish", "finish", "finish", "finish", "lease", "lease") * 2
-_RARE = ("commit", "commit", "restart", "requeue", "reject", "reject")
+_RARE = ("commit", "commit", "restart", "requeue", "reject", "reject", "awaits")
 
 
 def rules_of(dice: random.Random) -> RunConfig:
@@ -89,6 +89,10 @@ class Pair:
 
     def version(self) -> int:
         return self.step if self.young else max(0, self.step - self.dice.randint(0, 3))
+
+    async def awaits(self) -> None:
+        """Of the next step, or one that is leased already."""
+        await self.both("awaits", self.dice.randint(max(1, self.step), self.step + 1), self.step)
 
     async def lease(self) -> None:
         pending = self.dice.random() < 0.3 and self.step > self.committed
