@@ -116,7 +116,7 @@ async def test_a_group_beyond_the_bound_is_a_dead_letter(
 async def test_a_group_too_old_for_the_awaited_step_leaves_before_it_is_leased(
     store: Store,
 ) -> None:
-    """Its capacity returns while the trainer still waits; others stay, and so does a leased step."""
+    """Its capacity returns while the trainer waits; others stay, and so does a leased step."""
     ledger = await ledger_of(store)
     await ledger.complete("a")
     await ledger.complete("b", version=1)
