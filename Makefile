@@ -119,7 +119,7 @@ bench-fusion: $(VENV)/.dev ## Schedules of actor and critic in one fused pipelin
 bench-gpu: $(VENV)/.dev ## On a machine with a GPU: training, decoding, publish, lending, the forecast's error; DEVICE=cpu tries it.
 	$(CONTAINED) bench.gpu --device $(DEVICE) $(addprefix --sglang ,$(SGLANG_PYTHON))
 
-bench-fleet: $(VENV)/.dev ## Four ranks publish 0.5 billion parameters: in buckets, and whole; beside the upload of the bytes alone.
+bench-fleet: $(VENV)/.dev $(SGLANG) ## Four ranks publish 0.5 billion parameters to SGLang and two embedded engines: in buckets, and whole; beside the bytes alone.
 	$(CONTAINED) bench.fleet.publish
 
 bench-size: $(VENV)/.dev ## Steps of models and batches of real size, computed without a GPU: how well ranks are balanced.

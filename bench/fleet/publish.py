@@ -1,8 +1,10 @@
 """`python -m bench.fleet.publish`: four gloo ranks publish 0.5 billion parameters in bfloat16.
 
-From the end of a step to the commit at a real weights service over gRPC, without a common folder:
-in buckets, and as one process does that gathers all, writes, hashes and uploads. Beside it what the
-bytes alone take on the slowest hop, the upload of one file. All share this machine's processors.
+From the end of a step to the commit at a real weights service over gRPC, without a common folder,
+and until rollout servers have loaded it, two embedded engines and SGLang: in buckets, and as one
+process does that gathers all, writes, hashes and uploads. Beside it what the bytes alone take on
+the slowest hop: the upload of one file, or its download by as many receivers at once. All share
+this machine's processors.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from bench.fleet.receivers import download, receivers, seconds_until_loaded
 from bench.harness.processes import redis_server, redis_url, scratch, service
 from bench.harness.redis_process import free_port
 from bench.report import RESULTS, Report
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+_RUN, _COPY_RUN = "fleet", "copy"
 _RANKS, _ROUNDS = 4, 3
 _SECONDS = 1800
 _COPY_BYTES = 256 << 20
@@ -47,8 +53,12 @@ def main() -> None:
     raw = _measured()
     figures = {name: median(values) for name, values in raw.items()}
     figures["stalled_share"] = figures["stalled_seconds"] / figures["publish_seconds"]
-    figures["publish_vs_slowest_hop"] = figures["publish_seconds"] / figures["slowest_hop_seconds"]
+    figures["publish_vs_slowest_hop"] = figures["publish_seconds"] / figures["upload_seconds"]
+    figures["loaded_vs_slowest_hop"] = figures["loaded_seconds"] / max(
+        figures["upload_seconds"], figures["download_seconds"]
+    )
     figures["whole_vs_buckets"] = figures["whole_seconds"] / figures["publish_seconds"]
+    figures["whole_loaded_vs_buckets"] = figures["whole_loaded_seconds"] / figures["loaded_seconds"]
     Report(bench="fleet", figures=figures, raw=raw).publish(given.out)
 
 
@@ -67,12 +77,20 @@ def _measured() -> dict[str, list[float]]:
                 folder=folder / "weights",
                 offer_folder="false",
             )
-            with weights:
-                return _run_ranks(folder, weights.address)
+            with weights, ExitStack() as stack:
+                made = receivers(folder, folder / "model", weights.address, _RUN)
+                servers = [stack.enter_context(server) for server in made.values()]
+                print(f"receivers: {', '.join(made)}", flush=True)
+                return _run_ranks(folder, weights.address, [each.address for each in servers])
 
 
-def _run_ranks(folder: Path, weights: str) -> dict[str, list[float]]:
-    settings = {"model": str(folder / "model"), "weights": weights, "out": str(folder / "out")}
+def _run_ranks(folder: Path, weights: str, loading: Sequence[str]) -> dict[str, list[float]]:
+    settings = {
+        "model": str(folder / "model"),
+        "weights": weights,
+        "out": str(folder / "out"),
+        "receivers": ",".join(loading),
+    }
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, "-m", "bench.fleet.publish", "--rank", json.dumps(settings)]
     ranks = [
@@ -102,7 +120,7 @@ def _rank(settings: dict[str, str]) -> None:
     out = Path(settings["out"])
     config = TrainerConfig.model_validate(
         {
-            "run_id": "fleet",
+            "run_id": _RUN,
             "model": settings["model"],
             "weights": settings["weights"],
             "dtype": "bfloat16",
@@ -112,7 +130,7 @@ def _rank(settings: dict[str, str]) -> None:
     worker = _whole_worker()
     if os.environ["RANK"] == "0":
         rank_group.Worker = worker  # type: ignore[attr-defined]
-        asyncio.run(_lead(config, out))
+        asyncio.run(_lead(config, out, settings["receivers"].split(",")))
         return
     ranks = join(config)
     worker_loop(ranks, worker(config, ranks.store), _SECONDS)
@@ -142,7 +160,7 @@ def _whole_worker() -> Any:
     return WholeWorker
 
 
-async def _lead(config: TrainerConfig, out: Path) -> None:
+async def _lead(config: TrainerConfig, out: Path, loading: Sequence[str]) -> None:
     from services.chassis.rpc.clients import channel
     from trainer.publish.publisher import Publisher
     from trainer.ranks.rank_group import RankGroup
@@ -152,11 +170,16 @@ async def _lead(config: TrainerConfig, out: Path) -> None:
     async with channel(config, config.weights) as opened:
         publisher = Publisher(opened, config.run_id, config.model, config.upload_folder)
         for number in range(_ROUNDS):
-            found = await _in_buckets(ranks, publisher, 3 * number + 1)
-            found |= await _at_once(ranks, opened, config, out, 3 * number + 2)
-            found |= await _plain_copy(opened, config, out, 3 * number + 3)
+            found = await _in_buckets(ranks, publisher, 2 * number + 1)
+            waited = await seconds_until_loaded(loading, 2 * number + 1)
+            found["loaded_seconds"] = found["publish_seconds"] + waited
+            found |= await _at_once(ranks, opened, config, out, 2 * number + 2)
+            waited = await seconds_until_loaded(loading, 2 * number + 2)
+            found["whole_loaded_seconds"] = found["whole_seconds"] + waited
             num_bytes = found.pop("num_bytes")
-            found["slowest_hop_seconds"] = num_bytes / found.pop("copy_bytes_per_second")
+            parts = num_bytes / _COPY_BYTES
+            for hop, seconds in (await _plain_copy(opened, out, number + 1, len(loading))).items():
+                found[f"{hop}_seconds"] = parts * seconds
             found["gigabytes"] = num_bytes / 1e9
             for name, value in found.items():
                 raw.setdefault(name, []).append(value)
@@ -205,12 +228,13 @@ async def _at_once(
     worker: Any = ranks._started().worker
     await asyncio.to_thread(save_file, worker.gathered, path)
     worker.gathered = {}
-    await _send(opened, config, path, step)
+    await _send(opened, config.run_id, path, step)
     path.unlink()
     return {"whole_seconds": time.monotonic() - began, "whole_stalled_seconds": gathered}
 
 
-async def _send(opened: Any, config: TrainerConfig, path: Path, step: int) -> None:
+async def _send(opened: Any, run_id: str, path: Path, step: int) -> int:
+    """Hash, upload and commit one file; its version."""
     from seamflow.weights.v1 import weight_service_pb2 as pb
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
@@ -221,7 +245,7 @@ async def _send(opened: Any, config: TrainerConfig, path: Path, step: int) -> No
     size = await asyncio.to_thread(lambda: path.stat().st_size)
     described = pb.WeightFile(name=path.name, num_bytes=size, sha256=digest)
     stub: Any = WeightServiceStub(opened)
-    run: dict[str, Any] = {"run_id": config.run_id, "epoch": 1}
+    run: dict[str, Any] = {"run_id": run_id, "epoch": 1}
     begun = await stub.BeginPublish(
         pb.BeginPublishRequest(**run, step=step, request_id=f"step-{step}")
     )
@@ -231,17 +255,20 @@ async def _send(opened: Any, config: TrainerConfig, path: Path, step: int) -> No
     await stub.CommitPublish(
         pb.CommitPublishRequest(**run, weight_version=version, files=[described])
     )
+    return int(version)
 
 
-async def _plain_copy(opened: Any, config: TrainerConfig, out: Path, step: int) -> dict[str, float]:
-    """Bytes a second of an upload alone: of one file that exists already."""
+async def _plain_copy(opened: Any, out: Path, step: int, receivers: int) -> dict[str, float]:
+    """Seconds of an upload alone, of one file that exists already, and of its downloads at once."""
     path = out / "copy.safetensors"
     path.write_bytes(os.urandom(_COPY_BYTES))
     began = time.monotonic()
-    await _send(opened, config, path, step)
-    seconds = time.monotonic() - began
+    version = await _send(opened, _COPY_RUN, path, step)
+    uploaded = time.monotonic()
+    downloads = [download(opened, _COPY_RUN, version) for _ in range(receivers)]
+    await asyncio.gather(*downloads)
     path.unlink()
-    return {"copy_bytes_per_second": _COPY_BYTES / seconds}
+    return {"upload": uploaded - began, "download": time.monotonic() - uploaded}
 
 
 if __name__ == "__main__":
