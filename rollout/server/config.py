@@ -40,6 +40,9 @@ class RolloutServerConfig(ServerConfig):
     weight_relay_address: str | None = None
     """Address of this server for others, as "host:port". If set, rollout servers relay weights to
     each other and the weights service sends each file about once."""
+    zone: str = Field("", pattern=r"^[A-Za-z0-9_.-]{0,64}$")
+    """Place of the server, such as a datacentre: servers of a zone relay weights to each other, so
+    that about one copy of each file enters it. Empty: a zone of its own name."""
     weight_streams: int = Field(2, ge=1)
     """Files received concurrently."""
     weight_encodings: tuple[Literal["zstd", "delta"], ...] = ()

@@ -200,6 +200,7 @@ def _rollout_server(
         cache_folder=layout.folder / "cache" / server_id,
         lends_device=str(node.lends).lower(),
         num_gpus=len(gpus),
+        **({"zone": node.zone, "weight_relay_address": layout.address(name)} if node.zone else {}),
     )
     server = process(name.replace("/", "-"), "rollout.server", layout, environment)
     return with_gpus(replace(server, host=node.host), gpus, config.node_plans())

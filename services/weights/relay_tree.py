@@ -5,13 +5,30 @@ heap whose order is the sorted servers, rotated, so that each tree has another r
 nodes. File `i` of a version travels down tree `i mod trees`: all uplinks share the work. Trees need
 no coordination: they are a function of the live servers, and a server that joins or leaves changes
 only a few edges of the next version.
+
+Each zone has trees of its own, whose roots are its leaders: over a slow link between two zones each
+file travels about once, whatever the number of servers beyond it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["parent"]
+__all__ = ["member", "parent", "servers_of_zone"]
+
+_SEPARATOR = "|"
+"""Between zone and address; an older service takes the whole for an address, which none has."""
+
+
+def member(zone: str, address: str) -> str:
+    """How a server of a zone is registered."""
+    return f"{zone}{_SEPARATOR}{address}" if zone else address
+
+
+def servers_of_zone(members: Sequence[str], zone: str) -> list[str]:
+    """Addresses of the registered servers of a zone, sorted."""
+    pairs = (each.rpartition(_SEPARATOR) for each in members)
+    return sorted(address for found, _, address in pairs if found == zone)
 
 
 def parent(

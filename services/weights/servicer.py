@@ -20,7 +20,7 @@ from services.chassis.rpc import fields, tracing
 from services.lib.weight_files.shard_sender import ShardSender
 from services.weights import validation
 from services.weights.announced_versions import AnnouncedVersions
-from services.weights.relay_tree import parent
+from services.weights.relay_tree import member, parent, servers_of_zone
 from services.weights.shard_source import StoredShards
 from services.weights.store_interface import Publish, Scope, Store
 from services.weights.upload_receiver import UploadReceiver
@@ -220,17 +220,19 @@ class WeightServicer(WeightServiceServicer):
     async def RequestSources(
         self, request: pb.RequestSourcesRequest, context: Context
     ) -> pb.RequestSourcesResponse:
-        """Assign the files to the broadcast trees of the registered servers."""
+        """Assign the files to the broadcast trees of the servers of the caller's zone."""
         scope = validation.scope_of(request.run_id, request.model)
-        relay, address = self._relay, request.address
+        relay, address, zone = self._relay, request.address, validation.zone(request.zone)
+        if request.lost_address:
+            await self._store.leave(scope, _RELAYS, member(zone, request.lost_address))
         if address:
-            fields.required("address", address)
-            await self._store.join(scope, _RELAYS, address, ttl=relay.seconds, limit=0)
+            registered = member(zone, fields.required("address", address))
+            await self._store.join(scope, _RELAYS, registered, ttl=relay.seconds, limit=0)
         response = pb.RequestSourcesResponse(ttl=to_duration(relay.seconds))
         if not request.weight_version:
             return response
         manifest = await self._shards.manifest(scope, request.weight_version)
-        servers = await self._store.members(scope, _RELAYS)
+        servers = servers_of_zone(await self._store.members(scope, _RELAYS), zone)
         for tree, file in enumerate(manifest.files):
             source = parent(servers, address, tree=tree, trees=relay.trees, fanout=relay.fanout)
             response.files.add(name=file.name, address=source or "")

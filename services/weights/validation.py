@@ -24,11 +24,13 @@ __all__ = [
     "check_part",
     "check_probe",
     "scope_of",
+    "zone",
 ]
 
 DEFAULT_MODEL = "policy"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 _NAME_CURE = "use 1 to 128 of A-Z a-z 0-9 . _ -, not beginning with . or -"
+_ZONE = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAX_FILES = 10_000
 _UPLOADED = (
@@ -45,6 +47,18 @@ def scope_of(run_id: str, model: str) -> Scope:
     """
     model = model or DEFAULT_MODEL
     return Scope(run_id=_named("run_id", run_id), model=_named("model", model))
+
+
+def zone(name: str) -> str:
+    """A zone's name, or none.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT.
+    """
+    if name and not _ZONE.fullmatch(name):
+        cure = "use at most 64 of A-Z a-z 0-9 . _ -, or none; zone of [rollout_server]"
+        raise invalid_argument("zone", name[:80], cure)
+    return name
 
 
 def check_files(files: Sequence[WeightFile]) -> None:

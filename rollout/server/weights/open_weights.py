@@ -83,7 +83,7 @@ async def open_weight_source(
         schedule=schedule,
         # It implements one call; gRPC answers the others with UNIMPLEMENTED.
         servicers=[(add_WeightServiceServicer_to_server, RelayServicer(cache))],  # type: ignore[abstract]
-        background=[RelayAnnouncer(stub, address, **names).run],
+        background=[RelayAnnouncer(stub, address, config.zone, **names).run],
     )
 
 

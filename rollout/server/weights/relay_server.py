@@ -137,10 +137,12 @@ class RelayAnnouncer:
     """Announces this server to the weights service as a relay."""
 
     def __init__(
-        self, stub: WeightServiceAsyncStub, address: str, *, run_id: str, model: str
+        self, stub: WeightServiceAsyncStub, address: str, zone: str, *, run_id: str, model: str
     ) -> None:
         self._stub = stub
-        self._request = pb.RequestSourcesRequest(run_id=run_id, model=model, address=address)
+        self._request = pb.RequestSourcesRequest(
+            run_id=run_id, model=model, address=address, zone=zone
+        )
 
     async def run(self) -> None:
         """Announce until cancelled, three times per lifetime of an announcement."""

@@ -13,6 +13,7 @@ _NODE = re.compile(
     r"(;\s*gpus\s+(?P<gpus>\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*)\s*)?"
     r"(;\s*servers\s+(?P<servers>[1-9]\d*)\s*)?"
     r"(;\s*host\s+(?P<host>\d+)\s*)?"
+    r"(;\s*zone\s+(?P<zone>[\w.-]{1,64})\s*)?"
 )
 _KNOWN_TAGS = {"rollout", "train", "score", "reward"}
 
@@ -31,6 +32,8 @@ class NodePlan:
     """Its rollout servers, which share the GPUs evenly."""
     host: int = 0
     """Place of its host in the list of the run's hosts."""
+    zone: str = ""
+    """Place of its rollout servers, such as a datacentre: about one copy of weights enters it."""
 
     @property
     def lends(self) -> bool:
@@ -42,7 +45,8 @@ class NodePlan:
         gpus = f"; gpus {', '.join(map(str, self.gpus))}" if self.gpus else ""
         servers = f"; servers {self.servers}" if self.servers > 1 else ""
         host = f"; host {self.host}" if self.host else ""
-        return f"{self.node_id}: {' '.join(tags)}{gpus}{servers}{host}"
+        zone = f"; zone {self.zone}" if self.zone else ""
+        return f"{self.node_id}: {' '.join(tags)}{gpus}{servers}{host}{zone}"
 
     def server_ids(self) -> list[str]:
         """Ids of its rollout servers; the only one has the node's."""
@@ -59,7 +63,7 @@ class NodePlan:
 
 
 def node_plan(text: str) -> NodePlan:
-    """Read "name: tags; gpus 0-3, 6; servers 2; host 1".
+    """Read "name: tags; gpus 0-3, 6; servers 2; host 1; zone west".
 
     Raises:
         ValueError: it is of another form, or the servers cannot share the GPUs.
@@ -70,7 +74,7 @@ def node_plan(text: str) -> NodePlan:
         raise ValueError(
             f"nodes holds {text!r}: write 'name: tags' with tags of {sorted(_KNOWN_TAGS)}, and on "
             "a machine with GPUs 'name: tags; gpus 0-3', or '; gpus 0-7; servers 8' for several "
-            "rollout servers, and '; host 1' last for the second of several hosts"
+            "rollout servers, '; host 1' for the second of several hosts, '; zone west' last"
         )
     gpus, servers = tuple(_numbers(match["gpus"] or "")), int(match["servers"] or 1)
     if len(set(gpus)) < len(gpus):
@@ -82,8 +86,14 @@ def node_plan(text: str) -> NodePlan:
             f"nodes holds {text!r}: {servers} servers cannot share {len(gpus)} GPUs evenly; give "
             f"servers that divide {len(gpus)}"
         )
-    host = int(match["host"] or 0)
-    return NodePlan(node_id=match["node_id"], tags=tags, gpus=gpus, servers=servers, host=host)
+    return NodePlan(
+        node_id=match["node_id"],
+        tags=tags,
+        gpus=gpus,
+        servers=servers,
+        host=int(match["host"] or 0),
+        zone=match["zone"] or "",
+    )
 
 
 def _numbers(text: str) -> Iterator[int]:

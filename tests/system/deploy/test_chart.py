@@ -354,6 +354,30 @@ def test_rollout_servers_of_a_pod_have_disjoint_gpus(servers: int) -> None:
         assert len(given) == servers
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_rollout_servers_of_a_zone_relay_weights(servers: int) -> None:
+    """At the addresses at which they are reached; without a zone they do not."""
+    relay = "SEAMFLOW_ROLLOUT_SERVER_WEIGHT_RELAY_ADDRESS"
+    pool = {"nodePools.train.servers": servers, "nodePools.train.gpus": servers}
+    for zone in ("", "west"):
+        objects = render(given={**pool, "nodePools.train.zone": zone})
+        (container,) = [c for name, c in containers(objects) if name == "seamflow-train"]
+        variables = environment(container, "p")
+        processes = json.loads(variables["SEAMFLOW_NODE_AGENT_PROCESSES"])
+        given = {
+            each["environment"].get(relay) == each["address"]
+            for name, each in processes.items()
+            if name.startswith("rollout-server")
+        }
+        assert given == {bool(zone)}
+        (settings,) = [
+            values
+            for name, table, values in settings_of(objects)
+            if "train" in name and table == "rollout_server"
+        ]
+        assert settings.get("zone", "") == zone
+
+
 def test_servers_that_cannot_share_the_gpus_are_refused() -> None:
     """With the pool and both numbers."""
     with pytest.raises(AssertionError, match=r"nodePools\.train: 3 servers cannot share 8 gpus"):

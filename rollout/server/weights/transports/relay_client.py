@@ -15,13 +15,15 @@ from rollout.server.weights.transports.shard_stream import ShardReceiver
 __all__ = ["Relay"]
 
 _NAME = "relay"
+_SOURCES = 4
+"""Servers that are tried for a file, one after the other."""
 
 
 class Relay:
     """Fetches each file from the source that the weights service names.
 
-    If a source fails, only its files are left to the next transport, which continues from the
-    verified prefix.
+    If a source fails, the service names another one, which continues from the verified prefix: in
+    a zone, another leader. After `_SOURCES` of them the file is left to the next transport.
     """
 
     def __init__(self, context: TransportContext) -> None:
@@ -29,6 +31,7 @@ class Relay:
         self._stub = async_stub(WeightServiceStub, context.weights)
         self._receiver = ShardReceiver(_NAME, context.config.weight_encodings)
         self._address = context.config.weight_relay_address or ""
+        self._zone = context.config.zone
 
     async def fetch(self, incoming: Incoming) -> None:
         """Fetch all missing files; raises the first `TransferError` after trying each."""
@@ -37,7 +40,7 @@ class Relay:
 
         async def fetch_file(file: pb.WeightFile) -> None:
             try:
-                await self._fetch_file(incoming, file, sources.get(file.name, ""))
+                await self._fetch_from_any(incoming, file, sources.get(file.name, ""))
             except TransferError as error:
                 failures.append(error)
 
@@ -45,12 +48,25 @@ class Relay:
         if failures:
             raise failures[0]
 
-    async def _sources(self, manifest: pb.Manifest) -> dict[str, str]:
+    async def _fetch_from_any(self, incoming: Incoming, file: pb.WeightFile, source: str) -> None:
+        for number in range(_SOURCES):
+            try:
+                await self._fetch_file(incoming, file, source)
+                return
+            except SourceLost:
+                # From the service itself the next transport continues.
+                if not source or number == _SOURCES - 1:
+                    raise
+            source = (await self._sources(incoming.manifest, lost=source)).get(file.name, "")
+
+    async def _sources(self, manifest: pb.Manifest, lost: str = "") -> dict[str, str]:
         request = pb.RequestSourcesRequest(
             run_id=manifest.run_id,
             model=manifest.model,
             weight_version=manifest.weight_version,
             address=self._address,
+            zone=self._zone,
+            lost_address=lost,
         )
         response = await retrying(lambda: self._stub.RequestSources(request))
         return {source.name: source.address for source in response.files}

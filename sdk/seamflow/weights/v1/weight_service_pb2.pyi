@@ -736,6 +736,8 @@ class RequestSourcesRequest(google.protobuf.message.Message):
     MODEL_FIELD_NUMBER: builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
+    ZONE_FIELD_NUMBER: builtins.int
+    LOST_ADDRESS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Required. Training job."""
     model: builtins.str
@@ -744,6 +746,12 @@ class RequestSourcesRequest(google.protobuf.message.Message):
     """A committed version, or one of which files are announced; 0: only register."""
     address: builtins.str
     """Address of the caller for other servers, as "host:port", at most 256 characters. Empty: it is no relay."""
+    zone: builtins.str
+    """Place of the caller, at most 64 characters: sources are servers of the same zone, and about one copy of each file
+    enters a zone. Empty: a zone of its own name.
+    """
+    lost_address: builtins.str
+    """Source that was just lost: no source for others of its zone until it registers again. Empty: none."""
     def __init__(
         self,
         *,
@@ -751,8 +759,10 @@ class RequestSourcesRequest(google.protobuf.message.Message):
         model: builtins.str = ...,
         weight_version: builtins.int = ...,
         address: builtins.str = ...,
+        zone: builtins.str = ...,
+        lost_address: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "model", b"model", "run_id", b"run_id", "weight_version", b"weight_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "lost_address", b"lost_address", "model", b"model", "run_id", b"run_id", "weight_version", b"weight_version", "zone", b"zone"]) -> None: ...
 
 global___RequestSourcesRequest = RequestSourcesRequest
 

@@ -46,6 +46,22 @@ def test_each_tag_has_its_process(nodes: tuple[str, ...], tmp_path: Path) -> Non
     assert names.count("trainer") == 1
 
 
+def test_rollout_servers_of_a_zone_relay_weights_at_their_addresses(tmp_path: Path) -> None:
+    """Of the other nodes the weights service sends to each."""
+    config = make_config(nodes=("a: rollout", "b: rollout; servers 2; zone west", "t: train"))
+    layout = make_layout(config, tmp_path)
+    prefix = "SEAMFLOW_ROLLOUT_SERVER_"
+    found = {
+        name: (each.environment[f"{prefix}ZONE"], each.environment[f"{prefix}WEIGHT_RELAY_ADDRESS"])
+        for name, each in plan(config, layout).items()
+        if f"{prefix}ZONE" in each.environment
+    }
+    assert found == {
+        f"rollout_server-b.{index}": ("west", layout.address(f"rollout_server/b.{index}"))
+        for index in range(2)
+    }
+
+
 def test_no_process_is_told_the_folder_of_weights(tmp_path: Path) -> None:
     """Trainer and servers of one machine find out by themselves that nothing has to be sent."""
     config = make_config(nodes=MODES["disaggregated"])

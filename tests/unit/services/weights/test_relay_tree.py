@@ -7,11 +7,12 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.weights.relay_tree import parent
+from services.weights.relay_tree import member, parent, servers_of_zone
 
 servers_of = st.sets(st.text(min_size=1, max_size=8), min_size=1, max_size=40).map(sorted)
 trees_of = st.integers(1, 8)
 fanouts = st.integers(1, 4)
+zones = st.sampled_from(["", "east", "west"])
 
 
 @given(servers_of, trees_of, fanouts)
@@ -72,3 +73,12 @@ def test_many_trees_share_the_uplinks() -> None:
 def test_an_unknown_server_fetches_from_the_weights_service() -> None:
     """A server that does not relay has no parent and no children."""
     assert parent(["a", "b"], "c", tree=0, trees=2, fanout=2) is None
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z]{1,6}:[0-9]{1,4}", fullmatch=True), zones))
+def test_each_zone_has_its_own_servers(zone_by_address: dict[str, str]) -> None:
+    """Also the one without a name; a server is in no other."""
+    members = [member(zone, address) for address, zone in zone_by_address.items()]
+    for zone in ("", "east", "west"):
+        expected = sorted(each for each, found in zone_by_address.items() if found == zone)
+        assert servers_of_zone(members, zone) == expected

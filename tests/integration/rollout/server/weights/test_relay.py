@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from rollout.server.weights.relay_server import LocalShards
 from rollout.server.weights.transport import Incoming, LocalVersion
+from rollout.server.weights.transports import relay_client
 from rollout.server.weights.weight_cache import WeightCache
 from services.chassis.errors import ServiceError
 from services.chassis.rpc.server import started
@@ -39,9 +41,22 @@ def free_addresses(count: int) -> list[str]:
 
 
 async def bytes_sent_by_service(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, relaying: bool, dead: int = 0
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    relaying: bool,
+    dead: int = 0,
+    zones: Sequence[str] = ("",) * SERVERS,
 ) -> float:
-    """Publish to four servers and wait until all serve it; bytes the service sent / its size."""
+    """Publish to four servers and wait until all serve it; bytes the service sent / its size.
+
+    Args:
+        tmp_path: for what is published.
+        monkeypatch: counts.
+        relaying: whether the servers send each other files.
+        dead: servers that are registered in the first zone and do not exist.
+        zones: of the servers.
+    """
     sent: list[int] = []
     send = ShardSender.send
 
@@ -68,16 +83,20 @@ async def bytes_sent_by_service(
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
         stub = async_stub(WeightServiceStub, channel)
         addresses = free_addresses(SERVERS + dead)
-        for address in addresses if relaying else ():
-            await stub.RequestSources(pb.RequestSourcesRequest(run_id="run", address=address))
+        for address, zone in zip(addresses, (*zones, *zones[:1] * dead), strict=True):
+            if relaying:
+                await stub.RequestSources(
+                    pb.RequestSourcesRequest(run_id="run", address=address, zone=zone)
+                )
         clients = []
-        for address in addresses[:SERVERS]:
+        for address, zone in zip(addresses, zones, strict=False):
             server = fake_config(
                 weights=f"127.0.0.1:{port}",
                 port=int(address.rpartition(":")[2]),
                 drain_seconds=0.0,
                 weight_transports=("relay", "shard_stream"),
                 weight_relay_address=address if relaying else None,
+                zone=zone,
             )
             clients.append(await stack.enter_async_context(serving(server)))
         for client in clients:
@@ -103,12 +122,32 @@ async def test_without_relaying_it_sends_each_file_to_everyone(
     assert await bytes_sent_by_service(tmp_path, monkeypatch, relaying=False) == SERVERS
 
 
-async def test_dead_servers_in_the_trees_hold_nobody_back(
+async def test_another_leader_takes_the_place_of_a_dead_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two of six known servers do not exist: all others serve the version all the same."""
+    """Two of six known servers do not exist: the service still sends each byte a single time."""
+    assert await bytes_sent_by_service(tmp_path, monkeypatch, relaying=True, dead=2) == 1.0
+
+
+async def test_without_another_source_the_service_sends_what_the_dead_one_should(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control of the test above; all serve the version all the same."""
+    monkeypatch.setattr(relay_client, "_SOURCES", 1)
     sent = await bytes_sent_by_service(tmp_path, monkeypatch, relaying=True, dead=2)
-    assert 1.0 <= sent < SERVERS
+    assert 1.0 < sent < SERVERS
+
+
+@pytest.mark.parametrize(
+    ("zones", "copies"),
+    [(("east", "east", "west", "west"), 2.0), (("", "west", "west", "west"), 2.0)],
+)
+async def test_one_copy_enters_each_zone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zones: Sequence[str], copies: float
+) -> None:
+    """Whatever its number of servers, and also into the zone without a name."""
+    sent = await bytes_sent_by_service(tmp_path, monkeypatch, relaying=True, zones=zones)
+    assert sent == copies
 
 
 class Arriving:
