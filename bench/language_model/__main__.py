@@ -9,12 +9,16 @@ import argparse
 
 from bench.language_model import beside_trl, learning
 from bench.language_model.decoding import measure_decoding
+from bench.language_model.variants import measure_lora, measure_sglang, measure_tools
 
 __all__ = ["main"]
 
 _PARTS = {
     "learning": learning.measure,
     "trl": beside_trl.measure,
+    "tools": measure_tools,
+    "lora": measure_lora,
+    "sglang": measure_sglang,
     "decoding": measure_decoding,
 }
 

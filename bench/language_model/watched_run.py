@@ -72,20 +72,24 @@ def make_project(name: str, model: str = "smollm2") -> Path:
     return folder
 
 
-def train(project: Path, name: str, settings: Mapping[str, object]) -> WatchedRun:
+def train(
+    project: Path, name: str, settings: Mapping[str, object], config: Path | None = None
+) -> WatchedRun:
     """Train in a project's folder until the run ends.
 
     Args:
         project: with a train.toml.
         name: of the run.
         settings: that differ from the project's, by their dotted name.
+        config: another file than its train.toml.
 
     Raises:
         SystemExit: it failed; names its logs.
     """
     sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     began = time.monotonic()
-    command = [*_SEAMFLOW, "train", "--name", name, *sets]
+    named = ("--config", str(config)) if config else ()
+    command = [*_SEAMFLOW, "train", "--name", name, *named, *sets]
     peak, spent, code = watch(command, project, os.environ)
     folder = project / "runs" / name
     if code:
