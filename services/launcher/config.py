@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
 from services.chassis.config.load import TABLES
 from services.chassis.config.sources import nearest
@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 DEFAULT_FILE = "train.toml"
+_PACKED, _SPECIAL = "packed:", ',"\\'
 """Read from the current folder where no configuration file is named."""
 
 REFERENCE_COLUMN = "ref_logprobs"
@@ -48,6 +49,12 @@ REWARD_COLUMN = "reward_model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+def _unpacked(text: object) -> object:
+    if isinstance(text, str) and text.startswith(_PACKED):
+        return bytes.fromhex(text.removeprefix(_PACKED)).decode()
+    return text
+
+
 class ScorerPlan:
     """A frozen model that computes a column of the samples."""
 
@@ -156,7 +163,7 @@ class LauncherConfig(RunRules):
     """Where run folders are made."""
     seed: int = 0
     """Seeds the preparation, the order of tasks and the trainer."""
-    set: tuple[str, ...] = ()
+    set: tuple[Annotated[str, BeforeValidator(_unpacked)], ...] = ()
     """Settings of the run's processes, as "trainer.num_steps=5"; stronger than file and variables.
     On the command line --set is repeated."""
     serve: bool = False
@@ -395,8 +402,13 @@ def own_settings(arguments: Sequence[str]) -> list[str]:
     except argparse.ArgumentError:  # `load` says what is missing
         return list(arguments)
     own = [text for text in given.set if text.strip().startswith("launcher.")]
-    others = [f"--set={text}" for text in given.set if text not in own]
+    others = [_packed(text) for text in given.set if text not in own]
     return [*rest, *others, *flags_by_table(own).get("launcher", ())]
+
+
+def _packed(text: str) -> str:
+    """As the flag of one text: pydantic-settings would cut it at commas and undo its quotes."""
+    return f"--set={_PACKED}{text.encode().hex()}" if set(text) & set(_SPECIAL) else f"--set={text}"
 
 
 def with_file(arguments: Sequence[str]) -> list[str]:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.config import flags_by_table, own_settings
+from services.chassis.config.load import load
+from services.launcher.config import LauncherConfig, flags_by_table, own_settings
 from services.launcher.process_plan import plan
 from tests.lib.launcher.support import make_config, make_layout
 
@@ -47,6 +48,23 @@ def test_what_names_no_setting_of_a_process_is_refused(given: str, cure: str) ->
     with pytest.raises(ValueError, match=f"set is '{given}'") as refused:
         flags_by_table([given])
     assert cure in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'rollout_server.sglang_flags=["--device", "cpu"]',
+        "rollout_server.weight_encodings=delta,zstd",
+        'trainer.plugin={"a": [1, "x, y"]}',
+        'tool_loop.prompt="Say \\n, then {question}", now',
+        "tool_loop.answer_pattern=\\d+",
+    ],
+)
+def test_a_value_reaches_its_process_as_it_was_given(text: str) -> None:
+    """Lists, tables, commas and quotes too; with a second one beside it."""
+    given = own_settings(["--set", text, "--set", "trainer.num_steps=3"])
+    arguments = ["--name", "n", "--model", "m", "--tasks", "t", "--agent", "a:b", *given]
+    assert load(LauncherConfig, "launcher", arguments).set == (text, "trainer.num_steps=3")
 
 
 def test_settings_of_the_launcher_are_its_own_flags() -> None:
