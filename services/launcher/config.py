@@ -41,20 +41,14 @@ __all__ = [
 ]
 
 DEFAULT_FILE = "train.toml"
-_PACKED, _SPECIAL = "packed:", ',"\\'
 """Read from the current folder where no configuration file is named."""
+_PACKED, _SPECIAL = "packed:", ',"\\'
 
 REFERENCE_COLUMN = "ref_logprobs"
 REWARD_COLUMN = "reward_model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-def _unpacked(text: object) -> object:
-    if isinstance(text, str) and text.startswith(_PACKED):
-        return bytes.fromhex(text.removeprefix(_PACKED)).decode()
-    return text
-
-
 class ScorerPlan:
     """A frozen model that computes a column of the samples."""
 
@@ -72,6 +66,12 @@ class ScorerPlan:
     def service_on(self, node_id: str) -> str:
         """Name of its service on a node."""
         return f"{self.service}/{node_id}"
+
+
+def _unpacked(text: object) -> object:
+    if isinstance(text, str) and text.startswith(_PACKED):
+        return bytes.fromhex(text.removeprefix(_PACKED)).decode()
+    return text
 
 
 class LauncherConfig(RunRules):
