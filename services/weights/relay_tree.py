@@ -12,7 +12,7 @@ file travels about once, whatever the number of servers beyond it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 __all__ = ["member", "parent", "servers_of_zone"]
 
@@ -32,22 +32,37 @@ def servers_of_zone(members: Sequence[str], zone: str) -> list[str]:
 
 
 def parent(
-    servers: Sequence[str], server: str, *, tree: int, trees: int, fanout: int
+    servers: Sequence[str],
+    server: str,
+    *,
+    tree: int,
+    trees: int,
+    fanout: int,
+    lost: Collection[str] = (),
 ) -> str | None:
     """The source of `server` in `tree` of `trees`; None: the weights service.
 
+    A source comes before whom it sends to in the order of the tree, also when some are lost: who
+    asked before and who asks after never wait for each other.
+
     Args:
-        servers: all live servers, sorted; a server that is not among them has no parent.
+        servers: all registered servers, sorted; one that is not among them has no parent.
         server: the one that fetches.
         tree: 0 or more; counted modulo `trees`.
         trees: number of trees, limited to the number of servers.
         fanout: maximum children of a server in one tree.
+        lost: those of `servers` that cannot be reached. Instead of one of them its own source
+            sends; if all sources up to the root are lost, the first server that is left.
     """
     if server not in servers:
         return None
     trees = min(trees, len(servers))
     start = (tree % trees) * len(servers) // trees
-    position = (servers.index(server) - start) % len(servers)
-    if position == 0:
-        return None
-    return servers[(start + (position - 1) // fanout) % len(servers)]
+    order = [*servers[start:], *servers[:start]]
+    place = order.index(server)
+    while place and order[place := (place - 1) // fanout] in lost:
+        pass
+    source = order[place]
+    if source in lost:
+        source = next(each for each in order if each not in lost or each == server)
+    return None if source == server else source

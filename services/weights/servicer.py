@@ -32,6 +32,7 @@ __all__ = ["Relay", "Rolling", "WeightServicer"]
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _RELAYS = "relays"
+_LOST = "lost_relays"
 _SWAPS = "swaps"
 
 
@@ -223,18 +224,22 @@ class WeightServicer(WeightServiceServicer):
         """Assign the files to the broadcast trees of the servers of the caller's zone."""
         scope = validation.scope_of(request.run_id, request.model)
         relay, address, zone = self._relay, request.address, validation.zone(request.zone)
-        if request.lost_address:
-            await self._store.leave(scope, _RELAYS, member(zone, request.lost_address))
         if address:
             registered = member(zone, fields.required("address", address))
             await self._store.join(scope, _RELAYS, registered, ttl=relay.seconds, limit=0)
+            await self._store.leave(scope, _LOST, registered)
+        if request.lost_address:
+            gone = member(zone, fields.required("lost_address", request.lost_address))
+            await self._store.join(scope, _LOST, gone, ttl=relay.seconds, limit=0)
         response = pb.RequestSourcesResponse(ttl=to_duration(relay.seconds))
         if not request.weight_version:
             return response
         manifest = await self._shards.manifest(scope, request.weight_version)
         servers = servers_of_zone(await self._store.members(scope, _RELAYS), zone)
+        lost = servers_of_zone(await self._store.members(scope, _LOST), zone)
+        shape = {"trees": relay.trees, "fanout": relay.fanout}
         for tree, file in enumerate(manifest.files):
-            source = parent(servers, address, tree=tree, trees=relay.trees, fanout=relay.fanout)
+            source = parent(servers, address, tree=tree, **shape, lost=lost)
             response.files.add(name=file.name, address=source or "")
         return response
 

@@ -53,6 +53,27 @@ def test_trees_have_different_roots(servers: list[str], trees: int, fanout: int)
     assert len(roots) == min(trees, len(servers))
 
 
+@given(servers_of, trees_of, fanouts, st.data())
+def test_sources_that_are_left_come_before_whom_they_send_to(
+    servers: list[str], trees: int, fanout: int, data: st.DataObject
+) -> None:
+    """One of them asks the weights service; with any others lost too, sources come before still."""
+    lost = data.draw(st.sets(st.sampled_from(servers), max_size=len(servers) - 1))
+    more = lost | data.draw(st.sets(st.sampled_from(servers)))
+    left = [server for server in servers if server not in lost]
+    for tree in range(min(trees, len(servers))):
+        start = tree * len(servers) // min(trees, len(servers))
+        order = [*servers[start:], *servers[:start]]
+        shape = {"tree": tree, "trees": trees, "fanout": fanout}
+        sources = [parent(servers, server, **shape, lost=lost) for server in left]
+        assert sources.count(None) == 1
+        assert not lost & set(sources)
+        for server in left:
+            for gone in (lost, more):
+                source = parent(servers, server, **shape, lost=gone)
+                assert source is None or order.index(source) < order.index(server)
+
+
 def test_many_trees_share_the_uplinks() -> None:
     """With as many trees as servers all send equally much; with one, half of them send nothing."""
     servers = [f"server-{number:02d}" for number in range(16)]

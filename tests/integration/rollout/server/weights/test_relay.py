@@ -134,6 +134,9 @@ async def test_without_another_source_the_service_sends_what_the_dead_one_should
 ) -> None:
     """Negative control of the test above; all serve the version all the same."""
     monkeypatch.setattr(relay_client, "_SOURCES", 1)
+    # Files of other servers stall for as long; by default for 10 s, again and again.
+    waits = {"begin_seconds": 0.5, "stall_seconds": 0.5}
+    monkeypatch.setattr(LocalShards.__init__, "__kwdefaults__", waits)
     sent = await bytes_sent_by_service(tmp_path, monkeypatch, relaying=True, dead=2)
     assert 1.0 < sent < SERVERS
 
