@@ -86,7 +86,7 @@ async def _until_loaded(address: str, weight_version: int) -> None:
 
 async def download(channel: grpc.aio.Channel, run_id: str, weight_version: int) -> None:
     """Fetch all files of a version and keep nothing: the bytes' way to one receiver alone."""
-    stub: Any = WeightServiceStub(channel)  # type: ignore[no-untyped-call]
+    stub: Any = WeightServiceStub(channel)
     request = pb.FetchShardsRequest(run_id=run_id, weight_version=weight_version)
     async for _ in stub.FetchShards(request):
         pass

@@ -126,7 +126,8 @@ def _figures(runs: Mapping[str, Sequence[Side]]) -> dict[str, float]:
     reached = [pair for pair in times if min(pair) >= 0]
     found["pairs_that_reached_the_target"] = float(len(reached))
     if reached:
-        found |= ratios("seconds_to_target_vs_trl", *zip(*reached, strict=True), len(reached))
+        of_trl, of_ours = zip(*reached, strict=True)
+        found |= ratios("seconds_to_target_vs_trl", of_trl, of_ours, len(reached))
     for side, of_side in runs.items():
         found[f"{side}.peak_gib"] = max(each.peak_bytes for each in of_side) / 2**30
         found[f"{side}.seconds_of_a_run"] = median(each.learning.seconds[-1] for each in of_side)

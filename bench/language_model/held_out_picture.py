@@ -24,7 +24,7 @@ def draw_held_out(
 
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
-    for number, (name, run) in enumerate((runs | controls).items()):
+    for number, (name, run) in enumerate({**runs, **controls}.items()):
         lines, is_control = run.evaluations, name in controls
         steps, means = [line["step"] for line in lines], [line["mean"] for line in lines]
         colour = "#888888" if is_control else f"C{number}"

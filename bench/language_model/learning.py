@@ -14,7 +14,7 @@ __all__ = ["figures_of", "measure", "quick"]
 
 CONTROL = "shuffled"
 _QUICK = {"trainer.num_steps": 2, "evaluation.every_steps": 2}
-_SETTINGS = {"evaluation.samples": 2}
+_SETTINGS: dict[str, object] = {"evaluation.samples": 2}
 """Beyond the project's own: more answers to each held-out task, so that intervals are narrower."""
 
 
@@ -25,8 +25,8 @@ def measure(seeds: Sequence[int]) -> None:
         f"seed {seed}": train(project, f"seed-{seed}", _SETTINGS | {"launcher.seed": seed})
         for seed in seeds
     }
-    shuffled = {"trainer.algorithm.shuffle_rewards": "true"}
-    control = train(project, CONTROL, _SETTINGS | shuffled)
+    shuffled = _SETTINGS | {"trainer.algorithm.shuffle_rewards": "true"}
+    control = train(project, CONTROL, shuffled)
     draw_held_out(RESULTS / "language_model.png", runs, {"shuffled rewards": control})
     figures = _worst([figures_of(each) for each in runs.values()])
     figures["gain_with_shuffled_rewards"] = _gain(control)

@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,8 +61,8 @@ def main() -> None:
     case, folder = Case(**json.loads(sys.argv[1])), Path(sys.argv[2])
     redis = redis_server(folder / "redis", fsync="everysec")
     with redis, ExitStack() as stack:
-        plain = {"redis_url": redis_url(redis), "folder": folder / "weights"}
-        weights = _server("services.weights", "weights", 0, folder, **plain, offer_folder="false")
+        own: dict[str, object] = {"redis_url": redis_url(redis), "folder": folder / "weights"}
+        weights = _server("services.weights", "weights", 0, folder, own)
         stack.enter_context(weights)
         sides = [0] * case.west + [1] * case.east
         servers = [
@@ -106,11 +107,17 @@ def _rollout_server(number: int, side: int, case: Case, folder: Path, weights: s
     }
     if case.zones:
         settings["zone"] = ("west", "east")[side]
-    return _server("rollout.server", "rollout_server", side, own, relays=True, **settings)
+    return _server("rollout.server", "rollout_server", side, own, settings, relays=True)
 
 
 def _server(
-    module: str, table: str, side: int, logs: Path, *, relays: bool = False, **settings: object
+    module: str,
+    table: str,
+    side: int,
+    logs: Path,
+    settings: Mapping[str, object],
+    *,
+    relays: bool = False,
 ) -> Server:
     """A process that listens in the namespace of a side."""
     port, host = free_port(), ADDRESSES[side]
@@ -148,7 +155,7 @@ async def _committed(folder: Path, weights: str) -> int:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         files.append(pb.WeightFile(name=path.name, num_bytes=_FILE_BYTES, sha256=digest))
     async with connect(weights) as channel:
-        stub: Any = WeightServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub: Any = WeightServiceStub(channel)
         run: dict[str, Any] = {"run_id": _RUN, "epoch": 1}
         begun = await stub.BeginPublish(pb.BeginPublishRequest(**run, step=1, request_id="step-1"))
         run["weight_version"] = begun.weight_version

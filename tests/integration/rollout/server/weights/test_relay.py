@@ -83,7 +83,7 @@ async def bytes_sent_by_service(
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
         stub = async_stub(WeightServiceStub, channel)
         addresses = free_addresses(SERVERS + dead)
-        for address, zone in zip(addresses, (*zones, *zones[:1] * dead), strict=True):
+        for address, zone in zip(addresses, [*zones, *[zones[0]] * dead], strict=True):
             if relaying:
                 await stub.RequestSources(
                     pb.RequestSourcesRequest(run_id="run", address=address, zone=zone)
