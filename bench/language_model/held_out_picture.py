@@ -40,5 +40,5 @@ def draw_held_out(
         ylim=(0, 1.02),
     )
     axes.grid(alpha=0.25)
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="upper left", frameon=False)
     figure.savefig(file, dpi=120)
