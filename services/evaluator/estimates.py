@@ -75,7 +75,8 @@ def _wilson(rate: float, number: float) -> tuple[float, float]:
     scale = 1 + _Z**2 / number
     centre = (rate + _Z**2 / (2 * number)) / scale
     margin = _Z / scale * math.sqrt(rate * (1 - rate) / number + _Z**2 / (4 * number**2))
-    return max(centre - margin, 0.0), min(centre + margin, 1.0)
+    # Where all rewards are equal, a bound is the rate itself, but for rounding.
+    return min(max(centre - margin, 0.0), rate), max(min(centre + margin, 1.0), rate)
 
 
 def _t_quantile(freedom: int) -> float:

@@ -8,6 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import grpc.aio
 from seamflow.common.v1 import tokens_pb2
@@ -28,7 +29,9 @@ __all__ = ["EvaluationFailed", "PinnedRollouts", "cancel"]
 _POLL_SECONDS = 0.5
 _MAX_ATTEMPTS = 11
 """Of a sample, before its task becomes a dead letter."""
-_CANCEL_BATCH = 1000
+_CANCEL_BATCH = _SEARCH_BATCH = 1000
+_States = Mapping[str, trajectory_pb2.RolloutState.ValueType]
+"""By rollout."""
 
 
 class EvaluationFailed(Exception):  # noqa: N818 -- names the event
@@ -127,9 +130,7 @@ class PinnedRollouts:
 
     async def _collect(self) -> int:
         """Take the finished rollouts; returns how many."""
-        found = await asyncio.gather(*(self._read(sample) for sample in self._open))
-        pairs = list(zip(self._open, found, strict=True))
-        self._num_started = sum(trajectory is not None for trajectory in found)
+        pairs = await self._read_closed()
         done = [(sample, trajectory) for sample, trajectory in pairs if _is_done(trajectory)]
         self._open = [sample for sample, trajectory in pairs if not _is_done(trajectory)]
         for sample, trajectory in done:
@@ -146,6 +147,37 @@ class PinnedRollouts:
             if trajectory is not None and _is_replaced(trajectory):
                 self._next_attempt(sample, trajectory)
         return len(done)
+
+    async def _read_closed(self) -> list[tuple[_Sample, trajectory_pb2.Trajectory | None]]:
+        """The open samples, with the rollouts of those that have closed; counts the started."""
+        states = await self._states()
+        closed = [each for each in self._open if states is None or _is_closed(states, each)]
+        read = await asyncio.gather(*(self._read(sample) for sample in closed))
+        found = {each.rollout_id: each for each in read if each is not None}
+        self._num_started = len(found if states is None else states)
+        return [(sample, found.get(sample.rollout_id)) for sample in self._open]
+
+    async def _states(self) -> _States | None:
+        """Of the open rollouts that have started; None: the manager's release cannot tell."""
+        states: dict[str, trajectory_pb2.RolloutState.ValueType] = {}
+        for start in range(0, len(self._open), _SEARCH_BATCH):
+            names = [each.rollout_id for each in self._open[start : start + _SEARCH_BATCH]]
+            request = pb.SearchRolloutsRequest(
+                run_id=self.services.run_id, rollout_ids=names, page_size=_SEARCH_BATCH
+            )
+            answer = await retrying(partial(self._search, request))
+            if answer is None:
+                return None
+            states |= {each.rollout_id: each.state for each in answer.rollouts}
+        return states
+
+    async def _search(self, request: pb.SearchRolloutsRequest) -> pb.SearchRolloutsResponse | None:
+        try:
+            return await self.services.trajectories.SearchRollouts(request)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return None
+            raise
 
     async def _read(self, sample: _Sample) -> trajectory_pb2.Trajectory | None:
         request = pb.GetTrajectoryRequest(run_id=self.services.run_id, rollout_id=sample.rollout_id)
@@ -200,6 +232,11 @@ async def cancel(services: Clients, task_ids: set[str]) -> None:
         )
         with suppress(SeamflowError, grpc.aio.AioRpcError):
             await services.tasks.CancelTasks(request, timeout=10.0)
+
+
+def _is_closed(states: _States, sample: _Sample) -> bool:
+    running = trajectory_pb2.ROLLOUT_STATE_RUNNING
+    return states.get(sample.rollout_id, running) != running
 
 
 def _is_done(trajectory: trajectory_pb2.Trajectory | None) -> bool:

@@ -62,8 +62,9 @@ def _draw_evaluations(axes: Any, evaluations: Sequence[EvaluationLine]) -> None:
         return
     means = [line.mean or 0.0 for line in shown]
     intervals = [line.interval or (mean, mean) for line, mean in zip(shown, means, strict=True)]
-    below = [mean - low for mean, (low, _) in zip(means, intervals, strict=True)]
-    above = [high - mean for mean, (_, high) in zip(means, intervals, strict=True)]
+    # Files of before may hold bounds that rounding has put on the other side of their mean.
+    below = [max(mean - low, 0.0) for mean, (low, _) in zip(means, intervals, strict=True)]
+    above = [max(high - mean, 0.0) for mean, (_, high) in zip(means, intervals, strict=True)]
     axes.errorbar(
         [line.step for line in shown],
         means,

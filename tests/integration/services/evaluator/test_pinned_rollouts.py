@@ -45,9 +45,22 @@ async def client() -> AsyncIterator[Client]:
         yield found
 
 
+class OlderManager:
+    """A manager of a release that cannot search."""
+
+    def __init__(self, stub: Any) -> None:
+        self.GetTrajectory = stub.GetTrajectory
+
+    async def SearchRollouts(self, request: Any) -> Any:
+        """Refused."""
+        nothing = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNIMPLEMENTED, nothing, nothing)
+
+
 def rollouts(client: Client, **fields: Any) -> PinnedRollouts:
     """An evaluation of version 3."""
-    stubs = SimpleNamespace(run_id="run", tasks=client.tasks, trajectories=client.trajectories)
+    trajectories = fields.pop("trajectories", client.trajectories)
+    stubs = SimpleNamespace(run_id="run", tasks=client.tasks, trajectories=trajectories)
     given = {"samples": 2, "concurrency": 4, "metric": "reward", **fields}
     return PinnedRollouts(
         services=cast(Clients, stubs), tasks=TASKS, label="step-1", weight_version=3, **given
@@ -71,8 +84,9 @@ async def evaluated(
     return found
 
 
-async def test_every_rollout_counts_once(client: Client) -> None:
-    """A failed one is replaced; the policy's own failure is worth 0."""
+@pytest.mark.parametrize("is_older", [False, True])
+async def test_every_rollout_counts_once(client: Client, is_older: bool) -> None:
+    """A failed one is replaced; the policy's own failure is worth 0. Any manager tells of all."""
     failed: list[str] = []
 
     async def finish(rollout_id: str) -> None:
@@ -91,7 +105,8 @@ async def test_every_rollout_counts_once(client: Client) -> None:
         else:
             await client.finish(rollout_id, 1.0)
 
-    found = await evaluated(client, finish)
+    manager = OlderManager(client.trajectories) if is_older else client.trajectories
+    found = await evaluated(client, finish, trajectories=manager)
     assert found.rewards == {"a": [1.0, 1.0], "b": [1.0, 1.0], "c": [0.0, 0.0]}
     assert failed
 

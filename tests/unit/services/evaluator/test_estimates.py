@@ -63,3 +63,12 @@ def test_extreme_rewards_have_an_interval_of_their_own() -> None:
     assert high == 1.0
     assert estimates.confidence_interval({"a": [1.0, 0.0]}) is None
     assert estimates.mean({"a": [1.0, 0.0], "b": [1.0]}) == statistics.fmean([0.5, 1.0])
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_the_interval_holds_the_mean_also_where_all_rewards_are_equal(reward: float) -> None:
+    """To the last bit: it is drawn as distances from the mean, which must not be negative."""
+    for number in range(2, 300):
+        rewards = {str(task): [reward] * (1 + task % 3) for task in range(number)}
+        low, high = estimates.confidence_interval(rewards) or (1.0, 0.0)
+        assert low <= estimates.mean(rewards) <= high
