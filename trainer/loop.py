@@ -14,6 +14,7 @@ from services.chassis.rpc import tracing
 from trainer.background.async_checkpointer import AsyncCheckpointer
 from trainer.background.async_publisher import AsyncPublisher
 from trainer.background.background_task import run_with_background
+from trainer.background.sample_recorder import SampleRecorder
 from trainer.batch.accepted_samples import AcceptedSamples
 from trainer.batch.batch_source import BatchSource
 from trainer.checkpoint.resume import changed_settings, take_over
@@ -72,6 +73,7 @@ class Trainer:
         self._checkpointer = AsyncCheckpointer(config, ranks, samples)
         self._publisher = AsyncPublisher(config, publisher, samples, self._snapshot)
         self._metrics = MetricsFile(config.tracking.metrics_file)
+        self._recorder = SampleRecorder(config, ranks, samples)
         self._trackers = trackers
         self._sample_table = SampleTable(config, trackers)
 
@@ -106,6 +108,7 @@ class Trainer:
                 await self._step(record)
             self._report(record)
         await self.save_checkpoint()  # unless it is there
+        await self._recorder.finish()
         self.progress.finished = True
         await self._nodes.release()
         if self._config.end_run:
@@ -122,13 +125,21 @@ class Trainer:
             async with self._device.use(self._nodes.acquire):
                 await self._steps.accumulate(chunk, record)
                 if chunk.last:
-                    await self._steps.optimize(record)
+                    await self._optimize(record)
                     await self._steps.on_those_left(
                         lambda: self._checkpointer.save_if_due(
                             record, self.weight_version, last=self._is_last(record)
                         )
                     )
         await self._publisher.publish_if_due(record, last=self._is_last(record))
+
+    async def _optimize(self, record: StepRecord) -> None:
+        """Update the weights, and begin to record what the step trained on."""
+        records = self._recorder.is_ready
+        await self._steps.optimize(record, sends_rows=records)
+        sequences = record.take_sequences()
+        if records:
+            self._recorder.start(record.step, record.base_weight_version, sequences)
 
     def finish(self) -> int:
         """Make the step in progress the last one; returns its number."""

@@ -56,8 +56,14 @@ async def build(config: TrajectoryManagerConfig) -> AsyncIterator[Service]:
 def service(config: TrajectoryManagerConfig, store: Store) -> Service:
     """The five gRPC services and the sweeper on `store`; any number of them may share it."""
     metrics = Metrics()
-    rollouts = Rollouts(store, metrics)
-    sweeps = Sweeper(store, rollouts, metrics, config.unleased_rollout_seconds)
+    rollouts = Rollouts(store, metrics, keeps_rows=config.max_indexed_rollouts > 0)
+    sweeps = Sweeper(
+        store,
+        rollouts,
+        metrics,
+        config.unleased_rollout_seconds,
+        max_indexed=config.max_indexed_rollouts,
+    )
     waiting = LongPoll(store.runs)
 
     draining = asyncio.Event()
@@ -74,7 +80,13 @@ def service(config: TrajectoryManagerConfig, store: Store) -> Service:
         waiting.drain()
 
     inflight = store_budget(config.max_inflight_bytes)
-    trajectories = TrajectoryServicer(store, rollouts, inflight, config.max_turn_tokens)
+    trajectories = TrajectoryServicer(
+        store,
+        rollouts,
+        inflight,
+        config.max_turn_tokens,
+        keeps_rows=config.max_indexed_rollouts > 0,
+    )
     tasks = TaskServicer(store, rollouts, waiting, metrics, config.max_queued_tasks)
     return Service(
         servicers=[

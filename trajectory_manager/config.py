@@ -34,6 +34,9 @@ class TrajectoryManagerConfig(ServerConfig):
     """Tokens that one turn may append."""
     max_inflight_bytes: int = Field(32 << 20, gt=0)
     """Bytes of tokens that may wait for a slow store; appends beyond are refused for a while."""
+    max_indexed_rollouts: int = Field(100_000, ge=0)
+    """Rollouts of a run, the newest, that SearchRollouts finds by an index: about 200 bytes of the
+    store for each. 0: no index, a search reads the header of each rollout."""
     sweep_seconds: float = Field(1.0, gt=0)
     """Time between two sweeps for expired leases and unsettled rollouts; of runs in which nothing
     happens up to 16 times as long."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from enum import StrEnum
@@ -37,6 +38,7 @@ from services.chassis import metrics
 from services.chassis.errors import Reason, ServiceError, failed_precondition
 from services.chassis.log import get_logger
 from services.chassis.rpc import tracing
+from services.chassis.steady_clock import SteadyClock
 
 __all__ = ["RolloutServer", "State"]
 
@@ -67,6 +69,7 @@ class State(StrEnum):
     """Stopping; turns are interrupted."""
 
 
+_KEPT_LOADS = 64
 _WITHOUT_WEIGHTS = (State.RELEASED, State.DRAINING)
 
 
@@ -107,6 +110,9 @@ class RolloutServer:
         self._lock = asyncio.Lock()
         self.hold = WeightHold()
         """The version that is kept though newer ones are committed."""
+        self.loaded_versions: deque[tuple[int, float]] = deque(maxlen=_KEPT_LOADS)
+        """Versions that were loaded, and when in Unix seconds; oldest first."""
+        self._clock = SteadyClock()
         self._log = get_logger()
 
     @property
@@ -320,6 +326,7 @@ class RolloutServer:
     def _loaded(self, weight_version: int) -> None:
         _UPDATES.inc()
         _VERSION.set(weight_version)
+        self.loaded_versions.append((weight_version, self._clock()))
         self._require_cache().prune(loaded=weight_version)
         self._log.info("weights_loaded", weight_version=weight_version)
 

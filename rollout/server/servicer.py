@@ -178,7 +178,14 @@ class RolloutServerServicer(RolloutServerServiceServicer):
             tokens_per_second=load.tokens_per_second,
             engine=engine.info.name,
             features=sorted(_FEATURES | engine.info.features),
+            loaded_versions=[_loaded(*each) for each in self._server.loaded_versions],
         )
+
+
+def _loaded(weight_version: int, seconds: float) -> pb.LoadedVersion:
+    message = pb.LoadedVersion(weight_version=weight_version)
+    message.load_time.FromMicroseconds(round(seconds * 1e6))
+    return message
 
 
 def _prefix(packed: bytes) -> list[int]:

@@ -103,6 +103,9 @@ class LossTerms:
     """Sum of weight times token loss; backward starts here."""
     sums: Mapping[str, torch.Tensor]
     """Sums to report as means over tokens, by metric name."""
+    advantages_BT: torch.Tensor | None = None
+    """Advantage that each trainable token was weighed with, without gradient, for people; None:
+    there is none."""
 
 
 class Algorithm(Protocol):

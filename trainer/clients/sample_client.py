@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import grpc.aio
 from seamflow.durations import seconds_of, to_duration
 from seamflow.errors import NotFoundError, PreconditionError
+from seamflow.retry import retrying
 from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import run_service_pb2 as run_pb2
 from seamflow.trajectory.v1 import run_service_pb2_grpc as run_grpc
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 from seamflow.trajectory.v1 import sample_service_pb2_grpc as sample_grpc
+from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
@@ -25,6 +27,7 @@ __all__ = ["SampleClient"]
 
 _PAGE_BYTES = 1 << 20
 _MAX_MESSAGE = 2048
+_MAX_SAMPLES = 256
 _LEASE_POLL_SECONDS = 5.0
 """Shorter: during a lease poll the gang holds nodes that could be lent."""
 _MARGIN_SECONDS = 15.0
@@ -222,6 +225,24 @@ class SampleClient:
         if response.open:  # later steps went back to the queue
             self._pending = frozenset(each for each in self._pending if each < step)
 
+    async def record_trained(
+        self, step: int, samples: Sequence[trajectory_pb2.TrainedSample], num_kept_steps: int
+    ) -> None:
+        """Record for people what `step` trained on; the newest `num_kept_steps` are kept.
+
+        Raises:
+            SeamflowError: the manager refused it.
+        """
+        for page in _pages(samples):
+            request = sample_pb2.RecordTrainedSamplesRequest(
+                run_id=self._run_id,
+                epoch=self.epoch,
+                step=step,
+                samples=page,
+                num_kept_steps=num_kept_steps,
+            )
+            await retrying(lambda request=request: self._stub.RecordTrainedSamples(request))  # type: ignore[misc]
+
     async def commit(self, step: int) -> None:
         """Commit `step` and all before it: a durable checkpoint covers them."""
         request = sample_pb2.CommitStepRequest(run_id=self._run_id, epoch=self.epoch, step=step)
@@ -255,3 +276,18 @@ class SampleClient:
                 get_logger().warning("lease_lost", step=step, error=str(error))
             return float("inf")
         return seconds_of(response.remaining)
+
+
+def _pages(
+    samples: Sequence[trajectory_pb2.TrainedSample],
+) -> Iterator[list[trajectory_pb2.TrainedSample]]:
+    """The samples in messages of bounded size."""
+    page, num_bytes = list[trajectory_pb2.TrainedSample](), 0
+    for sample in samples:
+        page.append(sample)
+        num_bytes += sample.ByteSize()
+        if num_bytes >= _PAGE_BYTES or len(page) == _MAX_SAMPLES:
+            yield page
+            page, num_bytes = [], 0
+    if page:
+        yield page

@@ -153,3 +153,8 @@ class TrackingConfig(Settings):
     """Samples of such a table."""
     samples_file: Path | None = None
     """JSON lines, one per sample of those tables."""
+    recorded_steps: int = Field(20, ge=0)
+    """Newest steps of which the trajectory manager keeps what was trained on: of each sample its
+    reward, advantage, ratio and staleness, of each trained token the difference of its log-probs
+    and its advantage, in 2 to 4 bytes. Recorded beside training; a step that ends while the one
+    before is recorded is left out. 0: nothing is recorded."""

@@ -50,6 +50,8 @@ class MicroBatch:
     """Number of each row's rollout; for comparison only."""
     groups_B: NDArray[np.int64]
     """Number of each row's group."""
+    sequences_B: NDArray[np.int64]
+    """Number of each row's sequence in the step; -1: it is none of the step."""
     advantages_B: NDArray[np.float64]
     """Advantage of each row's rollout."""
     weights_B: NDArray[np.float64]
@@ -75,6 +77,7 @@ def plan_micro_batches(
     whole_groups: bool = False,
     at_least: int = 1,
     cost: RowCost = LINEAR,
+    numbers: Sequence[int] | None = None,
 ) -> tuple[tuple[MicroBatch, ...], ...]:
     """Split a step into micro-batches, the same number for every rank.
 
@@ -92,11 +95,12 @@ def plan_micro_batches(
         whole_groups: never split a group.
         at_least: micro-batches of a rank, if it has as many sequences and computes without padding.
         cost: of rows in the model.
+        numbers: of the sequences in the step; None: in order from 0.
 
     Returns:
         The micro-batches of each rank.
     """
-    numbering = _Numbering(sequences)
+    numbering = _Numbering(sequences, range(len(sequences)) if numbers is None else numbers)
     plan = (plan_packed if packed else plan_padded)(
         _planned(sequences, numbering, packed),
         cost,
@@ -114,9 +118,10 @@ def plan_micro_batches(
 
 
 class _Numbering:
-    """Numbers of rollouts and groups, in order of first occurrence."""
+    """Numbers of rollouts and groups, in order of first occurrence, and those of sequences."""
 
-    def __init__(self, sequences: Sequence[TokenSequence]) -> None:
+    def __init__(self, sequences: Sequence[TokenSequence], numbers: Sequence[int]) -> None:
+        self.sequences_N = np.array(numbers, np.int64)
         self.rollouts_N = _numbered([item.rollout_id for item in sequences])
         self.groups_N = _numbered([item.group_id for item in sequences])
 
@@ -163,6 +168,7 @@ def _stack(
         lengths_B=np.array([len(member.token_ids_T) for member in members], np.int64),
         rollouts_B=numbering.rollouts_N[kept],
         groups_B=numbering.groups_N[kept],
+        sequences_B=numbering.sequences_N[kept],
         advantages_B=advantages.advantages_N[kept],
         weights_B=advantages.weights_N[kept],
         bootstrap_B=advantages.bootstrap_N[kept],
@@ -220,6 +226,7 @@ def weightless() -> MicroBatch:
         lengths_B=np.array([2]),
         rollouts_B=np.zeros(1, np.int64),
         groups_B=np.zeros(1, np.int64),
+        sequences_B=np.full(1, -1, np.int64),
         advantages_B=np.zeros(1, np.float64),
         weights_B=np.zeros(1, np.float64),
         bootstrap_B=np.zeros(1, np.bool_),

@@ -51,7 +51,8 @@ def from_columns(columns: Mapping[str, NDArray[Any]]) -> tuple[MicroBatch, ...]:
     lengths_of = _split(columns["lengths_B"], rows, _LIKE["lengths_B"])
     tokens = np.array([each.sum() for each in lengths_of])
     split = {
-        name: _split(columns[name], tokens if name.endswith("_BT") else rows, like)
+        # A dump of an earlier release may lack a field.
+        name: _split(columns.get(name, like), tokens if name.endswith("_BT") else rows, like)
         for name, like in _LIKE.items()
     }
     return tuple(

@@ -148,9 +148,11 @@ class PolicyLoss(HiddenStates[ModelInput]):
         )
         batch, loss = self._loss.batches[micro_batch], self._loss
         proximal = loss.proximal.get(micro_batch)
-        value, sums = policy_loss(loss.algorithm, batch, predicted, loss.weight_version, proximal)
+        value, sums, rows = policy_loss(
+            loss.algorithm, batch, predicted, loss.weight_version, proximal
+        )
         value.backward()  # type: ignore[no-untyped-call]
-        loss.totals.add(sums)
+        loss.totals.add(sums, rows)
         return None if leaf is None else leaf.grad
 
 
@@ -179,7 +181,7 @@ class CriticLoss(HiddenStates[ModelInput]):
         recorded_BT = torch.from_numpy(batch.behaviour_logprobs_BT[:, 1:]).to(values_BT)
         predicted = Predicted(logprobs_BT=recorded_BT, values_BT=values_BT, num_tokens=0)
         proximal = loss.proximal.get(micro_batch)
-        value, _ = policy_loss(loss.algorithm, batch, predicted, loss.weight_version, proximal)
+        value, *_ = policy_loss(loss.algorithm, batch, predicted, loss.weight_version, proximal)
         value.backward()  # type: ignore[no-untyped-call]
         return None if leaf is None else leaf.grad
 

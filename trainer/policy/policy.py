@@ -19,6 +19,7 @@ from trainer.policy.backend import Backend, Predictions
 from trainer.policy.learning_rate import learning_rate
 from trainer.policy.optimizer import Optimizer
 from trainer.policy.totals import Totals
+from trainer.policy.trained_rows import TrainedRows
 
 __all__ = ["NonFiniteError", "Policy"]
 
@@ -39,7 +40,9 @@ class Policy:
         self._config = config
         self._optimizer = Optimizer(backend.parameters, config)
         self._prefixes = ("", CRITIC) if config.critic == "model" else ("",)
-        self._totals = Totals()
+        self._totals = self._new_totals()
+        self._rows: list[TrainedRows] = []
+        """What the updates of the step trained on."""
         self._measures: tuple[Totals, dict[str, float]] | None = None
         """Of the gradient to update with."""
         self._predicted: dict[int, tuple[Predict, Predictions]] = {}
@@ -117,8 +120,14 @@ class Policy:
             metrics[_metric(prefix, "grad_scale")] = scale
             self._optimizer.scale_gradients(prefix, scale / totals.denominator)
         self._optimizer.update(metrics["learning_rate"])
+        self._rows += totals.rows
         self.backend.weights_changed()
         return metrics
+
+    def take_rows(self) -> list[TrainedRows]:
+        """What the updates since the last call trained on."""
+        rows, self._rows = self._rows, []
+        return rows
 
     def discard(self) -> dict[str, float]:
         """Forget the gradient; its loss and norms, which may be infinite. Collective."""
@@ -177,8 +186,11 @@ class Policy:
         return replace(command, micro_batches=predict.micro_batches), predictions
 
     def _take_totals(self) -> Totals:
-        totals, self._totals = self._totals, Totals()
+        totals, self._totals = self._totals, self._new_totals()
         return totals
+
+    def _new_totals(self) -> Totals:
+        return Totals(keeps_rows=self._config.tracking.recorded_steps > 0)
 
     def _measured(self, totals: Totals) -> dict[str, float]:
         """Loss and means, and the gradient norm of each model. Collective."""

@@ -11,6 +11,7 @@ import torch
 from trainer.algorithms.base import Algorithm, PolicyTokens
 from trainer.data.micro_batch import MicroBatch
 from trainer.policy.forward import Predicted
+from trainer.policy.trained_rows import TrainedRows, trained_rows
 
 __all__ = ["policy_loss"]
 
@@ -21,8 +22,8 @@ def policy_loss(
     predicted: Predicted,
     weight_version: int,
     proximal: Predicted | None = None,
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The loss, from which backward starts, and the sums to report.
+) -> tuple[torch.Tensor, dict[str, torch.Tensor], TrainedRows]:
+    """The loss, from which backward starts, the sums to report, and what was trained on.
 
     Args:
         algorithm: computes it.
@@ -31,18 +32,20 @@ def policy_loss(
         weight_version: base version of the step.
         proximal: the same under the weights at the start of the step; None: it has one update.
     """
-    terms = algorithm.loss(_tokens(batch, predicted, weight_version, proximal))
+    tokens = _tokens(batch, predicted, weight_version, proximal)
+    terms = algorithm.loss(tokens)
     device = terms.loss.device
     computed = {
         "sequence_tokens": torch.tensor(batch.lengths_B.sum(), device=device),
         "computed_tokens": torch.tensor(predicted.num_tokens, device=device),
     }
-    return terms.loss, {
+    sums = {
         "loss": terms.loss.detach(),
         **computed,
         **_entropy(batch, predicted),
         **terms.sums,
     }
+    return terms.loss, sums, trained_rows(batch, tokens, terms)
 
 
 def _entropy(batch: MicroBatch, predicted: Predicted) -> dict[str, torch.Tensor]:

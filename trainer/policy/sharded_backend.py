@@ -30,6 +30,7 @@ from trainer.policy.backend import Predictions
 from trainer.policy.forward import Predicted, forward
 from trainer.policy.policy_loss import policy_loss
 from trainer.policy.totals import Totals
+from trainer.policy.trained_rows import TrainedRows
 from trainer.publish.bucket_plan import Source, source_of
 
 __all__ = ["ShardedBackend"]
@@ -71,7 +72,7 @@ class ShardedBackend:
         """Add the gradient of a chunk's loss, before division by the denominator. Collective."""
         before = proximal.get(_ALL, {})
         for number, batch in enumerate(command.micro_batches):
-            totals.add(self._backward(batch, command.weight_version, before.get(number)))
+            totals.add(*self._backward(batch, command.weight_version, before.get(number)))
         return {}
 
     @torch.no_grad()
@@ -167,15 +168,15 @@ class ShardedBackend:
 
     def _backward(
         self, batch: MicroBatch, weight_version: int, proximal: Predicted | None
-    ) -> dict[str, torch.Tensor]:
+    ) -> tuple[dict[str, torch.Tensor], TrainedRows | None]:
         predicted = self._predicted(batch)
-        loss, sums = policy_loss(self._algorithm, batch, predicted, weight_version, proximal)
+        loss, sums, rows = policy_loss(self._algorithm, batch, predicted, weight_version, proximal)
         # FSDP averages gradients over the ranks; the loss is a sum over them. Ranks of a context
         # group have the same loss, and the gradient of their own tokens.
         (loss * dist.get_world_size()).backward()  # type: ignore[no-untyped-call]
         if self._context is None or self._context.number == 0:
-            return sums
-        return {name: torch.zeros_like(value) for name, value in sums.items()}
+            return sums, rows
+        return {name: torch.zeros_like(value) for name, value in sums.items()}, None
 
 
 def _named(models: Models) -> Iterator[tuple[str, nn.Parameter]]:

@@ -7,21 +7,29 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
+from trainer.policy.trained_rows import TrainedRows
+
 __all__ = ["Totals"]
 
 
 class Totals:
     """Of this rank's micro-batches."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_rows: bool = False) -> None:
+        """`keeps_rows`: whether `rows` are wanted."""
+        self._keeps_rows = keeps_rows
+        self.rows: list[TrainedRows] = []
+        """What was trained on."""
         self.num_tokens = 0
         """Trainable tokens, over all ranks."""
         self.denominator = 0.0
         """Of the step's loss, over all ranks."""
         self._sums: dict[str, torch.Tensor] = {}
 
-    def add(self, sums: Mapping[str, torch.Tensor]) -> None:
-        """Add the sums of a micro-batch on this rank."""
+    def add(self, sums: Mapping[str, torch.Tensor], rows: TrainedRows | None = None) -> None:
+        """Add the sums of a micro-batch on this rank, and its rows."""
+        if self._keeps_rows and rows is not None:
+            self.rows.append(rows)
         for name, value in sums.items():
             wide = value.double()
             self._sums[name] = self._sums[name] + wide if name in self._sums else wide

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass, fields
-from typing import get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -46,6 +46,9 @@ class Optimize:
 
     step: int
     """Number of the step, from 1."""
+    rows: Literal["keep", "send", "drop"] = "drop"
+    """What to do with the values of trained tokens: keep them for a later update of the step, send
+    those of all its updates to rank 0, or neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,12 @@ from trainer.checkpoint import checkpoint_files
 from trainer.config import TrainerConfig
 from trainer.model.context_ranks import check_ranks
 from trainer.object_path import Folder
+from trainer.policy.trained_rows import TokenValues
 from trainer.publish.snapshot_weights import SnapshotLostError, SnapshotWeights
 from trainer.ranks.command_channel import Rank0, RankLostError
 from trainer.ranks.commands import Command, Exit, Save, TakeSnapshot, WriteBuckets, Written
 from trainer.ranks.process_group import join
+from trainer.ranks.row_messages import RowReceiver
 from trainer.ranks.worker import Worker
 
 __all__ = ["RankGroup", "RankLostError"]
@@ -33,6 +35,7 @@ class RankGroup:
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="ranks")
         self._rank0: Rank0 | None = None
+        self._rows: RowReceiver | None = None
         self._savers: dict[Folder, tuple[str, ...]] = {}  # of each folder that is being written
 
     async def start(self, config: TrainerConfig) -> None:
@@ -146,6 +149,16 @@ class RankGroup:
                 raise SnapshotLostError("a rank was lost since the weights were copied")
 
         return SnapshotWeights(rank0.worker.bucket_plan, rank0.store, give, is_lost)
+
+    async def trained_rows(self, step: int, seconds: float) -> dict[int, TokenValues]:
+        """What the ranks send after `Optimize` with rows, by number of a sequence in the step.
+
+        Waits for them for at most `seconds`; other commands may run. Call it once for each such
+        step, one after the other.
+        """
+        if self._rows is None:
+            self._rows = RowReceiver(self._started().store)
+        return await asyncio.to_thread(self._rows.receive, step, seconds)
 
     async def stop(self) -> None:
         """End all ranks, after the command in progress."""

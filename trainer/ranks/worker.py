@@ -41,6 +41,7 @@ from trainer.ranks.commands import (
     Written,
 )
 from trainer.ranks.offload import DeviceState
+from trainer.ranks.row_messages import RowSender
 from trainer.ranks.state_transfer import transfer
 
 __all__ = ["Worker"]
@@ -75,6 +76,7 @@ class Worker:
         self._published_copy = HostCopy(copy_stream(config.device))
         self._bucket_plan: BucketPlan | None = None
         self._bucket_writer = _bucket_writer(config, store or HashStore())
+        self._row_sender = RowSender(store or HashStore())
 
     @property
     def bucket_plan(self) -> BucketPlan:
@@ -121,8 +123,10 @@ class Worker:
                 self._policy.predict(command)
             case Measure(step=step):
                 self._policy.measure(step)
-            case Optimize(step=step):
-                return self._policy.optimize(step)
+            case Optimize(step=step, rows=rows):
+                metrics = self._policy.optimize(step)
+                self._hand_over(step, rows)
+                return metrics
             case Discard():
                 return self._policy.discard()
             case Save(folder=folder):
@@ -144,8 +148,15 @@ class Worker:
                 self._device_state.restore()
             case Exit():
                 self._bucket_writer.close()
+                self._row_sender.close()
                 dist.destroy_process_group()
         return {}
+
+    def _hand_over(self, step: int, rows: str) -> None:
+        """Do with the values of trained tokens as rank 0 asks."""
+        taken = [] if rows == "keep" else self._policy.take_rows()
+        if rows == "send":
+            self._row_sender.start(step, taken)
 
     def _take_over(self, form: Form) -> None:
         """Load the models on the new group, and the state that its members hold."""

@@ -59,6 +59,7 @@ class ChunkCommands:
         sequences: Sequence[TokenSequence],
         weight_version: int,
         shuffle: np.random.Generator | None = None,
+        first_number: int = 0,
     ) -> list[Accumulate]:
         """The commands, in rank order.
 
@@ -66,9 +67,11 @@ class ChunkCommands:
             sequences: of the chunk.
             weight_version: base version of the step.
             shuffle: permutes the rewards, if given.
+            first_number: of the sequences in the step.
         """
+        numbers = range(first_number, first_number + len(sequences))
         advantages = compute_advantages(sequences, self._algorithm, self._config, shuffle)
-        return self._commands(sequences, advantages, weight_version, None)
+        return self._commands(sequences, advantages, weight_version, None, numbers)
 
     def mini_batches(
         self,
@@ -93,6 +96,7 @@ class ChunkCommands:
                     self._part(sequences, whole, rows),
                     weight_version,
                     number,
+                    rows,
                 )
             )
             for number, rows in enumerate(self._dealt(sequences, order))
@@ -145,10 +149,11 @@ class ChunkCommands:
         advantages: SequenceAdvantages,
         weight_version: int,
         mini_batch: int | None,
+        numbers: Sequence[int],
     ) -> list[Accumulate]:
         if self._config.algorithm.mask_truncated:
             sequences = without_truncated(sequences)
-        shares = self._shares(sequences, advantages)
+        shares = self._shares(sequences, advantages, numbers)
         actions = (
             [()] * self.world_size
             if self._schedules is None
@@ -172,7 +177,10 @@ class ChunkCommands:
             self._schedules.report(answers)
 
     def _shares(
-        self, sequences: Sequence[TokenSequence], advantages: SequenceAdvantages
+        self,
+        sequences: Sequence[TokenSequence],
+        advantages: SequenceAdvantages,
+        numbers: Sequence[int],
     ) -> Sequence[tuple[MicroBatch, ...]]:
         """Of each rank; all ranks of a pipeline get all, and those of a context group the same."""
         pipelined = self._schedules is not None
@@ -186,6 +194,7 @@ class ChunkCommands:
             whole_groups=self._algorithm.whole_groups,
             at_least=_PER_STAGE * self.world_size if pipelined else 1,
             cost=model_cost(self._config.model),
+            numbers=numbers,
         )
         if self._schedules is None:
             # After the loss of a rank some may be in no group.

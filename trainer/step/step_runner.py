@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -118,10 +118,13 @@ class StepRunner:
         ]
         return ", ".join(bad)
 
-    async def optimize(self, record: StepRecord) -> None:
-        """Update the weights with the gradient of the step."""
+    async def optimize(self, record: StepRecord, *, sends_rows: bool = False) -> None:
+        """Update the weights with the gradient of the step.
+
+        `sends_rows`: whether the ranks send what was trained on (`RankGroup.trained_rows`).
+        """
         with record.phase("train"):
-            await self._optimize(record)
+            await self._optimize(record, "send" if sends_rows else "drop")
         metrics, self._updates = _means(self._updates), []
         self._dump.finish(record.step, self._ranks, metrics)
         algorithm = self._config.algorithm
@@ -174,14 +177,15 @@ class StepRunner:
             *numbers, last = self._update_order(record.step, len(parts))
             for number in numbers:
                 self._chunks.report(await self._ranks.do_each(parts[number].accumulate))
-                await self._optimize(record)
+                await self._optimize(record, "keep")
             await self._ranks.do_each(parts[last].accumulate)
 
-    async def _optimize(self, record: StepRecord) -> None:
+    async def _optimize(self, record: StepRecord, rows: Literal["keep", "send", "drop"]) -> None:
         if self._config.replicas > 1:
             # After it no rank needs another one to update: either all that are left do, or none.
             await self.on_those_left(lambda: self._ranks.do(Measure(step=record.step)))
-        self._updates.append((await self._ranks.do(Optimize(step=record.step)))[0])
+        answers = await self._ranks.do(Optimize(step=record.step, rows=rows))
+        self._updates.append(answers[0])
 
     def _update_order(self, step: int, num_mini_batches: int) -> list[int]:
         """Numbers of mini-batches, in another order in each epoch."""
@@ -200,6 +204,7 @@ class StepRunner:
             part.chunk.sequences,
             part.record.base_weight_version,
             self._shuffle(part),
+            part.num_before,
         )
 
     async def _mini_batches(self, part: _Part) -> list[MiniBatch]:

@@ -49,6 +49,7 @@ class StepRecord:
         self._numbers: dict[str, Any] = {"base_weight_version": base_weight_version}
         self._seconds: dict[str, float] = {}
         self._sequences: list[TokenSequence] = []
+        self._trained: list[TokenSequence] = []
         self.shown: Sequence[TokenSequence] = ()
         """Sequences for people to look at."""
         self._sample_ids: list[str] = []
@@ -105,14 +106,20 @@ class StepRecord:
     ) -> None:
         """Record the metrics of the optimizer step; `reward` names the trained reward.
 
-        Of the sequences only `num_shown` are kept, spread over the step. `compares_groups`: whether
+        Of the sequences only `num_shown` are kept, spread over the step, once `take_sequences` was
+        called. `compares_groups`: whether
         the algorithm learns from differences within groups.
         """
         self._sample_ids = [item.sample_id for item in self._sequences]
         self._numbers |= self._batch(reward, compares_groups) | dict(numbers)
         self._numbers["seconds_after_last_sample"] = time.monotonic() - self._arrival_time
         self.shown = _spread(self._sequences, num_shown)
-        self._sequences = []
+        self._trained, self._sequences = self._sequences, []
+
+    def take_sequences(self) -> Sequence[TokenSequence]:
+        """The sequences of the finished step, in the order they were added, which it forgets."""
+        trained, self._trained = self._trained, []
+        return trained
 
     def _batch(self, reward: str, compares_groups: bool) -> dict[str, float]:
         rollouts = list({item.rollout_id: item for item in self._sequences}.values())

@@ -234,8 +234,13 @@ def _finish_outcome(message: trajectory_service_pb2.RolloutFinish) -> Outcome:
     return replace(outcome, untrained_turn_ids=tuple(names))
 
 
-def trajectory_to(rollout: Rollout, turns: Sequence[TurnRecord]) -> trajectory_pb2.Trajectory:
-    """The message of a rollout; turns of which only spans were read have no tokens."""
+def trajectory_to(
+    rollout: Rollout, turns: Sequence[TurnRecord], *, with_spans: bool = False
+) -> trajectory_pb2.Trajectory:
+    """The message of a rollout.
+
+    Turns of which only spans were read have no tokens, or with `with_spans` these spans.
+    """
     outcome = rollout.outcome
     message_keys = prefix_tree.message_keys([record.turn for record in turns])
     return trajectory_pb2.Trajectory(
@@ -245,7 +250,11 @@ def trajectory_to(rollout: Rollout, turns: Sequence[TurnRecord]) -> trajectory_p
         purpose=int(rollout.purpose),  # type: ignore[arg-type]
         state=int(rollout.state),  # type: ignore[arg-type]
         turns=[
-            _turn_to(record.turn, record.tokens, message_keys[record.turn.turn_id])
+            _turn_to(
+                record.turn,
+                record.tokens if record.tokens.ids or with_spans else None,
+                message_keys[record.turn.turn_id],
+            )
             for record in turns
         ],
         rewards=_rewards_to(outcome) if rollout.state is RolloutState.FINISHED else None,
@@ -273,14 +282,14 @@ def _failure_to(outcome: Outcome) -> tokens_pb2.Failure:
     )
 
 
-def _turn_to(turn: Turn, tokens: Tokens, message_keys: Sequence[str]) -> trajectory_pb2.Turn:
+def _turn_to(turn: Turn, tokens: Tokens | None, message_keys: Sequence[str]) -> trajectory_pb2.Turn:
     begin = turn.begin
     return trajectory_pb2.Turn(
         turn_id=turn.turn_id,
         parent_turn_id=begin.parent_turn_id,
         prefix_turn_id=begin.prefix_turn_id,
         prefix_length=begin.prefix_length,
-        tokens=tokens_to(tokens) if tokens.ids else None,
+        tokens=tokens_to(tokens) if tokens and tokens.spans else None,
         finish_reason=turn.finish_reason,  # type: ignore[arg-type]
         epoch=turn.epoch,
         message_keys=message_keys,

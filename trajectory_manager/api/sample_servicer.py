@@ -14,6 +14,7 @@ from seamflow.trajectory.v1 import sample_service_pb2_grpc as pb_grpc
 from services.chassis.rpc import fields
 from trajectory_manager.api import conversion, lease_token, step_samples, validation
 from trajectory_manager.api.column_servicer import add_columns
+from trajectory_manager.api.inspection.trained_samples import list_trained, record_trained
 from trajectory_manager.model.records import RolloutState, Topic
 from trajectory_manager.model.run_counts import RunCounts
 from trajectory_manager.model.steps import StepLease
@@ -135,6 +136,18 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         )
         self._metrics.discarded("rejected", rejected.num_rejected)
         return pb.RejectGroupsResponse(num_rejected=rejected.num_rejected, open=rejected.is_open)
+
+    async def RecordTrainedSamples(
+        self, request: pb.RecordTrainedSamplesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.RecordTrainedSamplesResponse:
+        """Record what a step trained on: `api/inspection/trained_samples.py`."""
+        return await record_trained(self._store.inspection, request)
+
+    async def ListTrainedSamples(
+        self, request: pb.ListTrainedSamplesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ListTrainedSamplesResponse:
+        """Read what is recorded of a step."""
+        return await list_trained(self._store.inspection, request)
 
     async def AwaitPublish(
         self, request: pb.AwaitPublishRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -172,10 +172,12 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
     async def ListDeadLetters(
         self, request: pb.ListDeadLettersRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ListDeadLettersResponse:
-        """A page of the dead letters of a run, oldest first."""
+        """A page of the dead letters of a run."""
         run_id = validation.run_name(request.run_id)
         start, limit = validation.page(request.page_size, request.page_token)
-        letters = await self._store.runs.dead_letters(run_id, start, limit + 1)
+        letters = await self._store.runs.dead_letters(
+            run_id, start, limit + 1, newest_first=request.newest_first
+        )
         return pb.ListDeadLettersResponse(
             dead_letters=[conversion.dead_letter_to(letter) for letter in letters[:limit]],
             next_page_token=str(start + limit) if len(letters) > limit else "",

@@ -16,6 +16,8 @@ from services.chassis.rpc.request_budget import RequestBudget
 from trajectory_manager.api import conversion, validation
 from trajectory_manager.api.append_tokens import AppendTokensHandler
 from trajectory_manager.api.begin_turns import BeginTurnsHandler
+from trajectory_manager.api.inspection.read_tokens import read_tokens
+from trajectory_manager.api.inspection.search_rollouts import SearchRolloutsHandler
 from trajectory_manager.api.record_groups import RecordGroupsHandler
 from trajectory_manager.model.records import RolloutState
 from trajectory_manager.service.retention import Retention
@@ -32,15 +34,30 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
     """Serves the record of rollouts over gRPC."""
 
     def __init__(
-        self, store: Store, rollouts: Rollouts, inflight: RequestBudget, max_turn_tokens: int
+        self,
+        store: Store,
+        rollouts: Rollouts,
+        inflight: RequestBudget,
+        max_turn_tokens: int,
+        *,
+        keeps_rows: bool = True,
     ) -> None:
-        """`inflight` bounds the bytes in flight, `max_turn_tokens` the tokens one turn adds."""
+        """Of a store.
+
+        Args:
+            store: with the record.
+            rollouts: that write it.
+            inflight: bounds the bytes in flight.
+            max_turn_tokens: bounds the tokens that one turn adds.
+            keeps_rows: whether there is an index of finished rollouts.
+        """
         self._store = store
         self._rollouts = rollouts
         self._begin_turns = BeginTurnsHandler(rollouts)
         self._append_tokens = AppendTokensHandler(rollouts, inflight, max_turn_tokens)
         self._record_groups = RecordGroupsHandler(store, rollouts, inflight, max_turn_tokens)
-        self._retention = Retention(store.retention, store.runs)
+        self._search = SearchRolloutsHandler(store, keeps_rows=keeps_rows)
+        self._retention = Retention(store)
 
     async def BeginTurns(
         self, request: pb.BeginTurnsRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -82,8 +99,20 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
         run_id, rollout_id = _rollout_name(request)
         if request.credential_digest:
             await self._check_credential(run_id, rollout_id, request.credential_digest)
-        trajectory = await self._required(run_id, rollout_id)
+        trajectory = await self._required(run_id, rollout_id, with_tokens=not request.headers_only)
         return pb.GetTrajectoryResponse(trajectory=trajectory)
+
+    async def SearchRollouts(
+        self, request: pb.SearchRolloutsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.SearchRolloutsResponse:
+        """Find rollouts, newest first: `api/inspection/search_rollouts.py`."""
+        return await self._search.search(request)
+
+    async def ReadTokens(
+        self, request: pb.ReadTokensRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ReadTokensResponse:
+        """Read a part of a turn's whole sequence: `api/inspection/read_tokens.py`."""
+        return await read_tokens(self._store.tokens, request)
 
     async def ListTrajectories(
         self, request: pb.ListTrajectoriesRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -108,7 +137,7 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
         interval = validation.seconds("interval", request.interval) or _DEFAULT_WATCH_SECONDS
         last = None
         while True:
-            trajectory = await self._required(run_id, rollout_id)
+            trajectory = await self._required(run_id, rollout_id, with_tokens=True)
             if trajectory != last:
                 yield pb.WatchTrajectoryResponse(trajectory=trajectory)
             if trajectory.state != int(RolloutState.RUNNING):
@@ -123,11 +152,14 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
         if rollout.credential_digest != validation.digest("credential_digest", digest):
             raise store_error("BAD_CREDENTIAL", rollout_id)
 
-    async def _required(self, run_id: str, rollout_id: str) -> trajectory_pb2.Trajectory:
-        trajectory = await self._read(run_id, rollout_id, with_tokens=True)
-        if trajectory is None:
+    async def _required(
+        self, run_id: str, rollout_id: str, *, with_tokens: bool
+    ) -> trajectory_pb2.Trajectory:
+        spans_only = not with_tokens
+        (found,) = await self._store.tokens.read(run_id, [rollout_id], spans_only=spans_only)
+        if found is None:
             raise store_error("UNKNOWN_ROLLOUT", rollout_id)
-        return trajectory
+        return conversion.trajectory_to(*found, with_spans=True)
 
     async def _read(
         self, run_id: str, rollout_id: str, with_tokens: bool

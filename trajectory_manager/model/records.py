@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
+from trajectory_manager.model.rollout_summary import RolloutSummary
+
 
 class Purpose(IntEnum):
     """Training or evaluation."""
@@ -246,6 +248,8 @@ class RolloutResult:
     """Samples it yields, in order."""
     failure_message: str = ""
     """Why it did not finish, for people."""
+    summary: RolloutSummary | None = None
+    """Its row of the index; None: there is no index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,6 +84,17 @@ class Tokens(NamedTuple):
         return joined((self, other))
 
 
+class Cut(NamedTuple):
+    """Own tokens [start, stop) of a turn."""
+
+    turn_id: str
+    """The turn that added them."""
+    start: int
+    """The first."""
+    stop: int
+    """The one after the last; the turn may have fewer."""
+
+
 class RoutedExperts(NamedTuple):
     """Experts that a model's routers chose for consecutive tokens: see the contract."""
 

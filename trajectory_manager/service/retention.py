@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trajectory_manager.store.interface import RunStore
-from trajectory_manager.store.retention_interface import Erased, RetentionStore
+from trajectory_manager.store.interface import Store
+from trajectory_manager.store.retention_interface import Erased
 
 _SWEEP_GROUPS = 128
 
@@ -29,9 +29,10 @@ class Deleted:
 class Retention:
     """Deletes rollouts and keeps the count of a run's stored tokens."""
 
-    def __init__(self, store: RetentionStore, runs: RunStore) -> None:
-        self._store = store
-        self._runs = runs
+    def __init__(self, store: Store) -> None:
+        self._store = store.retention
+        self._runs = store.runs
+        self._inspection = store.inspection
 
     async def delete(self, run_id: str, rollout_ids: Sequence[str]) -> Deleted:
         """Delete the finished rollouts among `rollout_ids` that are not needed. Idempotent.
@@ -61,6 +62,8 @@ class Retention:
 
     async def _delete(self, run_id: str, rollout_ids: Sequence[str]) -> list[Erased]:
         erased = await self._store.delete(run_id, rollout_ids)
+        gone = zip(rollout_ids, erased, strict=True)
+        await self._inspection.forget(run_id, [name for name, one in gone if not one.running])
         num_tokens = sum(one.num_tokens for one in erased)
         if num_tokens:
             await self._runs.add_stored_tokens(run_id, -num_tokens)

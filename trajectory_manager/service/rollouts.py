@@ -36,6 +36,7 @@ from trajectory_manager.model.tokens import (
 from trajectory_manager.service import outcomes, sample_builder
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.prefix_match import Divergence, PrefixMatch, Prompt
+from trajectory_manager.service.rollout_index import summary_of
 from trajectory_manager.store import errors
 from trajectory_manager.store.interface import Store
 
@@ -77,8 +78,10 @@ class BegunTurn:
 class Rollouts:
     """Starts, continues, finishes and settles rollouts."""
 
-    def __init__(self, store: Store, metrics: Metrics) -> None:
+    def __init__(self, store: Store, metrics: Metrics, *, keeps_rows: bool = True) -> None:
+        """`keeps_rows`: whether finished rollouts get a row of the index."""
         self._store = store
+        self._keeps_rows = keeps_rows
         self._metrics = metrics
         # Tokens stored since the run's last sweep; a killed process leaves them uncounted.
         self._new_tokens = Counter[str]()
@@ -320,7 +323,11 @@ class Rollouts:
         self._active.add(run_id)
         config = await self._store.runs.config(run_id)
         facts = [
-            sample_builder.rollout_result(*pair, config.zero_variance_reward) for pair in closed
+            replace(
+                sample_builder.rollout_result(*pair, config.zero_variance_reward),
+                summary=summary_of(*pair, config) if self._keeps_rows else None,
+            )
+            for pair in closed
         ]
         for settled in await self._store.runs.settle(run_id, facts):
             if settled.effect is not Effect.IGNORED:

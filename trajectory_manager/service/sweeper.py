@@ -50,14 +50,26 @@ class Sweeper:
         metrics: Metrics,
         unleased_seconds: float = 0.0,
         clock: Callable[[], float] | None = None,
+        *,
+        max_indexed: int = 0,
     ) -> None:
-        """Rollouts without a lease fail `unleased_seconds` after their start; 0: never."""
+        """Sweeps of a store.
+
+        Args:
+            store: with the runs.
+            rollouts: settles them.
+            metrics: gets the counts of all runs.
+            unleased_seconds: after their start rollouts without a lease fail; 0: never.
+            clock: Unix seconds.
+            max_indexed: rollouts of a run that keep a row of the index; 0: there is none.
+        """
         self._store = store
         self._rollouts = rollouts
         self._metrics = metrics
-        self._retention = Retention(store.retention, store.runs)
+        self._retention = Retention(store)
         self._unleased_seconds = unleased_seconds
         self._clock = clock or SteadyClock()
+        self._max_indexed = max_indexed
         self._runs: dict[str, _Swept] = {}
         self._number = 0
         self._has_changed = True  # since the counts were published
@@ -92,6 +104,8 @@ class Sweeper:
         num_done = await self._rollouts.sweep(run_id)
         num_done += await self._retention.sweep(run_id)
         num_done += await self._end_unleased(run_id, swept)
+        if self._max_indexed:
+            await self._store.inspection.trim(run_id, self._max_indexed)
         before, swept.counts = swept.counts, await self._store.runs.run_counts(run_id)
         self._has_changed = self._has_changed or swept.counts != before
         is_idle = not num_done and swept.counts == before and not swept.counts.num_running_rollouts

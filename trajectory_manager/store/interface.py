@@ -33,6 +33,7 @@ from trajectory_manager.model.steps import LeaseAttempt, PublishWait, Reconciled
 from trajectory_manager.model.tokens import (
     Append,
     Appended,
+    Cut,
     RolloutFinish,
     Tokens,
     Turn,
@@ -40,6 +41,7 @@ from trajectory_manager.model.tokens import (
     TurnRecord,
 )
 from trajectory_manager.store.column_interface import ColumnStore
+from trajectory_manager.store.inspection_interface import InspectionStore
 from trajectory_manager.store.retention_interface import RetentionStore
 
 # Failed samples after which a group is discarded: its task is probably broken.
@@ -115,6 +117,14 @@ class TokenStore(Protocol):
 
         Raises:
             ServiceError: NOT_FOUND, of the rollout or of a turn.
+        """
+        ...
+
+    async def windows(self, run_id: str, rollout_id: str, cuts: Sequence[Cut]) -> list[Tokens]:
+        """Of each cut the stored tokens, without spans.
+
+        Raises:
+            ServiceError: NOT_FOUND (rollout).
         """
         ...
 
@@ -260,8 +270,10 @@ class RunStore(Protocol):
         """
         ...
 
-    async def dead_letters(self, run_id: str, start: int, limit: int) -> list[DeadLetter]:
-        """Groups that were discarded, oldest first, from position `start`."""
+    async def dead_letters(
+        self, run_id: str, start: int, limit: int, *, newest_first: bool = False
+    ) -> list[DeadLetter]:
+        """Groups that were discarded from position `start`, oldest first unless asked otherwise."""
         ...
 
     async def requeue(self, run_id: str, task_ids: Sequence[str]) -> int:
@@ -393,6 +405,8 @@ class Store:
     """Columns."""
     retention: RetentionStore
     """Deletion."""
+    inspection: InspectionStore
+    """What people look at."""
     durability: Durability
     """The strongest class a run may require."""
     ready: Callable[[], Awaitable[bool]]

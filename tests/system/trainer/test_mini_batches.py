@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from services.chassis.errors import ConfigError
 from tests.lib.trainer.child import Child
-from tests.lib.trainer.ranks.whole_run import greatest_difference, losses, run
+from tests.lib.trainer.ranks.whole_run import greatest_difference, losses, run, same_rows
 from tests.lib.trainer.services import Neighbours
 from tests.lib.trainer.support import JOB_CONFIG, ROUNDING, read_lines, trainer_config
 from trainer.algorithms.base import make_algorithm
@@ -65,6 +65,7 @@ def test_two_ranks_and_one_train_the_same(
     out = run(2, model, tmp_path, steps=STEPS, config={**OFTEN, "backend": backend})
     assert losses(out) == pytest.approx(losses(whole), abs=ROUNDING)
     assert greatest_difference(out, whole) < ROUNDING
+    assert same_rows(out, whole)
 
 
 def test_an_update_of_rows_that_a_rank_has_not_predicted_is_refused(

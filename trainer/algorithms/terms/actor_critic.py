@@ -93,7 +93,9 @@ class ActorCritic:
             "value_mean": (actions.of_tokens(before_BK) * tokens.loss_mask_BT).sum(),
         }
         return LossTerms(
-            loss=policy.loss + self._value_weight * errors_BK.sum(), sums={**policy.sums, **found}
+            loss=policy.loss + self._value_weight * errors_BK.sum(),
+            sums={**policy.sums, **found},
+            advantages_BT=policy.advantages_BT,
         )
 
     def _advantages(

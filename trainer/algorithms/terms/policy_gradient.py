@@ -152,7 +152,7 @@ class PolicyGradient:
         gain_BT = torch.where(mask_BT, counts_BT * surrogate_BT, zero)
         loss = self.penalty(tokens) - gain_BT.sum()
         sums = _statistics(ratios, importance, tokens) | self.penalty.statistics(tokens)
-        return LossTerms(loss=loss, sums=sums)
+        return LossTerms(loss=loss, sums=sums, advantages_BT=tokens.advantages_BT)
 
     def _decay(self, tokens: PolicyTokens, like: torch.Tensor) -> torch.Tensor:
         return torch.pow(self.staleness_decay, tokens.staleness_BT.to(like.dtype))

@@ -22,6 +22,7 @@ from trajectory_manager.store.interface import Store
 from trajectory_manager.store.redis import keys
 from trajectory_manager.store.redis.column_store import RedisColumnStore
 from trajectory_manager.store.redis.durability_watch import watched
+from trajectory_manager.store.redis.inspection_store import RedisInspectionStore
 from trajectory_manager.store.redis.ledger_store import RedisLedgerStore
 from trajectory_manager.store.redis.retention_store import RedisRetentionStore
 from trajectory_manager.store.redis.run_store import RedisRunStore
@@ -84,6 +85,7 @@ async def redis_store(
                 ledger=RedisLedgerStore(lua),
                 columns=RedisColumnStore(lua),
                 retention=RedisRetentionStore(lua),
+                inspection=RedisInspectionStore(lua),
                 durability=durability,
                 ready=ready,
             )

@@ -40,11 +40,14 @@ RUN_PARTS = (
     "committed_steps",  # hash: task_id -> its step, "task_id attempts" -> those trained or 0
     "replay",  # hash: task_id -> "step mean_reward {group}" of a group kept for replay
     "column_requests",  # sorted set: "nonce epoch" of leases of columns, by expiry in ms
+    "trained_steps",  # hash: step that is recorded -> epoch of the trainer that did it
+    "rows",  # hash: rollout_id -> row of the index, see rollout_rows.py
 )
 """The KEYS of every run script, in this order.
 
 Among the counters, "created" and "ended" are Unix seconds; a run without "ended" runs. "deleting"
-is there once the run is being deleted; then it has no config any more.
+is there once the run is being deleted; then it has no config any more. "rows_floor" is the number
+of the newest rollout that is too old for a row of the index.
 
 JSON that is made from a dataclass lacks fields at their default: see `record_json.py`.
 
@@ -107,6 +110,16 @@ def column_keys(run_id: str, rollout_id: str) -> tuple[str, str]:
 def routed_key(run_id: str, rollout_id: str) -> str:
     """Hash: "start turn_id" of routed experts -> "num_tokens num_layers num_chosen ids"."""
     return f"sf:{{{run_id}:{rollout_id}}}:routed_experts"
+
+
+def trained_steps(run_id: str) -> str:
+    """Hash of the run: the steps of which something is recorded."""
+    return run_keys(run_id)[RUN_PARTS.index("trained_steps")]
+
+
+def trained_keys(run_id: str, step: int) -> tuple[str, str]:
+    """Of a step two hashes: sample_id -> summary of what was trained, and values of its tokens."""
+    return f"sf:{{{run_id}}}:trained_samples:{step}", f"sf:{{{run_id}}}:trained_tokens:{step}"
 
 
 def deleted_keys(run_id: str, rollout_id: str) -> tuple[str, ...]:

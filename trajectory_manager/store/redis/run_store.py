@@ -36,6 +36,7 @@ from trajectory_manager.model.runs import Replay, Run, RunConfig
 from trajectory_manager.store.errors import store_error, unwrap
 from trajectory_manager.store.interface import MAX_DEAD_LETTERS, MAX_REPLACEMENTS
 from trajectory_manager.store.redis import keys, record_json
+from trajectory_manager.store.redis.rollout_rows import packed
 
 _CONFIG_SECONDS = 5.0
 _SCAN = 1000
@@ -205,7 +206,11 @@ class RedisRunStore:
 
     async def settle(self, run_id: str, results: Sequence[RolloutResult]) -> list[SettleResult]:
         """Apply the results of finished rollouts to their groups."""
-        args = [part for result in results for part in (result.rollout_id, _result_text(result))]
+        args = [
+            part
+            for result in results
+            for part in (result.rollout_id, _result_text(result), _row(result))
+        ]
         (settled,) = await self._call(
             "settle_rollouts", run_id, MAX_REPLACEMENTS, MAX_DEAD_LETTERS, *args
         )
@@ -217,9 +222,11 @@ class RedisRunStore:
             for effect, *reason in settled
         ]
 
-    async def dead_letters(self, run_id: str, start: int, limit: int) -> list[DeadLetter]:
-        """A page of dead letters, oldest first."""
-        page = await self._call("list_dead_letters", run_id, start, limit)
+    async def dead_letters(
+        self, run_id: str, start: int, limit: int, *, newest_first: bool = False
+    ) -> list[DeadLetter]:
+        """A page of dead letters, oldest first unless asked otherwise."""
+        page = await self._call("list_dead_letters", run_id, start, limit, int(newest_first))
         return [
             _dead_letter(task, letter) for task, letter in zip(page[::2], page[1::2], strict=True)
         ]
@@ -264,6 +271,10 @@ def _result_text(result: RolloutResult) -> str:
             "message": result.failure_message,
         }
     )
+
+
+def _row(result: RolloutResult) -> bytes:
+    return b"" if result.summary is None else packed(result.summary)
 
 
 def _text(number: float) -> str:

@@ -11,6 +11,7 @@ from trajectory_manager.model.records import Rollout
 from trajectory_manager.model.tokens import (
     Append,
     Appended,
+    Cut,
     RolloutFinish,
     Tokens,
     Turn,
@@ -137,6 +138,12 @@ class RedisTokenStore:
         if not turn_ids:
             return []
         return [record.tokens for record in await self._turns(run_id, rollout_id, turn_ids)]
+
+    async def windows(self, run_id: str, rollout_id: str, cuts: Sequence[Cut]) -> list[Tokens]:
+        """Of each cut the stored tokens, without spans."""
+        flat = [part for cut in cuts for part in cut]
+        (found,) = await self._call("read_tokens", run_id, rollout_id, *flat)
+        return [Tokens(ids=ids, logprobs=logprobs) for ids, logprobs in found]
 
     async def _turns(
         self, run_id: str, rollout_id: str, turn_ids: Sequence[str]

@@ -13,10 +13,11 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from seamflow.common.v1 import tokens_pb2 as seamflow_dot_common_dot_v1_dot_tokens__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n0seamflow/rollout/v1/rollout_server_service.proto\x12\x13seamflow.rollout.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fseamflow/common/v1/tokens.proto\"\xf1\x01\n\x15GenerateTokensRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nattempt_id\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x34\n\x08sampling\x18\x04 \x01(\x0b\x32\".seamflow.common.v1.SamplingParams\x12\x31\n\x0e\x63hunk_interval\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12 \n\x13routed_experts_from\x18\x06 \x01(\x05H\x00\x88\x01\x01\x42\x16\n\x14_routed_experts_from\"\xbe\x01\n\x16GenerateTokensResponse\x12\x30\n\x06tokens\x18\x01 \x01(\x0b\x32 .seamflow.common.v1.PackedTokens\x12\x37\n\rfinish_reason\x18\x02 \x01(\x0e\x32 .seamflow.common.v1.FinishReason\x12\x39\n\x0erouted_experts\x18\x03 \x01(\x0b\x32!.seamflow.common.v1.RoutedExperts\"<\n\x0cPauseRequest\x12,\n\x04mode\x18\x01 \x01(\x0e\x32\x1e.seamflow.rollout.v1.PauseMode\"\"\n\rPauseResponse\x12\x11\n\tnum_turns\x18\x01 \x01(\x05\"\x0f\n\rResumeRequest\"\x10\n\x0eResumeResponse\"o\n\x14UpdateWeightsRequest\x12\x1b\n\x0eweight_version\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\'\n\x04hold\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationB\x11\n\x0f_weight_version\"/\n\x15UpdateWeightsResponse\x12\x16\n\x0eweight_version\x18\x01 \x01(\x03\"\x16\n\x14ReleaseMemoryRequest\"*\n\x15ReleaseMemoryResponse\x12\x11\n\tnum_bytes\x18\x01 \x01(\x03\"\x16\n\x14RestoreMemoryRequest\"/\n\x15RestoreMemoryResponse\x12\x16\n\x0eweight_version\x18\x01 \x01(\x03\"\x16\n\x14GetServerInfoRequest\"\x83\x02\n\x15GetServerInfoResponse\x12\x11\n\tserver_id\x18\x01 \x01(\t\x12/\n\x05state\x18\x02 \x01(\x0e\x32 .seamflow.rollout.v1.ServerState\x12\x16\n\x0eweight_version\x18\x03 \x01(\x03\x12\x13\n\x0bnum_running\x18\x04 \x01(\x05\x12\x12\n\nnum_queued\x18\x05 \x01(\x05\x12\x13\n\x0bmax_running\x18\x06 \x01(\x05\x12\x13\n\x0bmax_context\x18\x07 \x01(\x05\x12\x19\n\x11tokens_per_second\x18\x08 \x01(\x01\x12\x0e\n\x06\x65ngine\x18\t \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\n \x03(\t*n\n\tPauseMode\x12\x1a\n\x16PAUSE_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12PAUSE_MODE_RETRACT\x10\x01\x12\x14\n\x10PAUSE_MODE_ABORT\x10\x02\x12\x17\n\x13PAUSE_MODE_IN_PLACE\x10\x03*\x94\x01\n\x0bServerState\x12\x1c\n\x18SERVER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14SERVER_STATE_SERVING\x10\x01\x12\x17\n\x13SERVER_STATE_PAUSED\x10\x02\x12\x19\n\x15SERVER_STATE_RELEASED\x10\x03\x12\x19\n\x15SERVER_STATE_DRAINING\x10\x04\x32\xc6\x05\n\x14RolloutServerService\x12k\n\x0eGenerateTokens\x12*.seamflow.rollout.v1.GenerateTokensRequest\x1a+.seamflow.rollout.v1.GenerateTokensResponse0\x01\x12N\n\x05Pause\x12!.seamflow.rollout.v1.PauseRequest\x1a\".seamflow.rollout.v1.PauseResponse\x12Q\n\x06Resume\x12\".seamflow.rollout.v1.ResumeRequest\x1a#.seamflow.rollout.v1.ResumeResponse\x12\x66\n\rUpdateWeights\x12).seamflow.rollout.v1.UpdateWeightsRequest\x1a*.seamflow.rollout.v1.UpdateWeightsResponse\x12\x66\n\rReleaseMemory\x12).seamflow.rollout.v1.ReleaseMemoryRequest\x1a*.seamflow.rollout.v1.ReleaseMemoryResponse\x12\x66\n\rRestoreMemory\x12).seamflow.rollout.v1.RestoreMemoryRequest\x1a*.seamflow.rollout.v1.RestoreMemoryResponse\x12\x66\n\rGetServerInfo\x12).seamflow.rollout.v1.GetServerInfoRequest\x1a*.seamflow.rollout.v1.GetServerInfoResponseBL\n\x13seamflow.rollout.v1P\x01Z\x1dseamflow/rollout/v1;rolloutv1\xaa\x02\x13Seamflow.Rollout.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n0seamflow/rollout/v1/rollout_server_service.proto\x12\x13seamflow.rollout.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fseamflow/common/v1/tokens.proto\"\xf1\x01\n\x15GenerateTokensRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nattempt_id\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x34\n\x08sampling\x18\x04 \x01(\x0b\x32\".seamflow.common.v1.SamplingParams\x12\x31\n\x0e\x63hunk_interval\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12 \n\x13routed_experts_from\x18\x06 \x01(\x05H\x00\x88\x01\x01\x42\x16\n\x14_routed_experts_from\"\xbe\x01\n\x16GenerateTokensResponse\x12\x30\n\x06tokens\x18\x01 \x01(\x0b\x32 .seamflow.common.v1.PackedTokens\x12\x37\n\rfinish_reason\x18\x02 \x01(\x0e\x32 .seamflow.common.v1.FinishReason\x12\x39\n\x0erouted_experts\x18\x03 \x01(\x0b\x32!.seamflow.common.v1.RoutedExperts\"<\n\x0cPauseRequest\x12,\n\x04mode\x18\x01 \x01(\x0e\x32\x1e.seamflow.rollout.v1.PauseMode\"\"\n\rPauseResponse\x12\x11\n\tnum_turns\x18\x01 \x01(\x05\"\x0f\n\rResumeRequest\"\x10\n\x0eResumeResponse\"o\n\x14UpdateWeightsRequest\x12\x1b\n\x0eweight_version\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\'\n\x04hold\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationB\x11\n\x0f_weight_version\"/\n\x15UpdateWeightsResponse\x12\x16\n\x0eweight_version\x18\x01 \x01(\x03\"\x16\n\x14ReleaseMemoryRequest\"*\n\x15ReleaseMemoryResponse\x12\x11\n\tnum_bytes\x18\x01 \x01(\x03\"\x16\n\x14RestoreMemoryRequest\"/\n\x15RestoreMemoryResponse\x12\x16\n\x0eweight_version\x18\x01 \x01(\x03\"\x16\n\x14GetServerInfoRequest\"\xc0\x02\n\x15GetServerInfoResponse\x12\x11\n\tserver_id\x18\x01 \x01(\t\x12/\n\x05state\x18\x02 \x01(\x0e\x32 .seamflow.rollout.v1.ServerState\x12\x16\n\x0eweight_version\x18\x03 \x01(\x03\x12\x13\n\x0bnum_running\x18\x04 \x01(\x05\x12\x12\n\nnum_queued\x18\x05 \x01(\x05\x12\x13\n\x0bmax_running\x18\x06 \x01(\x05\x12\x13\n\x0bmax_context\x18\x07 \x01(\x05\x12\x19\n\x11tokens_per_second\x18\x08 \x01(\x01\x12\x0e\n\x06\x65ngine\x18\t \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\n \x03(\t\x12;\n\x0floaded_versions\x18\x0b \x03(\x0b\x32\".seamflow.rollout.v1.LoadedVersion\"V\n\rLoadedVersion\x12\x16\n\x0eweight_version\x18\x01 \x01(\x03\x12-\n\tload_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*n\n\tPauseMode\x12\x1a\n\x16PAUSE_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12PAUSE_MODE_RETRACT\x10\x01\x12\x14\n\x10PAUSE_MODE_ABORT\x10\x02\x12\x17\n\x13PAUSE_MODE_IN_PLACE\x10\x03*\x94\x01\n\x0bServerState\x12\x1c\n\x18SERVER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14SERVER_STATE_SERVING\x10\x01\x12\x17\n\x13SERVER_STATE_PAUSED\x10\x02\x12\x19\n\x15SERVER_STATE_RELEASED\x10\x03\x12\x19\n\x15SERVER_STATE_DRAINING\x10\x04\x32\xc6\x05\n\x14RolloutServerService\x12k\n\x0eGenerateTokens\x12*.seamflow.rollout.v1.GenerateTokensRequest\x1a+.seamflow.rollout.v1.GenerateTokensResponse0\x01\x12N\n\x05Pause\x12!.seamflow.rollout.v1.PauseRequest\x1a\".seamflow.rollout.v1.PauseResponse\x12Q\n\x06Resume\x12\".seamflow.rollout.v1.ResumeRequest\x1a#.seamflow.rollout.v1.ResumeResponse\x12\x66\n\rUpdateWeights\x12).seamflow.rollout.v1.UpdateWeightsRequest\x1a*.seamflow.rollout.v1.UpdateWeightsResponse\x12\x66\n\rReleaseMemory\x12).seamflow.rollout.v1.ReleaseMemoryRequest\x1a*.seamflow.rollout.v1.ReleaseMemoryResponse\x12\x66\n\rRestoreMemory\x12).seamflow.rollout.v1.RestoreMemoryRequest\x1a*.seamflow.rollout.v1.RestoreMemoryResponse\x12\x66\n\rGetServerInfo\x12).seamflow.rollout.v1.GetServerInfoRequest\x1a*.seamflow.rollout.v1.GetServerInfoResponseBL\n\x13seamflow.rollout.v1P\x01Z\x1dseamflow/rollout/v1;rolloutv1\xaa\x02\x13Seamflow.Rollout.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -24,38 +25,40 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'seamflow.rollout.v1.rollout
 if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['DESCRIPTOR']._options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\023seamflow.rollout.v1P\001Z\035seamflow/rollout/v1;rolloutv1\252\002\023Seamflow.Rollout.V1'
-  _globals['_PAUSEMODE']._serialized_start=1297
-  _globals['_PAUSEMODE']._serialized_end=1407
-  _globals['_SERVERSTATE']._serialized_start=1410
-  _globals['_SERVERSTATE']._serialized_end=1558
-  _globals['_GENERATETOKENSREQUEST']._serialized_start=139
-  _globals['_GENERATETOKENSREQUEST']._serialized_end=380
-  _globals['_GENERATETOKENSRESPONSE']._serialized_start=383
-  _globals['_GENERATETOKENSRESPONSE']._serialized_end=573
-  _globals['_PAUSEREQUEST']._serialized_start=575
-  _globals['_PAUSEREQUEST']._serialized_end=635
-  _globals['_PAUSERESPONSE']._serialized_start=637
-  _globals['_PAUSERESPONSE']._serialized_end=671
-  _globals['_RESUMEREQUEST']._serialized_start=673
-  _globals['_RESUMEREQUEST']._serialized_end=688
-  _globals['_RESUMERESPONSE']._serialized_start=690
-  _globals['_RESUMERESPONSE']._serialized_end=706
-  _globals['_UPDATEWEIGHTSREQUEST']._serialized_start=708
-  _globals['_UPDATEWEIGHTSREQUEST']._serialized_end=819
-  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_start=821
-  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_end=868
-  _globals['_RELEASEMEMORYREQUEST']._serialized_start=870
-  _globals['_RELEASEMEMORYREQUEST']._serialized_end=892
-  _globals['_RELEASEMEMORYRESPONSE']._serialized_start=894
-  _globals['_RELEASEMEMORYRESPONSE']._serialized_end=936
-  _globals['_RESTOREMEMORYREQUEST']._serialized_start=938
-  _globals['_RESTOREMEMORYREQUEST']._serialized_end=960
-  _globals['_RESTOREMEMORYRESPONSE']._serialized_start=962
-  _globals['_RESTOREMEMORYRESPONSE']._serialized_end=1009
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=1011
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=1033
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=1036
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=1295
-  _globals['_ROLLOUTSERVERSERVICE']._serialized_start=1561
-  _globals['_ROLLOUTSERVERSERVICE']._serialized_end=2271
+  _globals['_PAUSEMODE']._serialized_start=1479
+  _globals['_PAUSEMODE']._serialized_end=1589
+  _globals['_SERVERSTATE']._serialized_start=1592
+  _globals['_SERVERSTATE']._serialized_end=1740
+  _globals['_GENERATETOKENSREQUEST']._serialized_start=172
+  _globals['_GENERATETOKENSREQUEST']._serialized_end=413
+  _globals['_GENERATETOKENSRESPONSE']._serialized_start=416
+  _globals['_GENERATETOKENSRESPONSE']._serialized_end=606
+  _globals['_PAUSEREQUEST']._serialized_start=608
+  _globals['_PAUSEREQUEST']._serialized_end=668
+  _globals['_PAUSERESPONSE']._serialized_start=670
+  _globals['_PAUSERESPONSE']._serialized_end=704
+  _globals['_RESUMEREQUEST']._serialized_start=706
+  _globals['_RESUMEREQUEST']._serialized_end=721
+  _globals['_RESUMERESPONSE']._serialized_start=723
+  _globals['_RESUMERESPONSE']._serialized_end=739
+  _globals['_UPDATEWEIGHTSREQUEST']._serialized_start=741
+  _globals['_UPDATEWEIGHTSREQUEST']._serialized_end=852
+  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_start=854
+  _globals['_UPDATEWEIGHTSRESPONSE']._serialized_end=901
+  _globals['_RELEASEMEMORYREQUEST']._serialized_start=903
+  _globals['_RELEASEMEMORYREQUEST']._serialized_end=925
+  _globals['_RELEASEMEMORYRESPONSE']._serialized_start=927
+  _globals['_RELEASEMEMORYRESPONSE']._serialized_end=969
+  _globals['_RESTOREMEMORYREQUEST']._serialized_start=971
+  _globals['_RESTOREMEMORYREQUEST']._serialized_end=993
+  _globals['_RESTOREMEMORYRESPONSE']._serialized_start=995
+  _globals['_RESTOREMEMORYRESPONSE']._serialized_end=1042
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=1044
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=1066
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=1069
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=1389
+  _globals['_LOADEDVERSION']._serialized_start=1391
+  _globals['_LOADEDVERSION']._serialized_end=1477
+  _globals['_ROLLOUTSERVERSERVICE']._serialized_start=1743
+  _globals['_ROLLOUTSERVERSERVICE']._serialized_end=2453
 # @@protoc_insertion_point(module_scope)

@@ -10,6 +10,7 @@ import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import google.protobuf.timestamp_pb2
 import seamflow.common.v1.tokens_pb2
 import sys
 import typing
@@ -360,6 +361,7 @@ class GetServerInfoResponse(google.protobuf.message.Message):
     TOKENS_PER_SECOND_FIELD_NUMBER: builtins.int
     ENGINE_FIELD_NUMBER: builtins.int
     FEATURES_FIELD_NUMBER: builtins.int
+    LOADED_VERSIONS_FIELD_NUMBER: builtins.int
     server_id: builtins.str
     """Unique among the run's servers; stamped on every span."""
     state: global___ServerState.ValueType
@@ -384,6 +386,10 @@ class GetServerInfoResponse(google.protobuf.message.Message):
         "release_memory", "pause_in_place", "restart" (a crashed engine is restarted), "routed_experts" (they are recorded).
         """
 
+    @property
+    def loaded_versions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LoadedVersion]:
+        """Versions that it has loaded since its process started, oldest first; at most the newest 64."""
+
     def __init__(
         self,
         *,
@@ -397,7 +403,33 @@ class GetServerInfoResponse(google.protobuf.message.Message):
         tokens_per_second: builtins.float = ...,
         engine: builtins.str = ...,
         features: collections.abc.Iterable[builtins.str] | None = ...,
+        loaded_versions: collections.abc.Iterable[global___LoadedVersion] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["engine", b"engine", "features", b"features", "max_context", b"max_context", "max_running", b"max_running", "num_queued", b"num_queued", "num_running", b"num_running", "server_id", b"server_id", "state", b"state", "tokens_per_second", b"tokens_per_second", "weight_version", b"weight_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["engine", b"engine", "features", b"features", "loaded_versions", b"loaded_versions", "max_context", b"max_context", "max_running", b"max_running", "num_queued", b"num_queued", "num_running", b"num_running", "server_id", b"server_id", "state", b"state", "tokens_per_second", b"tokens_per_second", "weight_version", b"weight_version"]) -> None: ...
 
 global___GetServerInfoResponse = GetServerInfoResponse
+
+@typing.final
+class LoadedVersion(google.protobuf.message.Message):
+    """A weight version in the engine."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WEIGHT_VERSION_FIELD_NUMBER: builtins.int
+    LOAD_TIME_FIELD_NUMBER: builtins.int
+    weight_version: builtins.int
+    """The version."""
+    @property
+    def load_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When the engine had it, by the server's clock."""
+
+    def __init__(
+        self,
+        *,
+        weight_version: builtins.int = ...,
+        load_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["load_time", b"load_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["load_time", b"load_time", "weight_version", b"weight_version"]) -> None: ...
+
+global___LoadedVersion = LoadedVersion

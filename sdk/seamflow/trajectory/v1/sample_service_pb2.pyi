@@ -583,6 +583,128 @@ class RejectGroupsResponse(google.protobuf.message.Message):
 global___RejectGroupsResponse = RejectGroupsResponse
 
 @typing.final
+class RecordTrainedSamplesRequest(google.protobuf.message.Message):
+    """Request of RecordTrainedSamples."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    SAMPLES_FIELD_NUMBER: builtins.int
+    NUM_KEPT_STEPS_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Training job."""
+    epoch: builtins.int
+    """From Reconcile."""
+    step: builtins.int
+    """Step that trained them."""
+    num_kept_steps: builtins.int
+    """What is recorded of steps before the newest this many, counted up to `step`, is forgotten; at least 1."""
+    @property
+    def samples(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.trajectory.v1.trajectory_pb2.TrainedSample]:
+        """Some of the step's samples; a sample recorded before is replaced."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        epoch: builtins.int = ...,
+        step: builtins.int = ...,
+        samples: collections.abc.Iterable[seamflow.trajectory.v1.trajectory_pb2.TrainedSample] | None = ...,
+        num_kept_steps: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "num_kept_steps", b"num_kept_steps", "run_id", b"run_id", "samples", b"samples", "step", b"step"]) -> None: ...
+
+global___RecordTrainedSamplesRequest = RecordTrainedSamplesRequest
+
+@typing.final
+class RecordTrainedSamplesResponse(google.protobuf.message.Message):
+    """Response of RecordTrainedSamples."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___RecordTrainedSamplesResponse = RecordTrainedSamplesResponse
+
+@typing.final
+class ListTrainedSamplesRequest(google.protobuf.message.Message):
+    """Request of ListTrainedSamples."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    ROLLOUT_IDS_FIELD_NUMBER: builtins.int
+    WITH_TOKENS_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Training job."""
+    step: builtins.int
+    """Step; 0: the newest that is recorded."""
+    with_tokens: builtins.bool
+    """With the values of tokens."""
+    page_size: builtins.int
+    """At most this many; 100 by default; more than 1,000 count as 1,000. With tokens a page of many tokens is shorter."""
+    page_token: builtins.str
+    """From the previous page; empty: the first."""
+    @property
+    def rollout_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Only samples of these rollouts; at most 1,000. Empty: all."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        step: builtins.int = ...,
+        rollout_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        with_tokens: builtins.bool = ...,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["page_size", b"page_size", "page_token", b"page_token", "rollout_ids", b"rollout_ids", "run_id", b"run_id", "step", b"step", "with_tokens", b"with_tokens"]) -> None: ...
+
+global___ListTrainedSamplesRequest = ListTrainedSamplesRequest
+
+@typing.final
+class ListTrainedSamplesResponse(google.protobuf.message.Message):
+    """Response of ListTrainedSamples."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SAMPLES_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    RECORDED_STEPS_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """Empty at the end."""
+    step: builtins.int
+    """The step."""
+    @property
+    def samples(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.trajectory.v1.trajectory_pb2.TrainedSample]:
+        """One page, by name; empty if nothing is recorded of the step."""
+
+    @property
+    def recorded_steps(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Steps that are recorded, oldest first."""
+
+    def __init__(
+        self,
+        *,
+        samples: collections.abc.Iterable[seamflow.trajectory.v1.trajectory_pb2.TrainedSample] | None = ...,
+        next_page_token: builtins.str = ...,
+        step: builtins.int = ...,
+        recorded_steps: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "recorded_steps", b"recorded_steps", "samples", b"samples", "step", b"step"]) -> None: ...
+
+global___ListTrainedSamplesResponse = ListTrainedSamplesResponse
+
+@typing.final
 class Readiness(google.protobuf.message.Message):
     """Groups, tasks and rollouts of a run by what they wait for."""
 

@@ -60,6 +60,16 @@ class SampleServiceStub(object):
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.RejectGroupsRequest.SerializeToString,
                 response_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.RejectGroupsResponse.FromString,
                 )
+        self.RecordTrainedSamples = channel.unary_unary(
+                '/seamflow.trajectory.v1.SampleService/RecordTrainedSamples',
+                request_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.RecordTrainedSamplesRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.RecordTrainedSamplesResponse.FromString,
+                )
+        self.ListTrainedSamples = channel.unary_unary(
+                '/seamflow.trajectory.v1.SampleService/ListTrainedSamples',
+                request_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ListTrainedSamplesRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ListTrainedSamplesResponse.FromString,
+                )
 
 
 class SampleServiceServicer(object):
@@ -138,6 +148,21 @@ class SampleServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RecordTrainedSamples(self, request, context):
+        """Records for people what a step trained on. ABORTED for an older trainer; what an older trainer recorded of the
+        step, and of later ones, is forgotten. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTrainedSamples(self, request, context):
+        """Reads what is recorded of a step.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SampleServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -185,6 +210,16 @@ def add_SampleServiceServicer_to_server(servicer, server):
                     servicer.RejectGroups,
                     request_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.RejectGroupsRequest.FromString,
                     response_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.RejectGroupsResponse.SerializeToString,
+            ),
+            'RecordTrainedSamples': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordTrainedSamples,
+                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.RecordTrainedSamplesRequest.FromString,
+                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.RecordTrainedSamplesResponse.SerializeToString,
+            ),
+            'ListTrainedSamples': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTrainedSamples,
+                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ListTrainedSamplesRequest.FromString,
+                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ListTrainedSamplesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -347,5 +382,39 @@ class SampleService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.SampleService/RejectGroups',
             seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.RejectGroupsRequest.SerializeToString,
             seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.RejectGroupsResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def RecordTrainedSamples(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.SampleService/RecordTrainedSamples',
+            seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.RecordTrainedSamplesRequest.SerializeToString,
+            seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.RecordTrainedSamplesResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ListTrainedSamples(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.SampleService/ListTrainedSamples',
+            seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ListTrainedSamplesRequest.SerializeToString,
+            seamflow_dot_trajectory_dot_v1_dot_sample__service__pb2.ListTrainedSamplesResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

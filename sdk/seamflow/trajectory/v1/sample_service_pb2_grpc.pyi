@@ -90,6 +90,20 @@ class SampleServiceStub:
     Replayed groups leave the step and the replay, without replacement. Idempotent.
     """
 
+    RecordTrainedSamples: grpc.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.sample_service_pb2.RecordTrainedSamplesRequest,
+        seamflow.trajectory.v1.sample_service_pb2.RecordTrainedSamplesResponse,
+    ]
+    """Records for people what a step trained on. ABORTED for an older trainer; what an older trainer recorded of the
+    step, and of later ones, is forgotten. Idempotent.
+    """
+
+    ListTrainedSamples: grpc.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.sample_service_pb2.ListTrainedSamplesRequest,
+        seamflow.trajectory.v1.sample_service_pb2.ListTrainedSamplesResponse,
+    ]
+    """Reads what is recorded of a step."""
+
 class SampleServiceAsyncStub:
     """Hands complete groups to the trainer: delivery at least once, effect exactly once."""
 
@@ -161,6 +175,20 @@ class SampleServiceAsyncStub:
     the step takes another group in its place: lease it again. Steps leased after it return to the queue.
     Replayed groups leave the step and the replay, without replacement. Idempotent.
     """
+
+    RecordTrainedSamples: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.sample_service_pb2.RecordTrainedSamplesRequest,
+        seamflow.trajectory.v1.sample_service_pb2.RecordTrainedSamplesResponse,
+    ]
+    """Records for people what a step trained on. ABORTED for an older trainer; what an older trainer recorded of the
+    step, and of later ones, is forgotten. Idempotent.
+    """
+
+    ListTrainedSamples: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.sample_service_pb2.ListTrainedSamplesRequest,
+        seamflow.trajectory.v1.sample_service_pb2.ListTrainedSamplesResponse,
+    ]
+    """Reads what is recorded of a step."""
 
 class SampleServiceServicer(metaclass=abc.ABCMeta):
     """Hands complete groups to the trainer: delivery at least once, effect exactly once."""
@@ -251,5 +279,23 @@ class SampleServiceServicer(metaclass=abc.ABCMeta):
         the step takes another group in its place: lease it again. Steps leased after it return to the queue.
         Replayed groups leave the step and the replay, without replacement. Idempotent.
         """
+
+    @abc.abstractmethod
+    def RecordTrainedSamples(
+        self,
+        request: seamflow.trajectory.v1.sample_service_pb2.RecordTrainedSamplesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trajectory.v1.sample_service_pb2.RecordTrainedSamplesResponse, collections.abc.Awaitable[seamflow.trajectory.v1.sample_service_pb2.RecordTrainedSamplesResponse]]:
+        """Records for people what a step trained on. ABORTED for an older trainer; what an older trainer recorded of the
+        step, and of later ones, is forgotten. Idempotent.
+        """
+
+    @abc.abstractmethod
+    def ListTrainedSamples(
+        self,
+        request: seamflow.trajectory.v1.sample_service_pb2.ListTrainedSamplesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trajectory.v1.sample_service_pb2.ListTrainedSamplesResponse, collections.abc.Awaitable[seamflow.trajectory.v1.sample_service_pb2.ListTrainedSamplesResponse]]:
+        """Reads what is recorded of a step."""
 
 def add_SampleServiceServicer_to_server(servicer: SampleServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

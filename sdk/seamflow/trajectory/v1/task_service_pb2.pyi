@@ -318,20 +318,24 @@ class ListDeadLettersRequest(google.protobuf.message.Message):
     RUN_ID_FIELD_NUMBER: builtins.int
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    NEWEST_FIRST_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     page_size: builtins.int
     """At most this many; 100 by default; more than 1,000 count as 1,000."""
     page_token: builtins.str
     """From the previous page; empty: the first."""
+    newest_first: builtins.bool
+    """Newest first. A group that is discarded between two pages shifts the second by one."""
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
         page_size: builtins.int = ...,
         page_token: builtins.str = ...,
+        newest_first: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["page_size", b"page_size", "page_token", b"page_token", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["newest_first", b"newest_first", "page_size", b"page_size", "page_token", b"page_token", "run_id", b"run_id"]) -> None: ...
 
 global___ListDeadLettersRequest = ListDeadLettersRequest
 

@@ -619,6 +619,224 @@ class Trajectory(google.protobuf.message.Message):
 global___Trajectory = Trajectory
 
 @typing.final
+class RolloutSummary(google.protobuf.message.Message):
+    """What is known of a rollout without its turns."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROLLOUT_ID_FIELD_NUMBER: builtins.int
+    GROUP_ID_FIELD_NUMBER: builtins.int
+    PURPOSE_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    FAILURE_CLASS_FIELD_NUMBER: builtins.int
+    REWARD_FIELD_NUMBER: builtins.int
+    NUM_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_POLICY_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_TURNS_FIELD_NUMBER: builtins.int
+    MIN_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
+    MAX_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
+    FINISH_REASON_FIELD_NUMBER: builtins.int
+    TRUNCATED_FIELD_NUMBER: builtins.int
+    CREATE_TIME_FIELD_NUMBER: builtins.int
+    FINISH_TIME_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    rollout_id: builtins.str
+    """Rollout."""
+    group_id: builtins.str
+    """Group of the task; empty without one."""
+    purpose: seamflow.common.v1.tokens_pb2.Purpose.ValueType
+    """TRAIN or EVAL."""
+    state: global___RolloutState.ValueType
+    """Where it stands."""
+    failure_class: seamflow.common.v1.tokens_pb2.FailureClass.ValueType
+    """Who caused its failure."""
+    reward: builtins.float
+    """Sum of its rewards of the name that the run trains on or filters by; of its only name where the run
+    names none. Absent: it has none, or several names.
+    """
+    num_tokens: builtins.int
+    """Tokens of all its turns."""
+    num_policy_tokens: builtins.int
+    """Those of these that the policy sampled."""
+    num_turns: builtins.int
+    """Turns begun."""
+    min_weight_version: builtins.int
+    """Oldest version that sampled tokens; absent if nothing is sampled."""
+    max_weight_version: builtins.int
+    """Newest version that sampled tokens; absent if nothing is sampled."""
+    finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType
+    """Why its last turn ended; UNSPECIFIED while that runs."""
+    truncated: builtins.bool
+    """Whether its agent says that a limit cut it off."""
+    step: builtins.int
+    """Step that trained it, as the trainer recorded it or committed it; 0: none."""
+    @property
+    def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it began, by the store's clock."""
+
+    @property
+    def finish_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it closed; absent while it runs."""
+
+    def __init__(
+        self,
+        *,
+        rollout_id: builtins.str = ...,
+        group_id: builtins.str = ...,
+        purpose: seamflow.common.v1.tokens_pb2.Purpose.ValueType = ...,
+        state: global___RolloutState.ValueType = ...,
+        failure_class: seamflow.common.v1.tokens_pb2.FailureClass.ValueType = ...,
+        reward: builtins.float | None = ...,
+        num_tokens: builtins.int = ...,
+        num_policy_tokens: builtins.int = ...,
+        num_turns: builtins.int = ...,
+        min_weight_version: builtins.int | None = ...,
+        max_weight_version: builtins.int | None = ...,
+        finish_reason: seamflow.common.v1.tokens_pb2.FinishReason.ValueType = ...,
+        truncated: builtins.bool = ...,
+        create_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        finish_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        step: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_max_weight_version", b"_max_weight_version", "_min_weight_version", b"_min_weight_version", "_reward", b"_reward", "create_time", b"create_time", "finish_time", b"finish_time", "max_weight_version", b"max_weight_version", "min_weight_version", b"min_weight_version", "reward", b"reward"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_max_weight_version", b"_max_weight_version", "_min_weight_version", b"_min_weight_version", "_reward", b"_reward", "create_time", b"create_time", "failure_class", b"failure_class", "finish_reason", b"finish_reason", "finish_time", b"finish_time", "group_id", b"group_id", "max_weight_version", b"max_weight_version", "min_weight_version", b"min_weight_version", "num_policy_tokens", b"num_policy_tokens", "num_tokens", b"num_tokens", "num_turns", b"num_turns", "purpose", b"purpose", "reward", b"reward", "rollout_id", b"rollout_id", "state", b"state", "step", b"step", "truncated", b"truncated"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_max_weight_version", b"_max_weight_version"]) -> typing.Literal["max_weight_version"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_min_weight_version", b"_min_weight_version"]) -> typing.Literal["min_weight_version"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_reward", b"_reward"]) -> typing.Literal["reward"] | None: ...
+
+global___RolloutSummary = RolloutSummary
+
+@typing.final
+class TrainedSample(google.protobuf.message.Message):
+    """What a step trained on of a sample, and how. Log-probs are those of the weights that the step began with."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SAMPLE_ID_FIELD_NUMBER: builtins.int
+    ROLLOUT_ID_FIELD_NUMBER: builtins.int
+    GROUP_ID_FIELD_NUMBER: builtins.int
+    REWARD_FIELD_NUMBER: builtins.int
+    ADVANTAGE_MEAN_FIELD_NUMBER: builtins.int
+    RATIO_MEAN_FIELD_NUMBER: builtins.int
+    RATIO_MAX_FIELD_NUMBER: builtins.int
+    LOGPROB_DIFFERENCE_MEAN_FIELD_NUMBER: builtins.int
+    LOGPROB_DIFFERENCE_MAX_FIELD_NUMBER: builtins.int
+    STALENESS_FIELD_NUMBER: builtins.int
+    MIN_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
+    MAX_WEIGHT_VERSION_FIELD_NUMBER: builtins.int
+    NUM_TOKENS_FIELD_NUMBER: builtins.int
+    NUM_TRAINED_TOKENS_FIELD_NUMBER: builtins.int
+    REPLAYED_FIELD_NUMBER: builtins.int
+    SPANS_FIELD_NUMBER: builtins.int
+    LOGPROB_DIFFERENCES_FIELD_NUMBER: builtins.int
+    ADVANTAGES_FIELD_NUMBER: builtins.int
+    sample_id: builtins.str
+    """Sample."""
+    rollout_id: builtins.str
+    """Rollout it is part of."""
+    group_id: builtins.str
+    """Group whose members were compared."""
+    reward: builtins.float
+    """The trained reward; absent if it has none."""
+    advantage_mean: builtins.float
+    """Mean advantage of its trained tokens; absent where the algorithm has no advantages."""
+    ratio_mean: builtins.float
+    """Mean importance ratio of its trained tokens: probability in the trainer over that recorded at sampling.
+    This and the next three are absent if the trainer does not know its log-probs.
+    """
+    ratio_max: builtins.float
+    """Greatest importance ratio."""
+    logprob_difference_mean: builtins.float
+    """Mean absolute difference of the log-probs in the trainer and at sampling."""
+    logprob_difference_max: builtins.float
+    """Greatest absolute difference."""
+    staleness: builtins.int
+    """Base version of the step minus min_weight_version."""
+    min_weight_version: builtins.int
+    """Oldest version that sampled its trained tokens; the step's base version if there are none."""
+    max_weight_version: builtins.int
+    """Newest such version."""
+    num_tokens: builtins.int
+    """Tokens up to its last trained one."""
+    num_trained_tokens: builtins.int
+    """Tokens that were trained."""
+    replayed: builtins.bool
+    """True when an earlier step trained on it too."""
+    logprob_differences: builtins.bytes
+    """By trained token the log-prob in the trainer minus that recorded at sampling: little-endian float16.
+    Empty: not known, or not asked for.
+    """
+    advantages: builtins.bytes
+    """By trained token its advantage: little-endian float16; one value if all have the same. Empty likewise."""
+    @property
+    def spans(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TrainedSpan]:
+        """Which tokens were trained, in order, by their place in the sample: the whole sequence of the turn it ends in."""
+
+    def __init__(
+        self,
+        *,
+        sample_id: builtins.str = ...,
+        rollout_id: builtins.str = ...,
+        group_id: builtins.str = ...,
+        reward: builtins.float | None = ...,
+        advantage_mean: builtins.float | None = ...,
+        ratio_mean: builtins.float | None = ...,
+        ratio_max: builtins.float | None = ...,
+        logprob_difference_mean: builtins.float | None = ...,
+        logprob_difference_max: builtins.float | None = ...,
+        staleness: builtins.int = ...,
+        min_weight_version: builtins.int = ...,
+        max_weight_version: builtins.int = ...,
+        num_tokens: builtins.int = ...,
+        num_trained_tokens: builtins.int = ...,
+        replayed: builtins.bool = ...,
+        spans: collections.abc.Iterable[global___TrainedSpan] | None = ...,
+        logprob_differences: builtins.bytes = ...,
+        advantages: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_advantage_mean", b"_advantage_mean", "_logprob_difference_max", b"_logprob_difference_max", "_logprob_difference_mean", b"_logprob_difference_mean", "_ratio_max", b"_ratio_max", "_ratio_mean", b"_ratio_mean", "_reward", b"_reward", "advantage_mean", b"advantage_mean", "logprob_difference_max", b"logprob_difference_max", "logprob_difference_mean", b"logprob_difference_mean", "ratio_max", b"ratio_max", "ratio_mean", b"ratio_mean", "reward", b"reward"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_advantage_mean", b"_advantage_mean", "_logprob_difference_max", b"_logprob_difference_max", "_logprob_difference_mean", b"_logprob_difference_mean", "_ratio_max", b"_ratio_max", "_ratio_mean", b"_ratio_mean", "_reward", b"_reward", "advantage_mean", b"advantage_mean", "advantages", b"advantages", "group_id", b"group_id", "logprob_difference_max", b"logprob_difference_max", "logprob_difference_mean", b"logprob_difference_mean", "logprob_differences", b"logprob_differences", "max_weight_version", b"max_weight_version", "min_weight_version", b"min_weight_version", "num_tokens", b"num_tokens", "num_trained_tokens", b"num_trained_tokens", "ratio_max", b"ratio_max", "ratio_mean", b"ratio_mean", "replayed", b"replayed", "reward", b"reward", "rollout_id", b"rollout_id", "sample_id", b"sample_id", "spans", b"spans", "staleness", b"staleness"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_advantage_mean", b"_advantage_mean"]) -> typing.Literal["advantage_mean"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_logprob_difference_max", b"_logprob_difference_max"]) -> typing.Literal["logprob_difference_max"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_logprob_difference_mean", b"_logprob_difference_mean"]) -> typing.Literal["logprob_difference_mean"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_ratio_max", b"_ratio_max"]) -> typing.Literal["ratio_max"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_ratio_mean", b"_ratio_mean"]) -> typing.Literal["ratio_mean"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_reward", b"_reward"]) -> typing.Literal["reward"] | None: ...
+
+global___TrainedSample = TrainedSample
+
+@typing.final
+class TrainedSpan(google.protobuf.message.Message):
+    """Trained tokens of a sample that follow each other."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    START_FIELD_NUMBER: builtins.int
+    NUM_TOKENS_FIELD_NUMBER: builtins.int
+    start: builtins.int
+    """Place of the first."""
+    num_tokens: builtins.int
+    """Length in tokens; at least 1."""
+    def __init__(
+        self,
+        *,
+        start: builtins.int = ...,
+        num_tokens: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_tokens", b"num_tokens", "start", b"start"]) -> None: ...
+
+global___TrainedSpan = TrainedSpan
+
+@typing.final
 class SampleTurn(google.protobuf.message.Message):
     """A part of a sample: the tokens that one turn added."""
 

@@ -796,20 +796,24 @@ class GetTrajectoryRequest(google.protobuf.message.Message):
     RUN_ID_FIELD_NUMBER: builtins.int
     ROLLOUT_ID_FIELD_NUMBER: builtins.int
     CREDENTIAL_DIGEST_FIELD_NUMBER: builtins.int
+    HEADERS_ONLY_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     rollout_id: builtins.str
     """Rollout."""
     credential_digest: builtins.str
     """When given, must equal the digest given in NewRollout."""
+    headers_only: builtins.bool
+    """Of the turns' tokens, only their spans: no ids and log-probs."""
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
         rollout_id: builtins.str = ...,
         credential_digest: builtins.str = ...,
+        headers_only: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["credential_digest", b"credential_digest", "rollout_id", b"rollout_id", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["credential_digest", b"credential_digest", "headers_only", b"headers_only", "rollout_id", b"rollout_id", "run_id", b"run_id"]) -> None: ...
 
 global___GetTrajectoryRequest = GetTrajectoryRequest
 
@@ -833,6 +837,182 @@ class GetTrajectoryResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["trajectory", b"trajectory"]) -> None: ...
 
 global___GetTrajectoryResponse = GetTrajectoryResponse
+
+@typing.final
+class SearchRolloutsRequest(google.protobuf.message.Message):
+    """Request of SearchRollouts: what is given must hold for a rollout."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    PURPOSE_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    FAILURE_CLASS_FIELD_NUMBER: builtins.int
+    GROUP_ID_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    MIN_REWARD_FIELD_NUMBER: builtins.int
+    MAX_REWARD_FIELD_NUMBER: builtins.int
+    MIN_TOKENS_FIELD_NUMBER: builtins.int
+    MAX_TOKENS_FIELD_NUMBER: builtins.int
+    MIN_TURNS_FIELD_NUMBER: builtins.int
+    MAX_TURNS_FIELD_NUMBER: builtins.int
+    ROLLOUT_IDS_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Training job."""
+    page_size: builtins.int
+    """At most this many; 100 by default; more than 1,000 count as 1,000."""
+    page_token: builtins.str
+    """From the previous page of the same search; empty: the first."""
+    purpose: seamflow.common.v1.tokens_pb2.Purpose.ValueType
+    """TRAIN or EVAL; UNSPECIFIED: any."""
+    state: seamflow.trajectory.v1.trajectory_pb2.RolloutState.ValueType
+    """Its state; UNSPECIFIED: any."""
+    failure_class: seamflow.common.v1.tokens_pb2.FailureClass.ValueType
+    """Who caused its failure; UNSPECIFIED: any, or none."""
+    group_id: builtins.str
+    """Its group; empty: any."""
+    step: builtins.int
+    """Step that leased or trained it; 0: any."""
+    min_reward: builtins.float
+    """Least reward. One without a reward has no place in a range."""
+    max_reward: builtins.float
+    """Greatest reward."""
+    min_tokens: builtins.int
+    """Least number of tokens."""
+    max_tokens: builtins.int
+    """Greatest number of tokens; 0: any."""
+    min_turns: builtins.int
+    """Least number of turns."""
+    max_turns: builtins.int
+    """Greatest number of turns; 0: any."""
+    @property
+    def rollout_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Only these, in this order; at most 1,000."""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+        purpose: seamflow.common.v1.tokens_pb2.Purpose.ValueType = ...,
+        state: seamflow.trajectory.v1.trajectory_pb2.RolloutState.ValueType = ...,
+        failure_class: seamflow.common.v1.tokens_pb2.FailureClass.ValueType = ...,
+        group_id: builtins.str = ...,
+        step: builtins.int = ...,
+        min_reward: builtins.float | None = ...,
+        max_reward: builtins.float | None = ...,
+        min_tokens: builtins.int = ...,
+        max_tokens: builtins.int = ...,
+        min_turns: builtins.int = ...,
+        max_turns: builtins.int = ...,
+        rollout_ids: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_max_reward", b"_max_reward", "_min_reward", b"_min_reward", "max_reward", b"max_reward", "min_reward", b"min_reward"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_max_reward", b"_max_reward", "_min_reward", b"_min_reward", "failure_class", b"failure_class", "group_id", b"group_id", "max_reward", b"max_reward", "max_tokens", b"max_tokens", "max_turns", b"max_turns", "min_reward", b"min_reward", "min_tokens", b"min_tokens", "min_turns", b"min_turns", "page_size", b"page_size", "page_token", b"page_token", "purpose", b"purpose", "rollout_ids", b"rollout_ids", "run_id", b"run_id", "state", b"state", "step", b"step"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_max_reward", b"_max_reward"]) -> typing.Literal["max_reward"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_min_reward", b"_min_reward"]) -> typing.Literal["min_reward"] | None: ...
+
+global___SearchRolloutsRequest = SearchRolloutsRequest
+
+@typing.final
+class SearchRolloutsResponse(google.protobuf.message.Message):
+    """Response of SearchRollouts."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROLLOUTS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    NUM_SEARCHED_FIELD_NUMBER: builtins.int
+    NUM_STARTED_FIELD_NUMBER: builtins.int
+    NUM_UNINDEXED_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """Empty at the end."""
+    num_searched: builtins.int
+    """Rollouts that this call looked at."""
+    num_started: builtins.int
+    """Rollouts that were ever started in the run."""
+    num_unindexed: builtins.int
+    """The oldest of these, which a search does not find any more: max_indexed_rollouts are newer."""
+    @property
+    def rollouts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[seamflow.trajectory.v1.trajectory_pb2.RolloutSummary]:
+        """One page."""
+
+    def __init__(
+        self,
+        *,
+        rollouts: collections.abc.Iterable[seamflow.trajectory.v1.trajectory_pb2.RolloutSummary] | None = ...,
+        next_page_token: builtins.str = ...,
+        num_searched: builtins.int = ...,
+        num_started: builtins.int = ...,
+        num_unindexed: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "num_searched", b"num_searched", "num_started", b"num_started", "num_unindexed", b"num_unindexed", "rollouts", b"rollouts"]) -> None: ...
+
+global___SearchRolloutsResponse = SearchRolloutsResponse
+
+@typing.final
+class ReadTokensRequest(google.protobuf.message.Message):
+    """Request of ReadTokens."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    ROLLOUT_ID_FIELD_NUMBER: builtins.int
+    TURN_ID_FIELD_NUMBER: builtins.int
+    START_FIELD_NUMBER: builtins.int
+    NUM_TOKENS_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    """Training job."""
+    rollout_id: builtins.str
+    """Rollout."""
+    turn_id: builtins.str
+    """Turn."""
+    start: builtins.int
+    """First token to read, counted from the first one of the turn's whole sequence."""
+    num_tokens: builtins.int
+    """Tokens to read; 4,096 by default; more than 65,536 count as 65,536."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        rollout_id: builtins.str = ...,
+        turn_id: builtins.str = ...,
+        start: builtins.int = ...,
+        num_tokens: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_tokens", b"num_tokens", "rollout_id", b"rollout_id", "run_id", b"run_id", "start", b"start", "turn_id", b"turn_id"]) -> None: ...
+
+global___ReadTokensRequest = ReadTokensRequest
+
+@typing.final
+class ReadTokensResponse(google.protobuf.message.Message):
+    """Response of ReadTokens."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: builtins.int
+    TOTAL_FIELD_NUMBER: builtins.int
+    total: builtins.int
+    """Tokens of the turn's whole sequence."""
+    @property
+    def tokens(self) -> seamflow.common.v1.tokens_pb2.PackedTokens:
+        """What there is of the tokens asked for; spans begin at the first of these."""
+
+    def __init__(
+        self,
+        *,
+        tokens: seamflow.common.v1.tokens_pb2.PackedTokens | None = ...,
+        total: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["tokens", b"tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["tokens", b"tokens", "total", b"total"]) -> None: ...
+
+global___ReadTokensResponse = ReadTokensResponse
 
 @typing.final
 class ListTrajectoriesRequest(google.protobuf.message.Message):

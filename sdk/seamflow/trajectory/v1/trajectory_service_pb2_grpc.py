@@ -35,6 +35,16 @@ class TrajectoryServiceStub(object):
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.DeleteTrajectoriesRequest.SerializeToString,
                 response_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.DeleteTrajectoriesResponse.FromString,
                 )
+        self.SearchRollouts = channel.unary_unary(
+                '/seamflow.trajectory.v1.TrajectoryService/SearchRollouts',
+                request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.SearchRolloutsRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.SearchRolloutsResponse.FromString,
+                )
+        self.ReadTokens = channel.unary_unary(
+                '/seamflow.trajectory.v1.TrajectoryService/ReadTokens',
+                request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.ReadTokensRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.ReadTokensResponse.FromString,
+                )
         self.GetTrajectory = channel.unary_unary(
                 '/seamflow.trajectory.v1.TrajectoryService/GetTrajectory',
                 request_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.GetTrajectoryRequest.SerializeToString,
@@ -89,6 +99,21 @@ class TrajectoryServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SearchRollouts(self, request, context):
+        """Finds rollouts of a run, newest first, by what is known of them without their turns. Each call looks at a bounded
+        number of rollouts and may return a page that is not full, or empty: there are more while next_page_token is set.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadTokens(self, request, context):
+        """Reads a part of a turn's whole sequence, its prefix included: it may be too long to be read whole.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetTrajectory(self, request, context):
         """Reads one trajectory.
         """
@@ -132,6 +157,16 @@ def add_TrajectoryServiceServicer_to_server(servicer, server):
                     servicer.DeleteTrajectories,
                     request_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.DeleteTrajectoriesRequest.FromString,
                     response_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.DeleteTrajectoriesResponse.SerializeToString,
+            ),
+            'SearchRollouts': grpc.unary_unary_rpc_method_handler(
+                    servicer.SearchRollouts,
+                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.SearchRolloutsRequest.FromString,
+                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.SearchRolloutsResponse.SerializeToString,
+            ),
+            'ReadTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadTokens,
+                    request_deserializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.ReadTokensRequest.FromString,
+                    response_serializer=seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.ReadTokensResponse.SerializeToString,
             ),
             'GetTrajectory': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTrajectory,
@@ -224,6 +259,40 @@ class TrajectoryService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TrajectoryService/DeleteTrajectories',
             seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.DeleteTrajectoriesRequest.SerializeToString,
             seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.DeleteTrajectoriesResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def SearchRollouts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TrajectoryService/SearchRollouts',
+            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.SearchRolloutsRequest.SerializeToString,
+            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.SearchRolloutsResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ReadTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trajectory.v1.TrajectoryService/ReadTokens',
+            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.ReadTokensRequest.SerializeToString,
+            seamflow_dot_trajectory_dot_v1_dot_trajectory__service__pb2.ReadTokensResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

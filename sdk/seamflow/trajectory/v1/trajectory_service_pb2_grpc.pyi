@@ -53,6 +53,20 @@ class TrajectoryServiceStub:
     ]
     """Deletes finished rollouts that no step needs any more."""
 
+    SearchRollouts: grpc.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.trajectory_service_pb2.SearchRolloutsRequest,
+        seamflow.trajectory.v1.trajectory_service_pb2.SearchRolloutsResponse,
+    ]
+    """Finds rollouts of a run, newest first, by what is known of them without their turns. Each call looks at a bounded
+    number of rollouts and may return a page that is not full, or empty: there are more while next_page_token is set.
+    """
+
+    ReadTokens: grpc.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.trajectory_service_pb2.ReadTokensRequest,
+        seamflow.trajectory.v1.trajectory_service_pb2.ReadTokensResponse,
+    ]
+    """Reads a part of a turn's whole sequence, its prefix included: it may be too long to be read whole."""
+
     GetTrajectory: grpc.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.trajectory_service_pb2.GetTrajectoryRequest,
         seamflow.trajectory.v1.trajectory_service_pb2.GetTrajectoryResponse,
@@ -105,6 +119,20 @@ class TrajectoryServiceAsyncStub:
         seamflow.trajectory.v1.trajectory_service_pb2.DeleteTrajectoriesResponse,
     ]
     """Deletes finished rollouts that no step needs any more."""
+
+    SearchRollouts: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.trajectory_service_pb2.SearchRolloutsRequest,
+        seamflow.trajectory.v1.trajectory_service_pb2.SearchRolloutsResponse,
+    ]
+    """Finds rollouts of a run, newest first, by what is known of them without their turns. Each call looks at a bounded
+    number of rollouts and may return a page that is not full, or empty: there are more while next_page_token is set.
+    """
+
+    ReadTokens: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trajectory.v1.trajectory_service_pb2.ReadTokensRequest,
+        seamflow.trajectory.v1.trajectory_service_pb2.ReadTokensResponse,
+    ]
+    """Reads a part of a turn's whole sequence, its prefix included: it may be too long to be read whole."""
 
     GetTrajectory: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.trajectory.v1.trajectory_service_pb2.GetTrajectoryRequest,
@@ -166,6 +194,24 @@ class TrajectoryServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[seamflow.trajectory.v1.trajectory_service_pb2.DeleteTrajectoriesResponse, collections.abc.Awaitable[seamflow.trajectory.v1.trajectory_service_pb2.DeleteTrajectoriesResponse]]:
         """Deletes finished rollouts that no step needs any more."""
+
+    @abc.abstractmethod
+    def SearchRollouts(
+        self,
+        request: seamflow.trajectory.v1.trajectory_service_pb2.SearchRolloutsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trajectory.v1.trajectory_service_pb2.SearchRolloutsResponse, collections.abc.Awaitable[seamflow.trajectory.v1.trajectory_service_pb2.SearchRolloutsResponse]]:
+        """Finds rollouts of a run, newest first, by what is known of them without their turns. Each call looks at a bounded
+        number of rollouts and may return a page that is not full, or empty: there are more while next_page_token is set.
+        """
+
+    @abc.abstractmethod
+    def ReadTokens(
+        self,
+        request: seamflow.trajectory.v1.trajectory_service_pb2.ReadTokensRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trajectory.v1.trajectory_service_pb2.ReadTokensResponse, collections.abc.Awaitable[seamflow.trajectory.v1.trajectory_service_pb2.ReadTokensResponse]]:
+        """Reads a part of a turn's whole sequence, its prefix included: it may be too long to be read whole."""
 
     @abc.abstractmethod
     def GetTrajectory(

@@ -9,9 +9,8 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from rollout.http_gateway.api_error import ApiError
 from rollout.http_gateway.config import HttpGatewayConfig
-from rollout.http_gateway.request_source import check_source
+from services.lib.http.request_source import ForeignRequestError, check_source
 from tests.lib.rollout.http_gateway.support import World, world
 
 JSON = {"content-type": "application/json"}
@@ -89,10 +88,10 @@ def test_names_are_free_only_where_tokens_are(settings: dict[str, Any], is_refus
     config = HttpGatewayConfig(run_id="run", **settings)
     headers = {"Host": "http-gateway.default.svc:8080"}
     if not is_refused:
-        check_source(headers, "http", config)
+        check_source(headers, "http", config, "http_gateway")
         return
-    with pytest.raises(ApiError, match="allowed_hosts"):
-        check_source(headers, "http", config)
+    with pytest.raises(ForeignRequestError, match="allowed_hosts"):
+        check_source(headers, "http", config, "http_gateway")
 
 
 async def _status(gateway: World, path: str, **headers: str) -> int:

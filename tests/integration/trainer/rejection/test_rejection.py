@@ -96,8 +96,8 @@ async def test_a_repeated_step_has_the_groups_it_was_trained_on(
 
     optimize, before = StepRunner.optimize, list[dict[str, Any]]()
 
-    async def crash(self: StepRunner, record: StepRecord) -> None:
-        await optimize(self, record)
+    async def crash(self: StepRunner, record: StepRecord, **given: Any) -> None:
+        await optimize(self, record, **given)
         before.append(record.line() | record.samples())
         raise CrashError
 

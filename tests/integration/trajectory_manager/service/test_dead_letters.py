@@ -132,7 +132,7 @@ async def steps(run: Run, first: int, last: int) -> None:
 async def test_retention_deletes_the_rollouts_of_dead_letters(store: Store) -> None:
     """A filter that discards half of all groups must not fill the store; the letter stays."""
     run = await other_run(store, retention_steps=1)
-    retention = Retention(store.retention, store.runs)
+    retention = Retention(store)
     letter = await kill(run, "a")
     await steps(run, 1, 1)
     assert await retention.sweep(run.run_id) == 0
@@ -150,7 +150,7 @@ async def test_retention_deletes_the_rollouts_of_dead_letters(store: Store) -> N
 async def test_a_requeued_task_keeps_its_earlier_rollouts(store: Store) -> None:
     """Retention counts from the end of its last life, and then deletes the rollouts of all."""
     run = await other_run(store, retention_steps=1)
-    retention = Retention(store.retention, store.runs)
+    retention = Retention(store)
     letter = await kill(run, "a")
     await store.runs.requeue(run.run_id, ["a"])
     lease = await run.play()

@@ -51,7 +51,7 @@ async def train(run: Run, step: int, *outcomes: Outcome) -> None:
 
 def retention(run: Run) -> Retention:
     """What deletes in the run's store."""
-    return Retention(run.store.retention, run.store.runs)
+    return Retention(run.store)
 
 
 async def there(run: Run, *rollout_ids: str) -> list[bool]:
@@ -117,7 +117,7 @@ async def test_an_unsettled_rollout_is_needed(store: Store) -> None:
 async def test_an_unknown_run_is_an_error(store: Store) -> None:
     """Nothing is deleted where nothing is known to be needed."""
     with pytest.raises(ServiceError) as caught:
-        await Retention(store.retention, store.runs).delete("nobody", ["r"])
+        await Retention(store).delete("nobody", ["r"])
     assert caught.value.reason is Reason.NOT_FOUND
 
 

@@ -21,7 +21,7 @@ from tests.suites.state_machine.machine import (
     rig,
 )
 from trajectory_manager.model.records import Purpose, RolloutResult, RolloutState, Task, Topic
-from trajectory_manager.model.tokens import Append, TurnEnd
+from trajectory_manager.model.tokens import Append, Cut, TurnEnd
 from trajectory_manager.store.column_interface import CellFailure
 from trajectory_manager.store.interface import Store
 from trajectory_manager.store.retention_interface import EndedGroup
@@ -122,6 +122,17 @@ CALLS: dict[str, Callable[[Store, str], Awaitable[object]]] = {
     "due": lambda store, run: store.retention.due(run, 1),
     "forget": lambda store, run: store.retention.forget(
         run, [EndedGroup(task_id="a", attempts=(1,))]
+    ),
+    "windows": lambda store, run: store.tokens.windows(run, "a", [Cut("t", 0, 1)]),
+    "inspection.newest": lambda store, run: store.inspection.newest(run, 0, 1),
+    "inspection.rows": lambda store, run: store.inspection.rows(run, ["a"]),
+    "inspection.keep": lambda store, run: store.inspection.keep(run, {"a": None}),
+    "inspection.forget": lambda store, run: store.inspection.forget(run, ["a"]),
+    "inspection.trim": lambda store, run: store.inspection.trim(run, 1),
+    "inspection.of_group": lambda store, run: store.inspection.of_group(run, "a"),
+    "inspection.of_step": lambda store, run: store.inspection.of_step(run, 1),
+    "inspection.record_trained": lambda store, run: store.inspection.record_trained(
+        run, 1, 1, [], 1
     ),
     "tokens": lambda store, run: store.tokens.tokens(run, "a", ["t"]),
 }

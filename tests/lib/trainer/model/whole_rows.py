@@ -27,6 +27,7 @@ def whole_rows(rows: Sequence[Sequence[int]]) -> MicroBatch:
         lengths_B=np.array([len(row) for row in rows]),
         rollouts_B=np.arange(len(rows)),
         groups_B=np.zeros(len(rows), np.int64),
+        sequences_B=np.arange(len(rows)),
         advantages_B=np.ones(len(rows)),
         weights_B=np.ones(len(rows)),
         bootstrap_B=np.zeros(len(rows), bool),

@@ -50,15 +50,16 @@ def train(
         sequences = [with_experts(each, shape) for each in sequences]
     if config.algorithm.several_updates:
         return asyncio.run(update_often(rank0, config, step, sequences))
+    first = 0
     for number, groups in enumerate(parts):
         if number:
             rank0.do(Release())
             rank0.do(Restore())
         names = [f"g{step}-{group}" for group in groups]
-        accumulate(
-            rank0, config, step, [s for name in names for s in sequences if s.group_id == name]
-        )
-    return rank0.do(Optimize(step=step))[0]
+        part = [s for name in names for s in sequences if s.group_id == name]
+        accumulate(rank0, config, step, part, first)
+        first += len(part)
+    return rank0.do(Optimize(step=step, rows="send"))[0]
 
 
 def with_experts(item: TokenSequence, shape: RoutingShape) -> TokenSequence:
@@ -89,16 +90,30 @@ async def update_often(
     """A step of several updates."""
     runner, record = StepRunner(config, Ranks(rank0)), StepRecord(step, max(step, 2))
     await runner.accumulate(GradientChunk(sequences=sequences, last=True), record)
-    await runner.optimize(record)
+    await runner.optimize(record, sends_rows=True)
     return {name: value for name, value in record.numbers().items() if "seconds" not in name}
 
 
+def received_rows(rank0: Rank0, step: int) -> dict[int, list[list[float]]]:
+    """By number of a sequence the values of its trained tokens, which the ranks sent."""
+    rows = asyncio.run(Ranks(rank0).trained_rows(step, 20.0))
+    return {
+        number: [[] if column is None else column.tolist() for column in values]
+        for number, values in sorted(rows.items())
+    }
+
+
 def accumulate(
-    rank0: Rank0, config: TrainerConfig, step: int, sequences: Sequence[TokenSequence]
+    rank0: Rank0,
+    config: TrainerConfig,
+    step: int,
+    sequences: Sequence[TokenSequence],
+    first: int = 0,
 ) -> None:
-    """Add the gradient of some groups."""
+    """Add the gradient of some groups, the first sequence of which has this number."""
     chunks = ChunkCommands(config, rank0.world_size, packed=rank0.worker.packed)
-    rank0.do_each(chunks.of(sequences, max(step, 2)))  # of the newest tokens
+    base = max(step, 2)  # of the newest tokens
+    rank0.do_each(chunks.of(sequences, base, first_number=first))
 
 
 def lead(rank0: Rank0, config: TrainerConfig, job: dict[str, object], out: Path) -> None:
@@ -115,13 +130,14 @@ def perform(rank0: Rank0, config: TrainerConfig, job: dict[str, object], out: Pa
     out.mkdir(parents=True, exist_ok=True)
     if "load" in job:
         rank0.do(Load(folder=str(job["load"])))
-    metrics = []
+    metrics, rows = [], []
     for step in job["steps"]:  # type: ignore[attr-defined]
         if step == job.get("suspend_before"):
             rank0.do(Release())
             rank0.do(Restore())
         parts: list[list[int]] = job.get("parts", [[0, 1, 2]])  # type: ignore[assignment]
         metrics.append(train(rank0, config, step, parts))
+        rows.append(received_rows(rank0, step))
         if step == job.get("save_after"):
             partial = checkpoint_files.begin(config.checkpoint.folder, step)
             rank0.do(Save(folder=str(partial)))
@@ -139,6 +155,7 @@ def perform(rank0: Rank0, config: TrainerConfig, job: dict[str, object], out: Pa
             checkpoint_files.complete(partial, state, keep=1)
     asyncio.run(write_weights(rank0, out))
     (out / "metrics.json").write_text(json.dumps(metrics))
+    (out / "rows.json").write_text(json.dumps(rows))
 
 
 async def write_weights(rank0: Rank0, out: Path) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from safetensors.torch import load_file
 
 from tests.lib.trainer.ranks.forked_ranks import run_forked
 from tests.lib.trainer.ranks.gang_run import run_rank
 from tests.lib.trainer.support import JOB_CONFIG
 
-__all__ = ["greatest_difference", "losses", "run"]
+__all__ = ["greatest_difference", "losses", "run", "same_rows"]
 
 
 def run(num_ranks: int, model: Path, out: Path, **job: object) -> Path:
@@ -29,6 +31,21 @@ def greatest_difference(one: Path, other: Path) -> float:
     first, second = (load_file(folder / "weights.safetensors") for folder in (one, other))
     assert first.keys() == second.keys()
     return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def same_rows(one: Path, other: Path) -> bool:
+    """Whether two runs trained each token with the same log-prob and advantage, in float16."""
+    first, second = (json.loads((folder / "rows.json").read_text()) for folder in (one, other))
+    pairs = zip(_columns(first), _columns(second), strict=True)
+    return all(len(a) == len(b) and np.allclose(a, b, rtol=5e-3, atol=2e-3) for a, b in pairs)
+
+
+def _columns(steps: Sequence[Mapping[str, Sequence[Sequence[float]]]]) -> Iterator[Sequence[float]]:
+    """Of each sequence of each step, by number."""
+    for rows in steps:
+        assert rows, "no rank sent anything"
+        for _, columns in sorted(rows.items(), key=lambda pair: int(pair[0])):
+            yield from columns
 
 
 def losses(folder: Path) -> list[float]:

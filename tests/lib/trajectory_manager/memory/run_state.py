@@ -19,9 +19,11 @@ from trajectory_manager.model.records import (
     Task,
     Topic,
 )
+from trajectory_manager.model.rollout_summary import RolloutSummary
 from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.steps import StepLease
 from trajectory_manager.store.errors import store_error
+from trajectory_manager.store.inspection_interface import Row, TrainedRecord
 from trajectory_manager.store.interface import MAX_DEAD_LETTERS, MAX_REPLACEMENTS
 
 
@@ -136,6 +138,9 @@ class RunState:
     steps: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     trained: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict)
     replay: dict[str, ReplayGroup] = field(default_factory=dict)
+    rows: dict[str, RolloutSummary | None] = field(default_factory=dict)
+    rows_floor: int = 0
+    recorded: dict[int, tuple[dict[str, TrainedRecord], int]] = field(default_factory=dict)
     next_base: int = 0
     """Weight version that the next step starts from, as far as is known."""
     training: bool = False
@@ -208,6 +213,16 @@ class RunState:
         # What an open step has stays in its window.
         inside = set(oldest[: window - self.num_streamed if window else None])
         return [task_id for task_id in self.ready if task_id in inside]
+
+    def row(self, number: int, rollout_id: str) -> Row:
+        summary = self.rows.get(rollout_id)
+        is_deleted = rollout_id in self.rows and summary is None
+        return Row(number, rollout_id, summary, is_deleted)
+
+    def keep_row(self, rollout_id: str, summary: RolloutSummary | None) -> None:
+        """Add the row of a rollout that was started and has none."""
+        if rollout_id in list(self.listed)[self.rows_floor :]:
+            self.rows.setdefault(rollout_id, summary)
 
     def changed(self, *topics: Topic) -> None:
         for topic in topics:

@@ -288,6 +288,8 @@ class MemoryRunStore:
         return [self._settle(run, result) for result in results]
 
     def _settle(self, run: RunState, result: RolloutResult) -> SettleResult:
+        if result.summary is not None:
+            run.keep_row(result.rollout_id, result.summary)
         run.marks.pop(result.rollout_id, None)
         run.leases.pop(result.rollout_id, None)
         name = SlotName.parse(result.rollout_id)
@@ -327,9 +329,12 @@ class MemoryRunStore:
         run.discard(group, reason, message, self._clock())
         return SettleResult(effect=Effect.DISCARDED, reason=reason.name.lower())
 
-    async def dead_letters(self, run_id: str, start: int, limit: int) -> list[DeadLetter]:
+    async def dead_letters(
+        self, run_id: str, start: int, limit: int, *, newest_first: bool = False
+    ) -> list[DeadLetter]:
         """See `RunStore`."""
-        return list(self._runs.get(run_id).dead)[start : start + limit]
+        letters = list(self._runs.get(run_id).dead)
+        return letters[:: -1 if newest_first else 1][start : start + limit]
 
     async def requeue(self, run_id: str, task_ids: Sequence[str]) -> int:
         """See `RunStore`."""

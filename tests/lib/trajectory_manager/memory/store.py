@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from tests.lib.trajectory_manager.memory.column_store import MemoryColumnStore
+from tests.lib.trajectory_manager.memory.inspection_store import MemoryInspectionStore
 from tests.lib.trajectory_manager.memory.ledger_store import MemoryLedgerStore
 from tests.lib.trajectory_manager.memory.retention_store import MemoryRetentionStore
 from tests.lib.trajectory_manager.memory.run_state import Runs
@@ -27,6 +28,7 @@ def memory_store(clock: Callable[[], float] = time.time, incarnation: int | None
         ledger=MemoryLedgerStore(runs, clock),
         columns=columns,
         retention=MemoryRetentionStore(runs, tokens, columns),
+        inspection=MemoryInspectionStore(runs),
         durability=Durability.FAST,
         ready=_always,
     )

@@ -10,6 +10,7 @@ from trajectory_manager.model.records import FailureClass, Outcome, Purpose, Rol
 from trajectory_manager.model.tokens import (
     Append,
     Appended,
+    Cut,
     RolloutFinish,
     RoutedExperts,
     Tokens,
@@ -246,6 +247,14 @@ class MemoryTokenStore:
         if unknown := [turn_id for turn_id in turn_ids if turn_id not in turns]:
             raise store_error("UNKNOWN_TURN", unknown[0])
         return [turns[turn_id].tokens for turn_id in turn_ids]
+
+    async def windows(self, run_id: str, rollout_id: str, cuts: Sequence[Cut]) -> list[Tokens]:
+        """See `TokenStore`."""
+        turns = self._record(run_id, rollout_id).turns
+        return [
+            turns[turn_id].tokens.cut(start, stop)._replace(spans=())
+            for turn_id, start, stop in cuts
+        ]
 
     async def read(
         self, run_id: str, rollout_ids: Sequence[str], *, spans_only: bool = False

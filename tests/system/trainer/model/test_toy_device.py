@@ -186,8 +186,9 @@ def _read_metric(patch: pytest.MonkeyPatch) -> None:
     real = policy_loss.policy_loss
 
     def reading(*given: Any) -> Any:
-        loss, sums = real(*given)
-        return loss, {**sums, "entropy": torch.tensor(sums["entropy"].item(), device=DEVICE)}
+        loss, sums, rows = real(*given)
+        read = torch.tensor(sums["entropy"].item(), device=DEVICE)
+        return loss, {**sums, "entropy": read}, rows
 
     patch.setattr(sharded_backend, "policy_loss", reading)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.lib.trainer.ranks.whole_run import greatest_difference, losses, run
+from tests.lib.trainer.ranks.whole_run import greatest_difference, losses, run, same_rows
 from tests.lib.trainer.support import JOB_CONFIG, ROUNDING, make_model, trainer_config
 from trainer.model.load_model import load_whole
 from trainer.pipeline.stage import Stage
@@ -62,6 +62,7 @@ def test_a_fused_pipeline_trains_as_fsdp_does(fsdp: Path, pipelined: Path) -> No
         for name in mine.keys() - {"packing", "computed_tokens"}:  # of the micro-batches
             assert mine[name] == pytest.approx(other[name], abs=ROUNDING), name
     assert greatest_difference(fsdp, pipelined) < ROUNDING
+    assert same_rows(fsdp, pipelined)
     initial = load_file(fsdp / "checkpoints/step_000000002/rank_00000_of_00001.safetensors")
     assert losses(pipelined)[0] != losses(pipelined)[1]
     assert initial["parameter.critic.backbone.norm.weight"].std() > 0, "the critic learns"

@@ -59,7 +59,7 @@ def without_empty(job: dict[str, Any]) -> None:
     ) -> dict[str, float]:
         for batch in command.micro_batches:
             if batch.loss_mask_BT.any():
-                totals.add(backend._backward(batch, command.weight_version, None))
+                totals.add(*backend._backward(batch, command.weight_version, None))
             else:
                 dist.all_reduce(torch.zeros(()))
         return {}

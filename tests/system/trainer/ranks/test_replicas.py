@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.lib.trainer.ranks.whole_run import greatest_difference, losses, run
+from tests.lib.trainer.ranks.whole_run import greatest_difference, losses, run, same_rows
 from tests.lib.trainer.support import JOB_CONFIG, ROUNDING
 from trainer.checkpoint.checkpoint_files import read_parameters
 
@@ -41,6 +41,7 @@ def test_two_replicas_of_two_ranks_and_one_rank_give_the_same_steps(
     """Losses, gradient norms in the clipping, and weights."""
     assert losses(replicated) == pytest.approx(losses(alone), abs=ROUNDING)
     assert greatest_difference(replicated, alone) < ROUNDING
+    assert same_rows(replicated, alone)
 
 
 def test_one_replica_saves_and_all_resume(

@@ -108,7 +108,7 @@ def test_buffers_are_kept_while_tensors_keep_their_shape() -> None:
 @pytest.mark.parametrize(
     ("command", "events"),
     [
-        (Optimize(step=1), ["held back", "optimize"]),
+        (Optimize(step=1), ["held back", "optimize", "take rows"]),
         (Measure(step=1), ["measure"]),
     ],
 )

@@ -13,6 +13,7 @@ ROLLOUT_SCRIPTS = {
     "start_rollout",
     "begin_turn",
     "read_newest_turn",
+    "read_tokens",
     "append_tokens",
     "finish_rollout",
     "record_rollout",
@@ -26,11 +27,12 @@ NAMES = ("run", "a/7/1")
 def key_sets() -> dict[str, tuple[str, ...]]:
     """The KEYS that each script is called with."""
     run_id, rollout_id = NAMES
-    of_rollout = keys.deleted_keys(run_id, rollout_id)
-    return {
-        path.stem: of_rollout if path.stem in ROLLOUT_SCRIPTS else keys.run_keys(run_id)
+    of_rollout, of_run = keys.deleted_keys(run_id, rollout_id), keys.run_keys(run_id)
+    found = {
+        path.stem: of_rollout if path.stem in ROLLOUT_SCRIPTS else of_run
         for path in SCRIPTS.glob("[!_]*.lua")
     }
+    return found | {"record_trained": (*of_run, *keys.trained_keys(run_id, 7))}
 
 
 def test_the_keys_of_each_script_share_a_slot() -> None:

@@ -1,7 +1,7 @@
--- requires: _dead_letters _cell_queue _replacements
+-- requires: _dead_letters _cell_queue _replacements _rows
 -- Applies the results of finished rollouts to their groups. Idempotent: only the leased attempt of a slot counts.
 -- Columns of a sample are queued with its rollout; complete_cells.lua makes a group ready that lacked some.
--- ARGV: run_id, max_replacements, max_dead_letters, then rollout_id and result of each.
+-- ARGV: run_id, max_replacements, max_dead_letters, then rollout_id, result, and row of the index or '' of each.
 -- Returns of each the effect and, for a discarded group, the reason.
 local config, counters, tasks, groups, leases, outbox, ready =
   KEYS[1], KEYS[2], KEYS[3], KEYS[8], KEYS[9], KEYS[11], KEYS[13]
@@ -14,7 +14,8 @@ local limits = {
   max_replacements = tonumber(max_replacements), max_dead_letters = max_dead_letters
 }
 
-local function settle(rollout_id, result)
+local function settle(rollout_id, result, row)
+  if row ~= '' then keep_row(rollout_id, row) end
   redis.call('ZREM', outbox, rollout_id)
   redis.call('ZREM', leases, rollout_id)
   end_nonce(rollout_id)
@@ -92,5 +93,5 @@ local function settle(rollout_id, result)
 end
 
 local effects = {}
-for i = 4, #ARGV, 2 do table.insert(effects, settle(ARGV[i], ARGV[i + 1])) end
+for i = 4, #ARGV, 3 do table.insert(effects, settle(unpack(ARGV, i, i + 2))) end
 return {'ok', effects}

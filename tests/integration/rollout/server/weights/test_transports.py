@@ -345,15 +345,29 @@ async def test_files_come_from_the_servers_that_were_named(
     assert [list(request.names) for request in parent.requests] == [[BIG]]
 
 
-@pytest.mark.parametrize("dies", ["before", "in the middle", "does not have it"])
-async def test_a_dead_parent_costs_only_what_it_did_not_send(
-    version: LocalVersion, tmp_path: Path, dies: str
+async def test_a_parent_lost_in_the_middle_costs_only_what_it_did_not_send(
+    version: LocalVersion, tmp_path: Path
 ) -> None:
-    """The relay fails by name; the stream from the weights service continues from there."""
-    parent = Sender({} if dies == "does not have it" else {1: version}, cut_after=2)
-    weights = Sender({1: version})
+    """The relay continues from the source that is named instead."""
+    weights = Sender({1: version}, replacement="")
+    parent = Sender({1: version}, cut_after=2)
     async with parent.serving() as port:
-        address = f"127.0.0.1:{port if dies != 'before' else free_port()}"
+        weights.sources = {"config.json": "", BIG: f"127.0.0.1:{port}"}
+        async with receiver(weights, tmp_path / "to") as to:
+            await Relay(to.context).fetch(to.incoming(version))
+    assert same_files(version, to.folder)
+    assert weights.requests[-1].offset > 0
+    assert set(Counter(weights.sent + parent.sent).values()) == {1}
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_where_no_other_parent_is_named_the_next_transport_brings_the_file(
+    version: LocalVersion, tmp_path: Path, is_there: bool
+) -> None:
+    """The relay fails by name, whether its parent does not answer or does not have the version."""
+    parent, weights = Sender({}), Sender({1: version})
+    async with parent.serving() as port:
+        address = f"127.0.0.1:{port if is_there else free_port()}"
         weights.sources = {"config.json": "", BIG: address}
         async with receiver(weights, tmp_path / "to") as to:
             incoming = to.incoming(version)

@@ -65,6 +65,11 @@ async def test_turns_live_through_published_versions(tmp_path: Path) -> None:
                 await weights.publish(version, folder_with(tmp_path / str(version), b"w"))
                 await client.serving(version)
             token_ids, versions, finish = await turn
+            loaded = (await client.info()).loaded_versions
+    assert [each.weight_version for each in loaded] == [1, 2, 3, 4]
+    times = [each.load_time.ToMicroseconds() for each in loaded]
+    assert times == sorted(times)
+    assert times[0] > 0
     assert finish == tokens_pb2.FINISH_REASON_LENGTH
     assert versions == sorted(versions)
     assert {0, 4} <= set(versions)

@@ -47,6 +47,8 @@ class Sender(WeightServiceServicer):
     """What ProbeFolder claims is in it; None: what is there."""
     sources: dict[str, str] = field(default_factory=dict)
     """File -> address, for RequestSources."""
+    replacement: str | None = None
+    """Address that it names instead of one that was lost; None: the same again."""
     requests: list[pb.FetchShardsRequest] = field(default_factory=list)
     """What was asked for."""
     sent: list[tuple[str, int]] = field(default_factory=list)
@@ -86,6 +88,10 @@ class Sender(WeightServiceServicer):
 
     async def RequestSources(self, request: pb.RequestSourcesRequest, context: Any) -> Any:
         """As the test wants it."""
+        if request.lost_address and self.replacement is not None:
+            for name, address in self.sources.items():
+                if address == request.lost_address:
+                    self.sources[name] = self.replacement
         files = [pb.FileSource(name=name, address=at) for name, at in self.sources.items()]
         return pb.RequestSourcesResponse(files=files)
 

@@ -1,0 +1,1 @@
+"""Rpcs for people who look at a run."""

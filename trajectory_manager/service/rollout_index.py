@@ -1,0 +1,172 @@
+"""Searches of a run's rollouts, newest first, by rows of the index.
+
+A rollout without a row is running, or finished while there was no index: its header is read, and
+if it has finished its row is added. A call looks at a bounded number of rollouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from trajectory_manager.model.records import Rollout, RolloutState, SlotName
+from trajectory_manager.model.rollout_summary import RolloutSummary, Wanted
+from trajectory_manager.model.runs import RunConfig
+from trajectory_manager.model.tokens import Origin, TurnRecord
+from trajectory_manager.store.inspection_interface import Row
+from trajectory_manager.store.interface import Store
+
+__all__ = ["Found", "RolloutSearch", "summary_of"]
+
+_MAX_ROWS, _MAX_HEADERS = 5000, 300
+"""What one call reads at most."""
+_BATCH, _HEADER_BATCH = 500, 50
+
+
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """A page of a search."""
+
+    summaries: list[RolloutSummary] = field(default_factory=list)
+    """Rollouts that are wanted."""
+    next_start: int = 0
+    """Where the search continues; 0: it is over."""
+    num_searched: int = 0
+    """Rollouts that were looked at."""
+    num_started: int = 0
+    """Rollouts that the run ever started."""
+    num_unindexed: int = 0
+    """The oldest of these, which are not found any more."""
+
+
+class RolloutSearch:
+    """Searches the rollouts of runs."""
+
+    def __init__(self, store: Store, *, keeps_rows: bool = True) -> None:
+        """`keeps_rows`: whether rows are added that were missing."""
+        self._store = store
+        self._keeps_rows = keeps_rows
+
+    async def newest(self, run_id: str, wanted: Wanted, before: int, limit: int) -> Found:
+        """Rollouts that were started before number `before`; 0: from the newest."""
+        found, num_headers = Found(next_start=before), 0
+        batch = limit if wanted.anything else _BATCH
+        while found.num_searched < _MAX_ROWS and num_headers < _MAX_HEADERS:
+            page = await self._store.inspection.newest(run_id, found.next_start, batch)
+            found.num_started, found.num_unindexed = page.num_started, page.num_unindexed
+            rows = _first(page.rows, _MAX_HEADERS - num_headers)
+            num_headers += sum(map(_lacks_summary, rows))
+            num_seen = await self._collect(run_id, wanted, rows, limit, found)
+            found.next_start = rows[num_seen - 1].number if num_seen else 0
+            if num_seen == len(page.rows) < batch:
+                found.next_start = 0
+            if not found.next_start or len(found.summaries) == limit:
+                break
+        return await self._with_steps(run_id, found)
+
+    async def among(
+        self, run_id: str, wanted: Wanted, rollout_ids: Sequence[str], start: int, limit: int
+    ) -> Found:
+        """Those of `rollout_ids` from place `start` on, in their order."""
+        found, names = Found(), rollout_ids[start : start + _BATCH]
+        rows = _first(await self._store.inspection.rows(run_id, names), _MAX_HEADERS)
+        end = start + await self._collect(run_id, wanted, rows, limit, found)
+        found.next_start = end if end < len(rollout_ids) else 0
+        return await self._with_steps(run_id, found)
+
+    async def _collect(
+        self, run_id: str, wanted: Wanted, rows: Sequence[Row], limit: int, found: Found
+    ) -> int:
+        """Add the wanted ones of `rows` to `found` until it has `limit`; how many were seen."""
+        num_seen = 0
+        async for row in self._read(run_id, rows):
+            num_seen += 1
+            if row.summary is not None and wanted.matches(row.summary):
+                found.summaries.append(row.summary)
+            if len(found.summaries) == limit:
+                break
+        found.num_searched += num_seen
+        return num_seen
+
+    async def _read(self, run_id: str, rows: Sequence[Row]) -> AsyncIterator[Row]:
+        """The rows, with the summaries of those that had none if there is such a rollout."""
+        for start in range(0, len(rows), _HEADER_BATCH):
+            batch = rows[start : start + _HEADER_BATCH]
+            missing = [row.rollout_id for row in batch if _lacks_summary(row)]
+            known = await self._from_headers(run_id, missing) if missing else {}
+            for row in batch:
+                name = row.rollout_id
+                yield row._replace(summary=known[name]) if name in known else row
+
+    async def _from_headers(
+        self, run_id: str, names: Sequence[str]
+    ) -> dict[str, RolloutSummary | None]:
+        config = await self._store.runs.config(run_id)
+        read = await self._store.tokens.read(run_id, names, spans_only=True)
+        found = {
+            name: summary_of(*each, config) if each is not None else None
+            for name, each in zip(names, read, strict=True)
+        }
+        if self._keeps_rows:
+            closed = {name: each for name, each in found.items() if _is_final(name, each)}
+            await self._store.inspection.keep(run_id, closed)
+        return found
+
+    async def _with_steps(self, run_id: str, found: Found) -> Found:
+        """The page with the steps that committed what no trainer recorded."""
+        names = [each.rollout_id for each in found.summaries if not each.step]
+        steps = await self._store.ledger.committed_steps(run_id, names) if names else []
+        by_name = dict(zip(names, steps, strict=True))
+        found.summaries = [
+            each._replace(step=by_name.get(each.rollout_id, each.step)) for each in found.summaries
+        ]
+        return found
+
+
+def _lacks_summary(row: Row) -> bool:
+    return row.summary is None and not row.deleted
+
+
+def _first(rows: Sequence[Row], max_headers: int) -> Sequence[Row]:
+    """The first of `rows`, such that at most so many headers must be read for them."""
+    lacking = [place for place, row in enumerate(rows) if _lacks_summary(row)]
+    return rows[: lacking[max_headers]] if len(lacking) > max_headers else rows
+
+
+def _is_final(rollout_id: str, summary: RolloutSummary | None) -> bool:
+    """Whether a rollout has finished, or was deleted: only one with a lease may still start."""
+    if summary is None:
+        return SlotName.parse(rollout_id) is not None
+    return summary.state != int(RolloutState.RUNNING)
+
+
+def summary_of(rollout: Rollout, turns: Sequence[TurnRecord], config: RunConfig) -> RolloutSummary:
+    """The summary of a rollout, whose turns have at least their spans."""
+    spans = [span for record in turns for span in record.tokens.spans]
+    sampled = [span for span in spans if span.origin is Origin.POLICY]
+    versions = [span.weight_version for span in sampled] or [-1]
+    return RolloutSummary(
+        rollout_id=rollout.rollout_id,
+        purpose=int(rollout.purpose),
+        state=int(rollout.state),
+        failure_class=int(rollout.outcome.failure_class),
+        finish_reason=turns[-1].turn.finish_reason if turns else 0,
+        truncated=rollout.outcome.truncated,
+        in_group=bool(rollout.group_id),
+        num_turns=len(turns),
+        num_tokens=sum(span.num_tokens for span in spans),
+        num_policy_tokens=sum(span.num_tokens for span in sampled),
+        min_weight_version=min(versions),
+        max_weight_version=max(versions),
+        reward=_reward(rollout.outcome.totals, config),
+        create_time=rollout.create_time,
+        finish_time=rollout.finish_time,
+        step=0,
+    )
+
+
+def _reward(totals: dict[str, float], config: RunConfig) -> float | None:
+    name = config.reward_name or config.zero_variance_reward
+    if name or len(totals) != 1:
+        return totals.get(name)
+    return next(iter(totals.values()))

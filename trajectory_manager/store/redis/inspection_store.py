@@ -1,0 +1,124 @@
+"""InspectionStore on Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.chassis.redis.scripts import Scripts
+from trajectory_manager.model.rollout_summary import RolloutSummary
+from trajectory_manager.store.errors import unwrap
+from trajectory_manager.store.inspection_interface import IndexPage, Row, TrainedRecord
+from trajectory_manager.store.redis import keys
+from trajectory_manager.store.redis.rollout_rows import DELETED, packed, packed_step, unpacked
+
+
+class RedisInspectionStore:
+    """Implements `InspectionStore`."""
+
+    def __init__(self, scripts: Scripts) -> None:
+        self._scripts = scripts
+
+    async def newest(self, run_id: str, before: int, limit: int) -> IndexPage:
+        """At most `limit` rollouts that were started before number `before`."""
+        found = await self._call("list_rows", run_id, before, limit)
+        started, floor, first, names, rows = found
+        numbers = range(int(first), int(first) - len(names), -1)
+        return IndexPage(
+            rows=[
+                _row(number, name.decode(), row)
+                for number, name, row in zip(numbers, names, rows, strict=True)
+            ],
+            num_started=int(started),
+            num_unindexed=int(floor),
+        )
+
+    async def rows(self, run_id: str, rollout_ids: Sequence[str]) -> list[Row]:
+        """The row of each."""
+        if not rollout_ids:
+            return []
+        (found,) = await self._call("read_rows", run_id, *rollout_ids)
+        return [_row(0, name, row) for name, row in zip(rollout_ids, found, strict=True)]
+
+    async def keep(self, run_id: str, summaries: Mapping[str, RolloutSummary | None]) -> None:
+        """Add rows of finished rollouts that lack one."""
+        if summaries:
+            rows = ((n, DELETED if s is None else packed(s)) for n, s in summaries.items())
+            await self._call("keep_rows", run_id, *(part for row in rows for part in row))
+
+    async def forget(self, run_id: str, rollout_ids: Sequence[str]) -> None:
+        """Mark rollouts as deleted."""
+        if rollout_ids:
+            await self._call("forget_rows", run_id, DELETED, *rollout_ids)
+
+    async def trim(self, run_id: str, max_rollouts: int) -> None:
+        """Drop some of the rows that are older than the newest `max_rollouts`."""
+        await self._call("trim_rows", run_id, max_rollouts)
+
+    async def of_group(self, run_id: str, group_id: str) -> list[str]:
+        """The rollouts of a task, newest first."""
+        (names,) = await self._call("list_group_rollouts", run_id, group_id)
+        return [name.decode() for name in names]
+
+    async def of_step(self, run_id: str, step: int) -> list[str]:
+        """The rollouts of the samples of a step."""
+        recorded = await self.trained_samples(run_id, step)
+        (names,) = (recorded,) if recorded else await self._call("list_step_rollouts", run_id, step)
+        texts = (name if isinstance(name, str) else name.decode() for name in names)
+        return list(dict.fromkeys(text.partition("#")[0] for text in texts))
+
+    async def record_trained(
+        self,
+        run_id: str,
+        epoch: int,
+        step: int,
+        records: Sequence[TrainedRecord],
+        num_kept_steps: int,
+    ) -> None:
+        """Add to what is recorded of `step`."""
+        flat = (p for each in records for p in (each.sample_id, each.summary, each.tokens))
+        (forgotten,) = unwrap(
+            await self._scripts.call(
+                "record_trained",
+                keys=[*keys.run_keys(run_id), *keys.trained_keys(run_id, step)],
+                args=[run_id, epoch, step, num_kept_steps, packed_step(step), *flat],
+            )
+        )
+        # Before their entries, so that the next record completes an interrupted one.
+        for number in forgotten:
+            names = keys.trained_keys(run_id, number)
+            await self._scripts.read([("UNLINK", name) for name in names])
+            await self._scripts.read([("HDEL", keys.trained_steps(run_id), number)])
+
+    async def trained_steps(self, run_id: str) -> list[int]:
+        """The steps of which something is recorded, oldest first."""
+        (found,) = await self._scripts.read([("HKEYS", keys.trained_steps(run_id))])
+        return sorted(map(int, found))
+
+    async def trained_samples(self, run_id: str, step: int) -> list[str]:
+        """The samples that are recorded of a step, by name."""
+        (found,) = await self._scripts.read([("HKEYS", keys.trained_keys(run_id, step)[0])])
+        return sorted(name.decode() for name in found)
+
+    async def trained(
+        self, run_id: str, step: int, sample_ids: Sequence[str], *, with_tokens: bool
+    ) -> list[TrainedRecord]:
+        """What is recorded of these samples."""
+        if not sample_ids:
+            return []
+        names = keys.trained_keys(run_id, step)[: 1 + with_tokens]
+        parts = await self._scripts.read([("HMGET", name, *sample_ids) for name in names])
+        tokens = parts[1] if with_tokens else [b""] * len(sample_ids)
+        return [
+            TrainedRecord(sample_id=name, summary=summary, tokens=values or b"")
+            for name, summary, values in zip(sample_ids, parts[0], tokens, strict=True)
+            if summary is not None
+        ]
+
+    async def _call(self, script: str, run_id: str, *args: Any) -> list[Any]:
+        reply = await self._scripts.call(script, keys=keys.run_keys(run_id), args=[run_id, *args])
+        return unwrap(reply)
+
+
+def _row(number: int, rollout_id: str, row: bytes | None) -> Row:
+    return Row(number, rollout_id, unpacked(rollout_id, row), deleted=row == DELETED)
