@@ -1,0 +1,46 @@
+// All runs that the console knows.
+
+import { get } from "../lib/api.js";
+import { fill, h } from "../lib/dom.js";
+import { clock, duration, fixed, integer } from "../lib/format.js";
+import { bindRows } from "../lib/keys.js";
+import { badge, empty, loading, sortRows, table, usedColumns } from "../lib/parts.js";
+import { link } from "../lib/route.js";
+
+const COLUMNS = [
+  { name: "name", title: "Run", value: (run) => run.name ?? run.id, cell: (run) => h("a", { href: link(run.id, "overview"), "data-row": true }, run.name ?? run.id) },
+  { name: "state", title: "State", value: (run) => run.state, cell: (run) => badge(run.state) },
+  { name: "step", title: "Step", numeric: true, value: (run) => run.step, cell: (run) => integer(run.step) },
+  { name: "reward", title: "Reward", numeric: true, value: (run) => run.reward, cell: (run) => fixed(run.reward) },
+  { name: "best_heldout", title: "Best held-out", numeric: true, value: (run) => run.best_heldout, cell: (run) => fixed(run.best_heldout) },
+  { name: "started", title: "Started", numeric: true, value: (run) => run.started, cell: (run) => clock(run.started) },
+  { name: "took", title: "Took", numeric: true, value: took, cell: (run) => duration(took(run)) },
+  { name: "model", title: "Model", value: (run) => run.model, cell: (run) => h("span", { title: run.model }, endOf(run.model)) },
+  { name: "algorithm", title: "Algorithm", value: (run) => run.algorithm, cell: (run) => run.algorithm ?? "–" },
+];
+
+/** The end of a path; a name as it is. */
+function endOf(model) {
+  return model?.startsWith("/") ? `…/${model.split("/").slice(-2).join("/")}` : model ?? "–";
+}
+
+function took(run) {
+  return run.started ? (run.ended ?? Date.now() / 1000) - run.started : null;
+}
+
+/** The list of runs; two of them can be laid over each other in the curves. */
+export async function showRuns({ main, signal, query, setQuery }) {
+  const place = h("div");
+  fill(main, h("h1", {}, "Runs"), place);
+  const { runs } = await loading(place, "Reading runs", () => get(["runs"], {}, { signal }));
+  bindRows(main, signal);
+  const draw = () => {
+    const sorted = { name: query.sort ?? "started", down: query.down !== "0" };
+    const onSort = (name) => {
+      setQuery({ sort: name, down: sorted.name === name && sorted.down ? "0" : "1" });
+      draw();
+    };
+    fill(place, runs.length ? table("Runs", usedColumns(COLUMNS, runs), sortRows(runs, COLUMNS, sorted), { sorted, onSort }) : empty("No run yet. Start one with seamflow train."));
+  };
+  draw();
+}
