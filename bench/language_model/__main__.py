@@ -9,6 +9,7 @@ import argparse
 
 from bench.language_model import beside_trl, learning
 from bench.language_model.decoding import measure_decoding
+from bench.language_model.trained_tokens import measure_trained_tokens
 from bench.language_model.variants import measure_lora, measure_sglang, measure_tools
 
 __all__ = ["main"]
@@ -20,6 +21,7 @@ _PARTS = {
     "lora": measure_lora,
     "sglang": measure_sglang,
     "decoding": measure_decoding,
+    "tokens": measure_trained_tokens,
 }
 
 
