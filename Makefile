@@ -26,7 +26,7 @@ SGLANG_TESTS ?= tests/integration/rollout/server tests/system/rollout/server tes
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-wheel bench-model bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion bench-size bench-gpu bench-fleet bench-wan \
-	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-health test-models test-publish-kills test-slurm test-roundtrips \
+	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-console test-health test-models test-publish-kills test-slurm test-roundtrips \
 	test test-unit test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs site lock proto descriptors up images health down clean help .venv-sglang $(ADAPTERS)
 
 help: ## List the targets.
@@ -193,6 +193,12 @@ test-field: $(VENV)/.dev ## Inputs of every kind that people really send, each w
 
 test-health: $(VENV)/.dev ## Twelve ways not to learn, each a short run that must be named with its cure; six healthy runs.
 	$(CONTAINED) tests.suites.health
+
+test-console: $(VENV)/.dev ## The console in Chromium beside a run that trains: screens, keys, hostile texts, axe; 100,000 rollouts.
+	@command -v chromium >/dev/null || { echo "missing Debian package: apt-get install chromium" >&2; exit 1; }
+	$(VENV)/bin/python -m pip install --quiet 'playwright==1.65.2'
+	npm install --silent --no-fund --no-audit --prefix tests/suites/console/node
+	$(CONTAINED) tests.suites.console
 
 test-slurm: $(VENV)/.dev ## A run as a job of a real Slurm of three nodes: one drained, the job requeued and resumed (needs root and Slurm).
 	$(CONTAINED) tests.suites.slurm

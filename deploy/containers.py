@@ -39,6 +39,8 @@ __all__ = [
 ROOT = Path(__file__).parents[1]
 PROJECT = "seamflow"
 AGENT_FOLDER = ROOT / "runs" / "compose" / "agent"
+CONSOLE_LINK = ROOT / "runs" / "compose" / "console"
+"""File with the link that lets a browser into the console."""
 _IMAGES = ROOT / "deploy" / "compose.images.yml"
 _UNAVAILABLE, _FAILED = 69, 70
 _POLL_SECONDS = 2.0
@@ -159,6 +161,7 @@ def up(profiles: Iterable[str] = (), *, build: bool = True) -> None:
         raise
     _wait()
     _write_credential()
+    _write_console_link()
 
 
 def build_images(profiles: Iterable[str] = (), *, quiet: bool = False) -> None:
@@ -200,11 +203,24 @@ def _check(found: Sequence[Container]) -> None:
 def _write_credential() -> None:
     """The certificates and the token of agents, readable by the caller alone."""
     text = compose("exec", "-T", "agent-runner", "python", "-c", _READ_CREDENTIAL, capture=True)
-    AGENT_FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, content in json.loads(text).items():
-        descriptor = os.open(AGENT_FOLDER / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(content)
+        _write_private(AGENT_FOLDER / name, content)
+
+
+def _write_console_link() -> None:
+    """The link that lets a browser of this machine into the console."""
+    file = "/secrets/console_access_token"
+    token = compose("exec", "-T", "console", "cat", file, capture=True).strip()
+    port = os.environ.get("CONSOLE_PORT") or 8090
+    _write_private(CONSOLE_LINK, f"https://127.0.0.1:{port}/?token={token}\n")
+
+
+def _write_private(path: Path, content: str) -> None:
+    """For the caller alone."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(content)
 
 
 def _print_addresses() -> None:
@@ -214,6 +230,8 @@ def _print_addresses() -> None:
     print(f"gRPC {grpc}, HTTP {http}, credentials in {folder}. Try:")
     print(f"  python examples/minimal_agent.py {grpc} quickstart {folder}")
     print("or the agent over HTTP of docs/deployment.md")
+    link = CONSOLE_LINK.relative_to(ROOT)
+    print(f"console: the link in {link}; ca.pem signed its certificate")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -54,6 +54,8 @@ class Service:
     checks_agent_token: bool = False
     derives_credentials: bool = False
     """It makes the credentials of rollouts."""
+    lets_browsers_in: bool = False
+    """By a link that has a secret."""
 
 
 SERVICES: dict[str, Service] = {
@@ -75,6 +77,7 @@ SERVICES: dict[str, Service] = {
     "agent-runner": Service(identity="agent", presents_agent_token=True),
     "tool-loop": Service(),
     "environments": Service(),
+    "console": Service(lets_browsers_in=True),
     "create-run": Service(),
     "operator": Service(),
 }
@@ -157,7 +160,7 @@ def authority_in(folder: Path) -> Authority:
 def _shared(folder: Path) -> dict[str, str]:
     """The secrets that more than one service knows, by their file in the authority's folder."""
     accounts = [f"redis_password_{name}" for name, service in SERVICES.items() if service.keys]
-    names = ["agent_token", "credential_secret", *accounts]
+    names = ["agent_token", "credential_secret", "console_access_token", *accounts]
     for name in names:
         if not (folder / name).exists():
             _write(folder / name, secrets.token_urlsafe(32).encode())
@@ -192,6 +195,8 @@ def _texts(service: Service, name: str, shared: dict[str, str]) -> dict[str, str
         texts["agent_token"] = f"sha256:{_digest(shared['agent_token'])}"
     if service.derives_credentials:
         texts["credential_secret"] = shared["credential_secret"]
+    if service.lets_browsers_in:
+        texts["console_access_token"] = shared["console_access_token"]
     if service.keys:
         texts[f"{name}/redis_url"] = _redis_url(name, shared[f"redis_password_{name}"])
     if name == "redis":

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from bench.harness.redis_process import free_port
-from services.launcher.redis.redis_binary import find_redis_server
+from services.lib.redis_binary import find_redis_server
 
 __all__ = [
     "Child",

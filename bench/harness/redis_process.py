@@ -13,7 +13,7 @@ from pathlib import Path
 
 import redis
 
-from services.launcher.redis.redis_binary import find_redis_server
+from services.lib.redis_binary import find_redis_server
 
 __all__ = ["DURABLE", "FAST", "REPLICATED", "free_port", "redis_server"]
 

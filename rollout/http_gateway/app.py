@@ -17,13 +17,13 @@ from rollout.http_gateway.dialects.dialect import openai_error
 from rollout.http_gateway.dialects.responses import Responses
 from rollout.http_gateway.dialects.token_generate import TokenGenerate
 from rollout.http_gateway.model_routes import ModelRoutes
-from rollout.http_gateway.request_source import check_source
 from rollout.http_gateway.rollout_routes import RolloutRoutes
 from rollout.http_gateway.turn_routes import TurnRoutes
 from services.chassis import metrics
 from services.chassis.errors import ServiceError
 from services.chassis.log import get_logger
 from services.chassis.rpc import tracing
+from services.lib.http.request_source import ForeignRequestError, check_source
 
 if TYPE_CHECKING:
     from rollout.http_gateway.config import HttpGatewayConfig
@@ -108,6 +108,8 @@ class _Middleware:
             return await handler(request)
         except ApiError as error:
             return _error_response(request, error)
+        except ForeignRequestError as error:
+            return _error_response(request, ApiError(403, str(error), code=error.code))
         except SeamflowError as error:
             return _error_response(request, from_seamflow(error))
         except ServiceError as error:  # of this gateway's own budget
@@ -122,7 +124,7 @@ class _Middleware:
             return _error_response(request, ApiError(500, message, code="internal_error"))
 
     def _check(self, request: web.Request) -> None:
-        check_source(request.headers, request.scheme, self._config)
+        check_source(request.headers, request.scheme, self._config, "http_gateway")
         if self._num_open > self._config.max_open_calls:
             message = (
                 f"{self._config.max_open_calls} calls are in progress (max_open_calls): try later"

@@ -12,13 +12,13 @@ from seamflow.stubs import async_stub
 
 from rollout.http_gateway.app import application
 from rollout.http_gateway.config import HttpGatewayConfig
-from rollout.http_gateway.http_server import serving
 from rollout.http_gateway.lease_holds import LeaseHolds
 from rollout.http_gateway.model_routes import ModelRoutes
 from rollout.http_gateway.rollout_routes import RolloutRoutes
 from rollout.http_gateway.turn_routes import TurnRoutes
 from services.chassis.rpc import clients
 from services.chassis.rpc.server import Service, run
+from services.lib.http.http_server import serving
 
 __all__ = ["build", "main"]
 

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from services.chassis.config.settings import ServerConfig
+from services.lib.http.http_config import HttpConfig
 
 __all__ = ["HttpGatewayConfig"]
 
 
-class HttpGatewayConfig(ServerConfig):
+class HttpGatewayConfig(HttpConfig):
     """Settings of an HTTP gateway. Any number may serve one run; none keeps state that matters."""
 
     run_id: str
     """Training job whose rollouts it serves."""
     http_port: int = Field(0, ge=0, le=65535)
     """Port that agents use; 0 takes a free one."""
-    share_port: bool = False
-    """Let other replicas on this machine listen on http_port too: the kernel spreads connections,
-    and a call that is repeated because one was killed finds another."""
     rollout_gateway: str = "127.0.0.1:50052"
     """Address of the rollout gateway; several as "ipv4:10.0.0.1:50052,10.0.0.2:50052"."""
     public_url: str = ""
     """Start of the base URLs given to agents, such as "https://rollouts.example.org"; empty: the
     host that the agent itself requested."""
-    allowed_hosts: tuple[str, ...] = ()
-    """Names by which agents request this gateway, besides addresses, localhost, this machine's name
-    and that of `public_url`; requests with another `Host`, or with the `Origin` of a web page of
-    another site, are refused. Beyond loopback, with tokens, empty allows every name."""
     hold_seconds: float = Field(20.0, ge=0)
     """How long a reply is held back: until then its HTTP status is open, and a client's SDK repeats
     a call whose gateway was killed. Later a stream is sent as it is sampled, any other reply starts
@@ -50,8 +43,5 @@ class HttpGatewayConfig(ServerConfig):
     are refused with status 429."""
     body_timeout_seconds: float = Field(30.0, gt=0)
     """Longest time in which a client sends the body of a request."""
-    idle_connection_seconds: float = Field(120.0, gt=0)
-    """Longest time in which a connection has no call in progress, and in which the headers of a
-    call arrive; then it is closed."""
     max_open_calls: int = Field(4096, ge=1)
     """Calls in progress; further ones are refused with status 429."""

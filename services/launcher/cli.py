@@ -19,6 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from seamflow.installation.extras import missing_packages
+
 from services.chassis.config.load import load, load_or_exit
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError, ExitCode, StartupError
@@ -130,6 +132,8 @@ def _evaluation(config: LauncherConfig) -> EvaluationConfig:
 def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
     layout = make_layout(config, _config_file(sys.argv))
     plans = plan(config, layout, evaluation)
+    if missing_packages("console"):
+        plans.pop("console", None)  # a run does without
     if "redis" in layout.ports:
         redis = redis_server.server_plan(config, layout.folder, layout.ports["redis"])
         plans = {"redis": redis, **plans}
@@ -230,7 +234,7 @@ def make_layout(config: LauncherConfig, config_file: Path) -> Layout:
         redis_url=url,
         hosts=host_addresses(config),
         places=places(config),
-        **({} if config.dry_run else {"credential_secret": _credential_secret(folder)}),
+        **({} if config.dry_run else _secrets(folder)),
     )
 
 
@@ -270,9 +274,13 @@ def _known(addresses: Path) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _credential_secret(folder: Path) -> str:
-    """The run's own key, made at its first start: credentials outlive --resume."""
-    file = folder / "credential_secret"
+def _secrets(folder: Path) -> dict[str, str]:
+    """The run's own, made at its first start: credentials and links outlive --resume."""
+    return {name: _kept_secret(folder / name) for name in ("credential_secret", "console_token")}
+
+
+def _kept_secret(file: Path) -> str:
+    """For this user alone, and made if it is not there."""
     with suppress(FileNotFoundError):
         return file.read_text(encoding="utf-8")
     secret = secrets.token_hex(32)
@@ -296,8 +304,8 @@ def _config_file(arguments: list[str]) -> Path:
 
 
 def _is_used(name: str, plans: Mapping[str, ProcessPlan]) -> bool:
-    """Whether a process of the run listens there: a run may have no evaluator."""
-    return name != "evaluator" or name in plans
+    """Whether a process of the run listens there: a run may have no evaluator, or console."""
+    return name not in ("evaluator", "console") or name in plans
 
 
 def _dry_run(

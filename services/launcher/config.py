@@ -135,6 +135,11 @@ class LauncherConfig(RunRules):
     where all but the nodes of the others runs. The others join by `seamflow join`. Empty: this
     machine alone, on loopback. With several, calls between all processes have TLS, with
     certificates that the launcher makes."""
+    console: bool = True
+    """Start the console, whose link is printed: pages in a browser that show the run. Its death
+    never ends the run. From another machine, forward its port by ssh."""
+    console_port: int = Field(0, ge=0, le=65535)
+    """Port of the console; 0: a free one, which --resume keeps."""
     join_port: int = Field(0, ge=0, le=65535)
     """Port at which other hosts join; 0: a free one, which --resume keeps."""
     trainer_ranks: int = Field(0, ge=0)

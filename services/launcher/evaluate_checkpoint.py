@@ -129,6 +129,7 @@ def _settings(
         required_columns=(),
         resume=False,
         serve=False,
+        console=False,
     ), settings
 
 

@@ -16,6 +16,7 @@ from services.launcher.config import LauncherConfig, ScorerPlan, environment_kin
 __all__ = [
     "AGENT_PORTS",
     "Layout",
+    "console_link",
     "environment_addresses",
     "environment_server_names",
     "free_ports",
@@ -34,9 +35,16 @@ SERVICES = (
     "trainer",
     "evaluator",
 )
-AGENT_PORTS = ("rollout_gateway", "http_gateway", "join")
-"""What agents and other hosts connect to: a resumed run keeps their ports."""
+AGENT_PORTS = ("rollout_gateway", "http_gateway", "join", "console")
+"""What agents, other hosts and browsers connect to: a resumed run keeps their ports."""
+_PORT_SETTINGS = {
+    "http_gateway": "http_port",
+    "join": "join_port",
+    "console": "console_port",
+}
 _ENVIRONMENT_SERVER = "environment_server/"
+_OF_THIS_MACHINE = (_ENVIRONMENT_SERVER, "console")
+"""Listens on loopback in every run."""
 LOOPBACK = "127.0.0.1"
 _PORTS = range(20_000, 32_000)
 
@@ -62,11 +70,13 @@ class Layout:
     """The store."""
     credential_secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     """Key from which the gateway derives the credentials of rollouts."""
+    console_token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    """Secret of the console's link."""
 
     def address(self, name: str) -> str:
         """host:port of a process; of one that may be on several hosts all, as gRPC reads it."""
         port, hosts = self.ports[name], [self.hosts[i] for i in self.places.get(name, (0,))]
-        if name.startswith(_ENVIRONMENT_SERVER):
+        if name.startswith(_OF_THIS_MACHINE):
             hosts = [LOOPBACK]
         scheme = "ipv4:" if len(hosts) > 1 else ""
         return scheme + ",".join(f"{host}:{port}" for host in hosts)
@@ -87,6 +97,11 @@ class Layout:
         return text.replace("{run}", str(self.folder))
 
 
+def console_link(layout: Layout) -> str:
+    """The link that lets a browser of this machine into the console of the run."""
+    return f"http://{layout.address('console')}/?token={layout.console_token}"
+
+
 def free_ports(config: LauncherConfig, kept: Mapping[str, int] | None = None) -> dict[str, int]:
     """A port for each process, chosen once so that a restarted process keeps its address.
 
@@ -94,11 +109,15 @@ def free_ports(config: LauncherConfig, kept: Mapping[str, int] | None = None) ->
     of `kept` again, as far as they are free.
 
     Raises:
-        ConfigError: the configured http_port or join_port is taken, or the first of `hosts` is
-            not this machine.
+        ConfigError: the configured http_port, join_port or console_port is taken, or the first of
+            `hosts` is not this machine.
     """
     kept = dict(kept or {})
-    given = {"http_gateway": config.http_port, "join": config.join_port}
+    given = {
+        "http_gateway": config.http_port,
+        "join": config.join_port,
+        "console": config.console_port,
+    }
     kept |= {name: port for name, port in given.items() if port}
     # A dry run may be made on any machine.
     host = LOOPBACK if config.dry_run or not config.hosts else config.hosts[0]
@@ -108,7 +127,7 @@ def free_ports(config: LauncherConfig, kept: Mapping[str, int] | None = None) ->
             port = kept.get(name)
             if port is None or not _is_free(host, port, stack):
                 if given.get(name):
-                    setting = "join_port" if name == "join" else "http_port"
+                    setting = _PORT_SETTINGS[name]
                     raise ConfigError(f"{setting} is {port}: that port is taken; give another")
                 port = _free_port(host, stack)
             ports[name] = port
@@ -121,6 +140,7 @@ def _names(config: LauncherConfig) -> list[str]:
         "ranker": config.ranker,
         "rendezvous": len(config.training_nodes) > 1,
         "join": config.has_other_hosts,
+        "console": config.console,
     }
     chosen = [name for name, is_chosen in optional.items() if is_chosen]
     servers = [server_name(each) for node in config.node_plans() for each in node.server_ids()]

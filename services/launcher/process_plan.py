@@ -77,6 +77,7 @@ def plan(
             folder=layout.folder / "weights",
         ),
         service("scheduler", "scheduler", layout, redis_url=layout.redis_url),
+        *([_console(config, layout, evaluator)] if config.console else []),
         *([_ranker(layout)] if config.ranker else []),
         *(each for scorer in config.scorers for each in _scoring(scorer, config, layout)),
         _gateway(config, layout),
@@ -105,6 +106,26 @@ def _with_flags(process: ProcessPlan, flags: tuple[str, ...]) -> ProcessPlan:
         settings=None if settings is None else (*settings, *flags),
         check=check if check is None or settings is None else (*check, *flags),
     )
+
+
+def _console(
+    config: LauncherConfig, layout: Layout, evaluator: Sequence[ProcessPlan]
+) -> ProcessPlan:
+    """What it does, and whether it runs, changes nothing of the run."""
+    names = ["trajectory_manager", "rollout_gateway", "scheduler", "trainer", "weights"]
+    names += ["evaluator"] if evaluator else []
+    environment = settings_of(
+        "console",
+        port=0,
+        http_port=layout.ports["console"],
+        access_token=layout.console_token,
+        run_id=layout.run_id,
+        run_folder=layout.folder,
+        model=layout.path(config.model),
+        **{name: layout.address(name) for name in names},
+    )
+    console = process("console", "services.console", layout, environment)
+    return replace(console, optional=True, fatal=())
 
 
 def _ranker(layout: Layout) -> ProcessPlan:

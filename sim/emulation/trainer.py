@@ -27,6 +27,7 @@ from trainer.cli import connect_services
 from trainer.config import TrainerConfig
 from trainer.data.computations import Accumulate
 from trainer.loop import Trainer
+from trainer.policy.trained_rows import TokenValues
 from trainer.publish.snapshot_weights import SnapshotWeights, held_weights
 from trainer.ranks.commands import Command, Optimize, Release, Restore
 from trainer.ranks.device_lease import DeviceLease
@@ -122,6 +123,10 @@ class EmulatedGang:
         while self._file.with_name("barrier").exists():
             await asyncio.sleep(_POLL_SECONDS)
         return held_weights({"weight": torch.zeros(1)})
+
+    async def trained_rows(self, step: int, seconds: float) -> dict[int, TokenValues]:
+        """No token was computed."""
+        return {}
 
     async def stop(self) -> None:
         """Nothing to end."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from redis import Redis
 from redis.exceptions import RedisError
 
-from services.launcher.redis.redis_binary import find_redis_server
+from services.lib.redis_binary import find_redis_server
 from tests.lib.redis_server import RedisServer, free_port
 
 __all__ = ["RedisSentinel"]

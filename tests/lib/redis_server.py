@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from services.launcher.redis.redis_binary import find_redis_server
+from services.lib.redis_binary import find_redis_server
 
 __all__ = ["RedisServer", "free_port", "running_ports"]
 

@@ -32,6 +32,7 @@ PROCESSES = (
     "services.scoring",
     "services.environments",
     "services.tool_loop",
+    "services.console",
     "services.launcher",
 )
 OURS = (

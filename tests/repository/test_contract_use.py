@@ -152,6 +152,7 @@ FOLDERS: Mapping[Identity, str] = {
     Identity.SCORING: "services/scoring/",
     Identity.ENVIRONMENTS: "services/environments/",
     Identity.TOOL_LOOP: "services/tool_loop/",
+    Identity.CONSOLE: "services/console/",
     Identity.LAUNCHER: "services/launcher/",
     Identity.CREATE_RUN: "deploy/create_run.py",
 }
@@ -161,6 +162,7 @@ LIBRARIES: Mapping[Identity, tuple[str, ...]] = {
     Identity.RANKER: (_CLOSED_ROLLOUTS,),
     Identity.ENVIRONMENTS: (_CLIENT, _ENVIRONMENT_CLIENT),
     Identity.EVALUATOR: (_ENVIRONMENT_CLIENT,),
+    Identity.CONSOLE: ("sdk/seamflow/cli/snapshot.py", "sdk/seamflow/cli/health/counts.py"),
 }
 """What makes calls for a process, beside its own folder."""
 

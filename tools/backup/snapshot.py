@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 from services.chassis.redis.connect import connect
 from services.chassis.redis.target import Target, target_of
 from services.chassis.redis.url import parse_redis_url
-from services.launcher.redis.redis_binary import find_redis_server
+from services.lib.redis_binary import find_redis_server
 from tools.backup.contents import RDB, BackupError
 
 __all__ = ["database_of", "fetch_snapshot", "require_one_server", "serving"]

@@ -30,6 +30,7 @@ def sample_rows(micro_batch_tokens: int, rollout_tokens: int, prompt_tokens: int
         lengths_B=np.full(shape[0], shape[1]),
         rollouts_B=first.astype(np.int64),
         groups_B=first.astype(np.int64),
+        sequences_B=first.astype(np.int64),
         advantages_B=np.ones(shape[0]),
         weights_B=np.ones(shape[0]),
         bootstrap_B=np.zeros(shape[0], np.bool_),

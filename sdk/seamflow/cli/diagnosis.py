@@ -46,6 +46,9 @@ class Finding:
     """What to do, or what will end the wait if there is nothing to do."""
     since: float | None = None
     """Unix time at which the wait began, or a time after which it must have begun."""
+    subject: str = ""
+    """The service that is waited for, by its name in `Snapshot.problems`; empty: none in
+    particular."""
     normal: bool = False
     """True if this is expected operation and needs no action."""
 

@@ -12,7 +12,7 @@ from seamflow.cli.health.learning import not_learning
 from seamflow.cli.health.progress import read_progress
 from seamflow.network.host_port import listens
 
-__all__ = ["print_run_folders", "run_folders"]
+__all__ = ["print_run_folders", "run_folders", "run_state", "started"]
 
 _COLUMNS = ("run", "state", "steps", "reward", "best", "health", "started (UTC)", "folder")
 
@@ -36,7 +36,7 @@ def run_folders(parent: Path) -> list[Mapping[str, str]]:
     folders = [
         file.parent for file in parent.glob("*/addresses.json") if not file.parent.is_symlink()
     ]
-    return [_row(folder) for folder in sorted(folders, key=_started, reverse=True)]
+    return [_row(folder) for folder in sorted(folders, key=started, reverse=True)]
 
 
 def _row(folder: Path) -> Mapping[str, str]:
@@ -46,17 +46,17 @@ def _row(folder: Path) -> Mapping[str, str]:
     best = _json(folder / "checkpoints" / "best" / "best.json")
     return {
         "run": folder.name,
-        "state": _state(folder),
+        "state": run_state(folder),
         "steps": str(last.get("step", 0)),
         "reward": "" if reward is None else f"{reward:.3f}",
         "best": f"{best['value']:.3f} at step {best['step']}" if best else "",
         "health": ", ".join(each.rule for each in not_learning(progress)) or "ok",
-        "started": datetime.fromtimestamp(_started(folder), UTC).strftime("%Y-%m-%d %H:%M"),
+        "started": datetime.fromtimestamp(started(folder), UTC).strftime("%Y-%m-%d %H:%M"),
         "folder": str(folder),
     }
 
 
-def _state(folder: Path) -> str:
+def run_state(folder: Path) -> str:
     """running: its gateway's port answers; else its end: finished, stopped, failed, or killed."""
     address = str(_json(folder / "addresses.json").get("rollout_gateway", ""))
     if listens(address):
@@ -66,7 +66,8 @@ def _state(folder: Path) -> str:
     return str(end.get("state", "finished" if is_finished else "killed"))
 
 
-def _started(folder: Path) -> float:
+def started(folder: Path) -> float:
+    """Unix time at which the launcher last started the run."""
     return (folder / "addresses.json").stat().st_mtime
 
 

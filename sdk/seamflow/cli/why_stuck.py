@@ -94,6 +94,7 @@ def _unreachable_services(snapshot: Snapshot) -> Iterator[Finding]:
                 "loading its model, as no weights of this run are published so far.",
                 cure=_starting(snapshot, service.module),
                 since=snapshot.started,
+                subject=name,
                 normal=True,
             )
         elif isinstance(error, UnavailableError | DeadlineError):
@@ -102,12 +103,14 @@ def _unreachable_services(snapshot: Snapshot) -> Iterator[Finding]:
                 sentence=f"The {service.name} at {address} does not answer: {error}.",
                 cure=f"Start it with `python -m {service.module}`, or name its address with "
                 f"{service.flag} or {service.variable}.",
+                subject=name,
             )
         else:
             yield Finding(
                 rule="service_refuses",
                 sentence=f"The {service.name} at {address} rejects the request: {error}.",
                 cure="Check --run, and SEAMFLOW_TOKEN if the services require a token.",
+                subject=name,
             )
     if snapshot.gateway_serves is False:
         yield Finding(

@@ -41,6 +41,7 @@ TABLES = (
     "scoring",
     "environments",
     "tool_loop",
+    "console",
     "agent_runner",
     "launcher",
     "evaluation",

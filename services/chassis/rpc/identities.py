@@ -50,6 +50,7 @@ class Identity(StrEnum):
     SCORING = "scoring"
     ENVIRONMENTS = "environments"
     TOOL_LOOP = "tool-loop"
+    CONSOLE = "console"
     LAUNCHER = "launcher"
     CREATE_RUN = "create-run"
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["PERMISSIONS", "ROLLOUT", "Permissions", "check_entries"]
 
 _AGENT = Identity.AGENT
+_CONSOLE = Identity.CONSOLE
 _CREATE_RUN = Identity.CREATE_RUN
 _DATALOADER = Identity.DATALOADER
 _ENVIRONMENTS = Identity.ENVIRONMENTS
@@ -41,7 +42,7 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
     "seamflow.rollout.v1.RolloutService": {
         "LeaseRollouts": {_AGENT, _ENVIRONMENTS, _OPERATOR},
         "StartRollout": {_AGENT, _ENVIRONMENTS, _OPERATOR},
-        "ListServers": {_OPERATOR},
+        "ListServers": {_CONSOLE, _OPERATOR},
         "GetRun": {_AGENT, _HTTP_GATEWAY, _ENVIRONMENTS, _OPERATOR},
         "GetModel": {_AGENT, _HTTP_GATEWAY, _ENVIRONMENTS, _OPERATOR},
         "Tokenize": {_AGENT, _HTTP_GATEWAY, _ENVIRONMENTS, _OPERATOR},
@@ -57,7 +58,14 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
         "UpdateWeights": {_EVALUATOR, _OPERATOR},
         "ReleaseMemory": {_NODE_AGENT},
         "RestoreMemory": {_NODE_AGENT},
-        "GetServerInfo": {_ROLLOUT_GATEWAY, _NODE_AGENT, _EVALUATOR, _LAUNCHER, _OPERATOR},
+        "GetServerInfo": {
+            _CONSOLE,
+            _ROLLOUT_GATEWAY,
+            _NODE_AGENT,
+            _EVALUATOR,
+            _LAUNCHER,
+            _OPERATOR,
+        },
     },
     "seamflow.trajectory.v1.RunService": {
         "CreateRun": {_CREATE_RUN, _LAUNCHER, _OPERATOR},
@@ -71,8 +79,10 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
         "AppendTokens": {_ROLLOUT_GATEWAY},
         "RecordGroups": {_OPERATOR},
         "DeleteTrajectories": {_OPERATOR},
-        "GetTrajectory": {_ROLLOUT_GATEWAY, _RANKER, _EVALUATOR, _OPERATOR},
-        "ListTrajectories": {_DATALOADER, _RANKER, _LAUNCHER, _OPERATOR},
+        "GetTrajectory": {_CONSOLE, _ROLLOUT_GATEWAY, _RANKER, _EVALUATOR, _OPERATOR},
+        "ListTrajectories": {_CONSOLE, _DATALOADER, _RANKER, _LAUNCHER, _OPERATOR},
+        "SearchRollouts": {_CONSOLE, _EVALUATOR, _OPERATOR},
+        "ReadTokens": {_CONSOLE, _OPERATOR},
         "WatchTrajectory": {_OPERATOR},
     },
     "seamflow.trajectory.v1.SampleService": {
@@ -83,8 +93,10 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
         "AwaitPublish": {_TRAINER},
         "AwaitStep": {_TRAINER},
         "RejectGroups": {_TRAINER},
+        "RecordTrainedSamples": {_TRAINER},
+        "ListTrainedSamples": {_CONSOLE, _OPERATOR},
         "ListSamples": {_OPERATOR},
-        "GetReadiness": {_TRAINER, _LAUNCHER, _OPERATOR},
+        "GetReadiness": {_CONSOLE, _TRAINER, _LAUNCHER, _OPERATOR},
     },
     "seamflow.trajectory.v1.ColumnService": {
         "LeaseColumn": {_SCORING},
@@ -96,7 +108,7 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
         "SubmitTasks": {_DATALOADER, _EVALUATOR, _OPERATOR},
         "LeaseTasks": {_ROLLOUT_GATEWAY},
         "ExtendTasks": {_ROLLOUT_GATEWAY},
-        "ListDeadLetters": {_OPERATOR},
+        "ListDeadLetters": {_CONSOLE, _OPERATOR},
         "RequeueDeadLetters": {_OPERATOR},
         "CancelTasks": {_EVALUATOR, _OPERATOR},
     },
@@ -107,7 +119,7 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
         "ProbeFolder": {_TRAINER, _ROLLOUT_SERVER},
         "AnnounceFiles": {_TRAINER},
         "CommitPublish": {_TRAINER},
-        "GetManifest": {_TRAINER, _ROLLOUT_SERVER, _EVALUATOR, _OPERATOR},
+        "GetManifest": {_CONSOLE, _TRAINER, _ROLLOUT_SERVER, _EVALUATOR, _OPERATOR},
         "FetchShards": {_ROLLOUT_SERVER},
         "RequestSources": {_ROLLOUT_SERVER},
         "AcquireSwap": {_ROLLOUT_SERVER},
@@ -119,8 +131,8 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
         "Heartbeat": {_NODE_AGENT},
         "RequestNodes": {_TRAINER, _SCORING},
         "ReleaseNodes": {_TRAINER, _SCORING},
-        "ListNodes": {_ROLLOUT_GATEWAY, _TRAINER, _EVALUATOR, _LAUNCHER, _OPERATOR},
-        "WatchAllocations": {_LAUNCHER, _OPERATOR},
+        "ListNodes": {_CONSOLE, _ROLLOUT_GATEWAY, _TRAINER, _EVALUATOR, _LAUNCHER, _OPERATOR},
+        "WatchAllocations": {_CONSOLE, _LAUNCHER, _OPERATOR},
         "PlanAssignments": {_OPERATOR},
         "DrainNode": {_LAUNCHER, _OPERATOR},
         "SetRunPolicy": {_OPERATOR},
@@ -128,7 +140,7 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
         "PlanSplit": {_OPERATOR},
     },
     "seamflow.trainer.v1.TrainerService": {
-        "GetStatus": {_NODE_AGENT, _EVALUATOR, _LAUNCHER, _OPERATOR},
+        "GetStatus": {_CONSOLE, _NODE_AGENT, _EVALUATOR, _LAUNCHER, _OPERATOR},
         "Suspend": {_NODE_AGENT},
         "Resume": {_NODE_AGENT},
         "SaveCheckpoint": {_LAUNCHER, _OPERATOR},
@@ -147,7 +159,7 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
         "GetRanker": {_LAUNCHER, _OPERATOR},
     },
     "seamflow.evaluator.v1.EvaluatorService": {
-        "GetEvaluations": {_DATALOADER, _LAUNCHER, _OPERATOR},
+        "GetEvaluations": {_CONSOLE, _DATALOADER, _LAUNCHER, _OPERATOR},
         "FinishEvaluations": {_LAUNCHER, _OPERATOR},
     },
     "seamflow.launcher.v1.LauncherService": {

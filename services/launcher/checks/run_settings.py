@@ -33,6 +33,7 @@ CLASSES: Mapping[str, str] = {
     "scoring": "services.scoring.config:ScoringConfig",
     "environments": "services.environments.config:EnvironmentsConfig",
     "tool_loop": "services.tool_loop.config:ToolLoopConfig",
+    "console": "services.console.config:ConsoleConfig",
 }
 """Settings class of each table, by name: the launcher imports no other process."""
 

@@ -26,7 +26,7 @@ __all__ = ["hosts_folder", "kept_secret", "listening_at", "secured"]
 _OF_HOST_0 = ("launcher", "operator", "agent")
 """Identities of this machine without a service."""
 _IDENTITIES = {"agent_runner": "agent"}
-_SERVES_LOOPBACK = ("tool_loop", "environment_server")
+_SERVES_LOOPBACK = ("tool_loop", "environment_server", "console")
 _FILES = ("tls_ca_file", "tls_cert_file", "tls_key_file")
 
 

@@ -18,7 +18,7 @@ from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.launcher.agent_access import instructions
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
-from services.launcher.layout import Layout
+from services.launcher.layout import Layout, console_link
 from services.launcher.redis import redis_server
 from services.launcher.run_rules import rules
 from services.launcher.service_clients import Services
@@ -102,6 +102,8 @@ class Start:
         for name in others:
             if name not in _AGENTS:
                 await processes.start(self.plans[name])
+        if "console" in self.plans:
+            self.view.note(f"console: {console_link(self.layout)}")
         await self._wait_until_run_goes_on(services)
         for name in filter(_AGENTS.__contains__, others):
             await processes.start(self.plans[name])

@@ -10,7 +10,7 @@ from services.chassis.errors import DependencyUnavailable
 from services.chassis.redis.connect import connect, require
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
-from services.launcher.redis.redis_binary import find_redis_server
+from services.lib.redis_binary import find_redis_server
 
 __all__ = ["given_url", "private_url", "server_plan", "wait_for_store"]
 

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from bench.harness import processes
 from bench.harness.processes import Server
 from bench.harness.redis_process import free_port
-from services.launcher.redis.redis_binary import find_redis_server
+from services.lib.redis_binary import find_redis_server
 
 __all__ = ["SAFE", "SERVICE", "Sentinels"]
 

@@ -129,7 +129,7 @@ def _secrets(folder: Path) -> dict[str, dict[str, bytes]]:
         for each in objects
         if each["kind"] == "Certificate"
     }
-    tokens = ("agent_token", "operator_token", "credential_secret")
+    tokens = ("agent_token", "operator_token", "credential_secret", "console_access_token")
     made["seamflow-tokens"] = {name: secrets.token_urlsafe(32).encode() for name in tokens}
     password = secrets.token_urlsafe(32)
     url = f"redis://:{password}@{REDIS}:6379/0".encode()

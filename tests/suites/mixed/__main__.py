@@ -108,6 +108,7 @@ def run_of(
 def _config(folder: Path, seed: int) -> LauncherConfig:
     return LauncherConfig(
         name="mixed",
+        console=False,  # the other release has none, and no process depends on it
         runs_folder=str(folder),
         model=str(folder / "model"),
         reference=str(folder / "model"),

@@ -53,6 +53,6 @@ def dying(store: Store, fuse: Fuse) -> Store:
     """`store`, for a manager that is killed when the fuse is burnt."""
     parts: dict[str, Any] = {
         name: _Dying(getattr(store, name), fuse)
-        for name in ("tokens", "runs", "ledger", "columns", "retention")
+        for name in ("tokens", "runs", "ledger", "columns", "retention", "inspection")
     }
     return replace(store, **parts)

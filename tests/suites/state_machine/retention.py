@@ -10,7 +10,9 @@ from tests.lib.trajectory_manager.support import rewarded
 from tests.suites.state_machine.agents import spans_of
 from tests.suites.state_machine.base import LOST, PICK, RUN_ID, STEPS, Base, picked
 from trajectory_manager.model.records import Purpose, Rollout, RolloutState, SlotName, Task
+from trajectory_manager.model.rollout_summary import Wanted
 from trajectory_manager.model.tokens import Turn, TurnBegin, TurnRecord
+from trajectory_manager.service.rollout_index import RolloutSearch
 
 
 class Keepers(Base):
@@ -70,6 +72,17 @@ class Keepers(Base):
         """Rollouts are deleted on request."""
         names = [picked(sorted(self.names), number) for number in numbers]
         self.flow(lambda _, retention, on: retention.delete(RUN_ID, names), steps)
+
+    @rule(most=st.integers(2, 6), lost=LOST)
+    def trim(self, most: int, lost: bool) -> None:
+        """The sweeper drops rows of the index."""
+        self.both(lambda on: on.store.inspection.trim(RUN_ID, most), lost=lost)
+
+    @rule(limit=st.integers(1, 3), least=st.integers(0, 1), lost=LOST)
+    def search(self, limit: int, least: int, lost: bool) -> None:
+        """Somebody looks for rollouts, and rows that were missing are added."""
+        wanted = Wanted(min_reward=least) if least else Wanted()
+        self.both(lambda on: RolloutSearch(on.store).newest(RUN_ID, wanted, 0, limit), lost=lost)
 
     @rule(delta=st.integers(-10, 10))
     def count_tokens(self, delta: int) -> None:

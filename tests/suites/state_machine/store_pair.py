@@ -28,9 +28,9 @@ class Side:
     def manager(self, fuse: Fuse | None, metrics: Metrics) -> tuple[Rollouts, Retention]:
         """The living manager, or one that will be killed."""
         if fuse is None:
-            return self.rollouts, Retention(self.store.retention, self.store.runs)
+            return self.rollouts, Retention(self.store)
         mortal = dying(self.store, fuse)
-        return Rollouts(mortal, metrics), Retention(mortal.retention, mortal.runs)
+        return Rollouts(mortal, metrics), Retention(mortal)
 
 
 Call = Callable[[Side], Awaitable[Any]]

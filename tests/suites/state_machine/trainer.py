@@ -11,6 +11,7 @@ from hypothesis.stateful import precondition, rule
 from services.chassis.errors import ServiceError
 from tests.suites.state_machine.base import COLUMNS, LOST, PICK, RUN_ID, Base, picked
 from trajectory_manager.store.column_interface import CellFailure
+from trajectory_manager.store.inspection_interface import TrainedRecord
 
 PROGRESS: dict[str, Any] = {"number": st.integers(1, 3), "commit": st.booleans()}
 STALE = st.sampled_from([False] * 9 + [True])
@@ -93,6 +94,15 @@ class Trainer(Base):
         answer = self.both(lambda on: on.store.ledger.commit(RUN_ID, epoch, step), lost=lost)
         if not isinstance(answer, ServiceError):
             self.consume(step, held)
+
+    @rule(behind=st.integers(-1, 2), kept=st.integers(1, 2), stale=STALE, lost=LOST)
+    def record_trained(self, behind: int, kept: int, stale: bool, lost: bool) -> None:
+        """A trainer says what it trained on."""
+        step, epoch = max(1, self.step - behind), self.fence(stale)
+        names = self.leases.get(step) or ("task-0/0/1#t",)
+        records = [TrainedRecord(sample_id=n, summary=b"s", tokens=b"t") for n in names]
+        asked = (RUN_ID, epoch, step, records, kept)
+        self.both(lambda on: on.store.inspection.record_trained(*asked), lost=lost)
 
     def leased_samples(self, step: int) -> set[str]:
         """The samples of steps up to this one."""

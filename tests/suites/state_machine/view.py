@@ -26,6 +26,11 @@ async def view(
         "unsettled": store.runs.unsettled(run_id, _ALL),
         "expired": store.runs.expired(run_id, _ALL),
         "dead letters": store.runs.dead_letters(run_id, 0, _ALL),
+        "newest dead letters": store.runs.dead_letters(run_id, 0, 3, newest_first=True),
+        "index": store.inspection.newest(run_id, 0, _ALL),
+        "second page of the index": store.inspection.newest(run_id, 5, 2),
+        "rows": store.inspection.rows(run_id, names),
+        "recorded steps": store.inspection.trained_steps(run_id),
         "committed steps": store.ledger.committed_steps(run_id, names),
         **{
             f"backlog of {column}": store.columns.backlog(run_id, column)
@@ -34,6 +39,14 @@ async def view(
         "values": store.columns.read(run_id, [row.sample_id for row in status]),
         "needed": store.retention.needed(run_id, names),
         "due": store.retention.due(run_id, _ALL),
+        **{
+            f"rollouts of group {group}": store.inspection.of_group(run_id, group)
+            for group in sorted({name.split("/")[0] for name in names})
+        },
+        **{
+            f"rollouts of step {step}": store.inspection.of_step(run_id, step)
+            for step in range(1, max(leased, default=0) + 2)
+        },
         **{
             f"step {step}": store.ledger.lease_samples(
                 # An open one stays open: what is asked for must not end what rules go on with.

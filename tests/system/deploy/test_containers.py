@@ -23,6 +23,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(containers, "_write_credential", lambda: None)
+    monkeypatch.setattr(containers, "_write_console_link", lambda: None)
     containers._command.cache_clear()
     return file
 

@@ -14,7 +14,7 @@ from redis.exceptions import NoPermissionError
 
 from deploy.generate_secrets import generate
 from services.chassis.redis.connect import connect
-from services.launcher.redis.redis_binary import find_redis_server
+from services.lib.redis_binary import find_redis_server
 from tests.lib.deploy.support import ROOT, content, secrets
 from tests.lib.redis_server import RedisServer
 

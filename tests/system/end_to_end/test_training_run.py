@@ -64,3 +64,14 @@ def test_each_step_leaves_its_record(finished: Finished) -> None:
 def test_a_run_that_learns_has_no_alarm(finished: Finished) -> None:
     """To its end."""
     assert is_healthy(finished.terminal), finished.terminal
+
+
+def test_the_console_is_started_and_its_link_is_printed(finished: Finished) -> None:
+    """It served to the end without an error; its address and secret stay with the run."""
+    addresses = json.loads((finished.folder / "addresses.json").read_text())
+    token = (finished.folder / "console_token").read_text()
+    terminal = (finished.folder.parents[1] / "terminal.log").read_text()
+    assert f"console: http://{addresses['console']}/?token={token}" in terminal
+    lines = (finished.folder / "logs" / "console.log").read_text().splitlines()
+    levels = {json.loads(line)["level"] for line in lines if line.startswith("{")}
+    assert levels == {"info"}

@@ -41,6 +41,7 @@ PROCESSES = {
     "scoring": ("services.scoring",),
     "environments": ("services.environments",),
     "tool-loop": ("services.tool_loop",),
+    "console": ("services.console",),
     "launcher": ("services.launcher",),
     "quickstart": ("tools.forecast",),
 }

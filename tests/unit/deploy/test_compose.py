@@ -28,6 +28,7 @@ PROCESSES = {
     "services.scoring",
     "services.environments",
     "services.tool_loop",
+    "services.console",
     "seamflow.runner",
 }
 NAMES = sorted(compose()["services"])
@@ -66,7 +67,7 @@ def test_each_service_is_confined(name: str) -> None:
     assert not entry.get("privileged")
     assert entry.get("user", "10001").split(":")[0] not in ("0", "root")
     published = entry.get("ports", ())
-    assert bool(published) == (name in ("rollout-gateway", "http-gateway"))
+    assert bool(published) == (name in ("rollout-gateway", "http-gateway", "console"))
     assert all(each.startswith("127.0.0.1:") for each in published), "for this machine alone"
 
 

@@ -28,6 +28,7 @@ CLASSES = {
     "scoring": ("scoring", "services.scoring.config"),
     "environments": ("environments", "services.environments.config"),
     "tool-loop": ("tool_loop", "services.tool_loop.config"),
+    "console": ("console", "services.console.config"),
     "run": ("run", "deploy.create_run"),
 }
 ADDRESSES = (

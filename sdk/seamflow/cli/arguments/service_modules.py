@@ -45,6 +45,13 @@ MODULES: Mapping[str, ServiceModule] = {
         "launcher",
         ("--serve",),
     ),
+    "console": ServiceModule(
+        "services.console",
+        "Show a run, or a finished run's folder, in a browser.",
+        "console",
+        (),
+        "console",
+    ),
     "join": ServiceModule(
         "services.launcher.hosts",
         "Start this host's part of a run that began on another host.",

@@ -98,7 +98,7 @@ def _advantages(batch: MicroBatch, algorithm: Algorithm, values_BT: NDArray[Any]
     predicted = Predicted(
         logprobs_BT=logprobs, values_BT=torch.from_numpy(values_BT).requires_grad_(), num_tokens=0
     )
-    loss, _ = policy_loss(algorithm, batch, predicted, weight_version=0)
+    loss, *_ = policy_loss(algorithm, batch, predicted, weight_version=0)
     loss.backward()  # type: ignore[no-untyped-call]
     assert logprobs.grad is not None
     found: NDArray[Any] = -logprobs.grad.numpy() / batch.weights_B[:, None]

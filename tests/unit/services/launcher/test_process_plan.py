@@ -381,3 +381,20 @@ def test_there_is_no_evaluator_without_held_out_tasks_or_while_serving(tmp_path:
         processes = plan(config, make_layout(config, tmp_path))
         assert "evaluator" not in processes
         assert "SEAMFLOW_DATALOADER_EVALUATOR" not in processes["dataloader"].environment
+
+
+def test_the_console_reads_and_its_death_ends_nothing(tmp_path: Path) -> None:
+    """It knows the services that the run has; without the setting there is none."""
+    config = make_config()
+    layout = make_layout(config, tmp_path)
+    console = plan(config, layout)["console"]
+    assert console.optional and console.fatal == ()
+    assert console.environment["SEAMFLOW_CONSOLE_SCHEDULER"] == layout.address("scheduler")
+    assert console.environment["SEAMFLOW_CONSOLE_ACCESS_TOKEN"] == layout.console_token
+    assert layout.console_token not in " ".join(console.command)
+    assert "SEAMFLOW_CONSOLE_EVALUATOR" not in console.environment
+    (tmp_path / "run.toml").touch()
+    held_out = make_config(heldout_tasks="heldout.jsonl")
+    with_evaluator = plan(held_out, make_layout(held_out, tmp_path))["console"]
+    assert "SEAMFLOW_CONSOLE_EVALUATOR" in with_evaluator.environment
+    assert "console" not in plan(make_config(console=False), layout)

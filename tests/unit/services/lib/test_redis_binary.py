@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.redis import redis_binary
-from services.launcher.redis.redis_binary import find_redis_server
+from services.lib import redis_binary
+from services.lib.redis_binary import find_redis_server
 
 
 def test_redis_server_names_the_binary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

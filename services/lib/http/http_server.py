@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from rollout.http_gateway.config import HttpGatewayConfig
 from services.chassis.errors import ConfigError
 from services.chassis.rpc.listen import port_error
+from services.lib.http.http_config import HttpConfig
 
 __all__ = ["HttpServer", "serving"]
 
@@ -27,7 +27,7 @@ class HttpServer:
 
     port: int
     """Where it listens."""
-    _config: HttpGatewayConfig
+    _config: HttpConfig
     _runner: web.AppRunner
     _tls: ssl.SSLContext | None
 
@@ -46,8 +46,10 @@ class HttpServer:
 
 
 @asynccontextmanager
-async def serving(app: web.Application, config: HttpGatewayConfig) -> AsyncIterator[HttpServer]:
-    """Serve `app` within the context.
+async def serving(
+    app: web.Application, config: HttpConfig, *, plain: bool = False
+) -> AsyncIterator[HttpServer]:
+    """Serve `app` within the context; `plain`: without TLS, even if there is a certificate.
 
     Raises:
         DependencyUnavailable: the port cannot be bound.
@@ -62,7 +64,7 @@ async def serving(app: web.Application, config: HttpGatewayConfig) -> AsyncItera
         keepalive_timeout=config.idle_connection_seconds,
         lingering_time=_LINGERING_SECONDS,
     )
-    tls = _tls(config)
+    tls = None if plain else _tls(config)
     await runner.setup()
     try:
         site = web.TCPSite(
@@ -82,7 +84,7 @@ async def serving(app: web.Application, config: HttpGatewayConfig) -> AsyncItera
         await runner.cleanup()
 
 
-def _tls(config: HttpGatewayConfig) -> ssl.SSLContext | None:
+def _tls(config: HttpConfig) -> ssl.SSLContext | None:
     if config.tls_cert_file is None or config.tls_key_file is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -96,5 +98,5 @@ def _tls(config: HttpGatewayConfig) -> ssl.SSLContext | None:
     return context
 
 
-def _load(context: ssl.SSLContext, config: HttpGatewayConfig) -> None:
+def _load(context: ssl.SSLContext, config: HttpConfig) -> None:
     context.load_cert_chain(str(config.tls_cert_file), str(config.tls_key_file))

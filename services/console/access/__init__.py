@@ -1,0 +1,1 @@
+"""Who gets in: whoever has the link, from this server's own pages."""

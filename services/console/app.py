@@ -1,0 +1,107 @@
+"""The web application: pages, API, and who may request them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import grpc
+from aiohttp import web
+from seamflow.errors import SeamflowError, decode
+
+from services.chassis.log import get_logger
+from services.console.access.login import Login
+from services.console.api_error import ApiError, from_seamflow
+from services.console.config import ConsoleConfig
+from services.lib.http.request_source import ForeignRequestError, check_source
+
+__all__ = ["STATIC", "application"]
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+STATIC = Path(__file__).parent / "static"
+"""Folder of the pages."""
+_log = get_logger()
+_HEADERS = {
+    # Model output is text of strangers: nothing of another place is loaded, run or framed.
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'; "
+    "form-action 'self'; frame-ancestors 'none'; object-src 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+def application(
+    config: ConsoleConfig, login: Login, routes: Sequence[web.RouteDef]
+) -> web.Application:
+    """All routes; `routes` are those of the API. The pages themselves tell nothing of a run."""
+
+    async def index(request: web.Request) -> web.StreamResponse:
+        if "token" in request.query:
+            return login.enter(request)
+        return web.FileResponse(STATIC / "index.html")
+
+    async def icon(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=204)
+
+    app = web.Application(middlewares=[_Middleware(config, login)])
+    app.on_response_prepare.append(_add_headers)
+    app.add_routes(
+        [*routes, web.get("/", index), web.get("/favicon.ico", icon), web.static("/static", STATIC)]
+    )
+    return app
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    cached = "no-store" if _is_api(request) or "token" in request.query else "no-cache"
+    response.headers.update({**_HEADERS, "Cache-Control": cached})
+
+
+def _is_api(request: web.Request) -> bool:
+    return request.path.startswith("/api/")
+
+
+class _Middleware:
+    """Refuses strangers, gives errors their form and every response its headers."""
+
+    __middleware_version__ = 1
+
+    def __init__(self, config: ConsoleConfig, login: Login) -> None:
+        self._config = config
+        self._login = login
+
+    async def __call__(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            check_source(request.headers, request.scheme, self._config, "console")
+            if _is_api(request) and not self._login.knows(request):
+                return _stranger().response()
+            return await handler(request)
+        except ForeignRequestError as error:
+            return ApiError(403, str(error), "request the console by its own address").response()
+        except ApiError as error:
+            return error.response()
+        except SeamflowError as error:
+            return from_seamflow(error).response()
+        except grpc.aio.AioRpcError as error:
+            return from_seamflow(decode(error)).response()
+        except web.HTTPException as error:
+            return _of_aiohttp(request, error)
+        except ConnectionError:
+            raise  # the page was closed
+        except Exception:
+            _log.exception("request_failed", path=request.path[:200])
+            return ApiError(500, "internal error", "see the log of the console").response()
+
+
+def _stranger() -> ApiError:
+    return ApiError(401, "no cookie of this console, or an old one", "open its link again")
+
+
+def _of_aiohttp(request: web.Request, error: web.HTTPException) -> web.StreamResponse:
+    if error.status < 400:
+        return web.Response(status=error.status, headers=error.headers)
+    message = f"{request.method} {request.path[:200]}: {error.reason}"
+    return ApiError(error.status, message, "the API is described in docs/console.md").response()

@@ -1,0 +1,1 @@
+"""Chosen rollouts as a folder of pages that opens without a console."""

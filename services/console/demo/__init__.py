@@ -1,0 +1,1 @@
+"""A recorded run, for a look at the console without a run of one's own."""

@@ -1,0 +1,111 @@
+"""What the services of a run say, asked at most once in a while and by whoever looks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import grpc.aio
+from seamflow.cli.endpoints import Endpoints
+from seamflow.cli.snapshot import Snapshot, gather
+from seamflow.errors import SeamflowError
+from seamflow.failure_causes import Cause
+from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
+
+from services.console.sources.allocation_log import AllocationLog
+from services.console.sources.rollout_states import FailedRollouts, oldest_running
+from services.console.sources.run_store import RunStore
+from services.console.sources.shown_run import ShownRun
+
+__all__ = ["RunState"]
+
+_SECONDS = 5.0
+_PATIENCE_SECONDS = 1.0
+_NO_TRAINER = "127.0.0.1:1"
+"""Where nobody listens: no node of the run trains yet."""
+
+
+class RunState:
+    """The newest snapshot of a live run; requests that come together share one."""
+
+    def __init__(self, run: ShownRun, store: RunStore, seconds: float) -> None:
+        """Ask the services again after `seconds`."""
+        self.run = run
+        """Whose services are asked."""
+        self.causes: list[Cause] = []
+        """Why the newest rollouts that failed did, the most frequent cause first."""
+        self._store = store
+        self._log = AllocationLog(store)
+        self._failed = FailedRollouts(store)
+        self._seconds = seconds
+        self._asking: asyncio.Task[None] | None = None
+        self._asked = 0.0
+        self._snapshot: Snapshot | None = None
+
+    async def snapshot(self) -> Snapshot:
+        """Of now, or of a moment ago; the one before where services do not answer soon."""
+        is_due = time.monotonic() - self._asked >= self._seconds
+        if self._asking is None or (self._asking.done() and is_due):
+            self._asked = time.monotonic()
+            self._asking = asyncio.create_task(self._ask())
+        if self._snapshot is None:
+            await asyncio.shield(self._asking)
+        else:
+            await asyncio.wait([self._asking], timeout=_PATIENCE_SECONDS)
+        assert self._snapshot is not None
+        return self._snapshot
+
+    async def _ask(self) -> None:
+        self._snapshot = await self._gathered()
+
+    async def events(self) -> list[scheduler_pb.AllocationEvent]:
+        """The scheduler's audit log, oldest first."""
+        return await self._log.events()
+
+    async def close(self) -> None:
+        """Ask no more."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait([self._asking])
+        await self._log.close()
+
+    async def _gathered(self) -> Snapshot:
+        snapshot = await gather(await self._endpoints())
+        self._add_step(snapshot)
+        return await self._with_history(snapshot)
+
+    async def _endpoints(self) -> Endpoints:
+        """With the trainer at the address that its node names, where none is configured."""
+        endpoints = self.run.endpoints
+        assert endpoints is not None
+        if "trainer" in endpoints.services:
+            return endpoints
+        request = scheduler_pb.ListNodesRequest(run_id=self._store.run_id)
+        nodes: Sequence[scheduler_pb.Node] = ()
+        with suppress(grpc.aio.AioRpcError, SeamflowError):  # why-stuck says so
+            nodes = (await self._store.scheduler.ListNodes(request, timeout=_SECONDS)).nodes
+        workers = [(node.assignment.tag, worker) for node in nodes for worker in node.workers]
+        found = [(tag != "train", each.address) for tag, each in workers if each.tag == "train"]
+        address = min(found)[1] if found else _NO_TRAINER
+        return replace(endpoints, services={**endpoints.services, "trainer": address})
+
+    def _add_step(self, snapshot: Snapshot) -> None:
+        """Where no metrics file is here, what the trainer says of its last step."""
+        trainer, table = snapshot.trainer, self.run.steps
+        if trainer is None or not trainer.metrics or table.has_file():
+            return
+        if not table.steps or trainer.step > table.steps[-1]:
+            table.add({**trainer.metrics, "step": trainer.step, "time": snapshot.now})
+
+    async def _with_history(self, snapshot: Snapshot) -> Snapshot:
+        """With what why-stuck looks at besides: the audit log, the oldest rollout, failures."""
+        try:
+            oldest, self.causes, events = await asyncio.gather(
+                oldest_running(self._store), self._failed.causes(), self.events()
+            )
+        except (SeamflowError, grpc.aio.AioRpcError):
+            return snapshot  # its `problems` tell which service does not answer
+        return replace(snapshot, events=tuple(events), oldest_rollout=oldest)

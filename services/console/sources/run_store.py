@@ -1,0 +1,178 @@
+"""What a run has recorded: calls of its trajectory manager and scheduler, and its tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from seamflow.errors import NotFoundError
+from seamflow.pages import pages
+from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
+from seamflow.stubs import async_stub
+from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
+from seamflow.trajectory.v1 import trajectory_pb2
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
+from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
+from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
+from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
+
+from services.console.sources.kept_endpoints import KeptEndpoints
+from services.console.sources.private_store import private_store
+from services.console.sources.shown_run import ShownRun
+from services.console.text.token_text import TokenText, load_token_text
+
+if TYPE_CHECKING:
+    from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
+    from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceAsyncStub
+    from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub
+    from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
+    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+
+__all__ = ["RunStore", "RunStores"]
+
+_SECONDS = 20.0
+_MAX_PRIVATE = 2
+"""Finished runs whose data are served at once: each takes processes and a copy on the disk."""
+
+
+@dataclass(frozen=True)
+class RunStore:
+    """Reads what is recorded of one run."""
+
+    run_id: str
+    """Training job."""
+    endpoints: KeptEndpoints
+    """Who serves it."""
+    text: TokenText
+    """Of its model."""
+
+    @cached_property
+    def trajectories(self) -> TrajectoryServiceAsyncStub:
+        """Calls of TrajectoryService."""
+        return async_stub(TrajectoryServiceStub, self.endpoints.to("trajectory_manager"))
+
+    @cached_property
+    def samples(self) -> SampleServiceAsyncStub:
+        """Calls of SampleService."""
+        return async_stub(SampleServiceStub, self.endpoints.to("trajectory_manager"))
+
+    @cached_property
+    def tasks(self) -> TaskServiceAsyncStub:
+        """Calls of TaskService."""
+        return async_stub(TaskServiceStub, self.endpoints.to("trajectory_manager"))
+
+    @cached_property
+    def runs(self) -> RunServiceAsyncStub:
+        """Calls of RunService."""
+        return async_stub(RunServiceStub, self.endpoints.to("trajectory_manager"))
+
+    @cached_property
+    def scheduler(self) -> SchedulerServiceAsyncStub:
+        """Calls of SchedulerService."""
+        return async_stub(SchedulerServiceStub, self.endpoints.to("scheduler"))
+
+    async def headers(self, rollout_id: str) -> trajectory_pb2.Trajectory:
+        """A rollout with the spans of its turns, without ids and log-probs."""
+        request = pb.GetTrajectoryRequest(
+            run_id=self.run_id, rollout_id=rollout_id, headers_only=True
+        )
+        return (await self.trajectories.GetTrajectory(request, timeout=_SECONDS)).trajectory
+
+    async def window(
+        self, rollout_id: str, turn_id: str, start: int, num_tokens: int
+    ) -> pb.ReadTokensResponse:
+        """Tokens of a turn's whole sequence."""
+        request = pb.ReadTokensRequest(
+            run_id=self.run_id,
+            rollout_id=rollout_id,
+            turn_id=turn_id,
+            start=start,
+            num_tokens=num_tokens,
+        )
+        return await self.trajectories.ReadTokens(request, timeout=_SECONDS)
+
+    async def found(self, search: pb.SearchRolloutsRequest) -> pb.SearchRolloutsResponse:
+        """One page of a search."""
+        search.run_id = self.run_id
+        return await self.trajectories.SearchRollouts(search, timeout=_SECONDS)
+
+    async def trained(
+        self, step: int, rollout_ids: tuple[str, ...] = (), *, with_tokens: bool = False
+    ) -> AsyncIterator[trajectory_pb2.TrainedSample]:
+        """What a step trained on, by name of the samples."""
+        request = sample_pb.ListTrainedSamplesRequest(
+            run_id=self.run_id,
+            step=step,
+            rollout_ids=rollout_ids,
+            with_tokens=with_tokens,
+            page_size=1000,
+        )
+        async for page in pages(
+            lambda r: self.samples.ListTrainedSamples(r, timeout=_SECONDS), request
+        ):
+            for sample in page.samples:
+                yield sample
+
+
+class RunStores:
+    """The stores of runs; those of finished ones are opened when they are asked for."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, TokenText] = {}
+        self._live: dict[str, RunStore] = {}
+        self._private: OrderedDict[str, tuple[AsyncExitStack, RunStore]] = OrderedDict()
+        self._opening: dict[str, asyncio.Task[RunStore]] = {}
+
+    async def of(self, run: ShownRun) -> RunStore:
+        """The store of a run.
+
+        Raises:
+            SeamflowError: the folder of a finished run has no data, or they cannot be served.
+        """
+        if run.endpoints is not None:
+            known = self._live.get(run.run_id)
+            if known is None or known.endpoints is not run.endpoints:
+                known = RunStore(run.run_id, run.endpoints, await self._text(run.model))
+                self._live[run.run_id] = known
+            return known
+        if run.folder is None:
+            raise NotFoundError(f"run {run.run_id!r} has neither services nor a folder here")
+        opening = self._opening.get(run.run_id)
+        if opening is None or (opening.done() and run.run_id not in self._private):
+            opening = asyncio.create_task(self._opened(run))
+            self._opening[run.run_id] = opening
+        # Whoever asked may have left: the next one need not begin anew.
+        store = await asyncio.shield(opening)
+        self._private.move_to_end(run.run_id)
+        return store
+
+    async def close(self) -> None:
+        """End the processes of finished runs."""
+        for opening in self._opening.values():
+            opening.cancel()
+        await asyncio.gather(*self._opening.values(), return_exceptions=True)
+        while self._private:
+            _, (stack, _) = self._private.popitem()
+            await stack.aclose()
+
+    async def _opened(self, run: ShownRun) -> RunStore:
+        assert run.folder is not None
+        while len(self._private) >= _MAX_PRIVATE:
+            _, (oldest, _) = self._private.popitem(last=False)
+            await oldest.aclose()
+        stack = AsyncExitStack()
+        endpoints = await stack.enter_async_context(private_store(run.folder, run.run_id))
+        store = RunStore(run.run_id, endpoints, await self._text(run.model))
+        self._private[run.run_id] = (stack, store)
+        return store
+
+    async def _text(self, model: str) -> TokenText:
+        if model not in self._texts:
+            self._texts[model] = await asyncio.to_thread(load_token_text, model)
+        return self._texts[model]

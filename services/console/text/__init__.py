@@ -1,0 +1,1 @@
+"""Text of token ids, and the parts of a conversation in it."""

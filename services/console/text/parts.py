@@ -1,0 +1,109 @@
+"""Parts of a turn: who says what, by the marks of the chat template.
+
+Where no mark is known, what the environment wrote is one part, and each answer of the policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from services.console.text.marks import HEADER_ENDS, HEADERS, INNER, ROLES, SPEAKERS, TURN_ENDS
+from services.console.text.token_text import TokenText
+
+__all__ = ["Part", "parts_of"]
+
+_HEADER_TOKENS = 8
+_MARKS = HEADERS | HEADER_ENDS | TURN_ENDS | SPEAKERS.keys() | INNER.keys()
+
+
+@dataclass(slots=True)
+class Part:
+    """Tokens [start, start + count) of what was given."""
+
+    role: str
+    """system, user, assistant or tool."""
+    kind: str
+    """text, reasoning, tool_call or tool_result."""
+    start: int
+    """First token."""
+    count: int
+    """Number of tokens."""
+
+
+def parts_of(ids: Sequence[int], is_policy: Sequence[bool], text: TokenText) -> list[Part]:
+    """The parts of consecutive tokens, of which `is_policy` are the policy's."""
+    reader = _Reader(ids, text)
+    for start, end, sampled in _runs(is_policy):
+        reader.read(start, end, sampled)
+    return [part for part in reader.parts if text.decode(ids[part.start : _end(part)]).strip()]
+
+
+def _end(part: Part) -> int:
+    return part.start + part.count
+
+
+def _runs(is_policy: Sequence[bool]) -> Iterator[tuple[int, int, bool]]:
+    """Stretches of one origin."""
+    start = 0
+    for i in range(1, len(is_policy) + 1):
+        if i == len(is_policy) or is_policy[i] != is_policy[start]:
+            yield start, i, is_policy[start]
+            start = i
+
+
+class _Reader:
+    """Goes over the tokens once; a part ends where a mark, or another origin, begins."""
+
+    def __init__(self, ids: Sequence[int], text: TokenText) -> None:
+        self.parts: list[Part] = []
+        self._ids = ids
+        self._text = text
+        self._marks = {i: mark for mark, i in text.marks.items() if mark in _MARKS}
+        self._role = "user"
+
+    def read(self, start: int, end: int, sampled: bool) -> None:
+        """Take in a stretch of one origin."""
+        if sampled:
+            self._role = "assistant"
+        elif self._role == "assistant":
+            self._role = "user"
+        self._begin(start, "text")
+        at = start
+        while at < end:
+            mark = self._marks.get(self._ids[at])
+            after = at + 1 if mark is None else self._after(mark, at, end, sampled)
+            self.parts[-1].count += 1 if mark is None else 0
+            at = after
+
+    def _begin(self, start: int, kind: str) -> None:
+        self.parts.append(Part(self._role_of(kind), kind, start, 0))
+
+    def _role_of(self, kind: str) -> str:
+        return "tool" if kind == "tool_result" else self._role
+
+    def _after(self, mark: str, at: int, end: int, sampled: bool) -> int:
+        """Begin what the mark begins; returns where the text goes on."""
+        after = at + 1
+        if mark in HEADERS and not sampled:
+            after = self._header(after, end)
+        elif mark in SPEAKERS and not sampled:
+            self._role = SPEAKERS[mark]
+        kind, begins = INNER.get(mark, ("text", False))
+        if kind == "text" and self._role == "tool":
+            kind, begins = "tool_result", True
+        self._begin(after, kind if begins else "text")
+        return after
+
+    def _header(self, start: int, end: int) -> int:
+        """Read who speaks; returns the place after the header."""
+        after = start
+        while after < min(end, start + _HEADER_TOKENS):
+            token = self._ids[after]
+            after += 1
+            is_end = self._marks.get(token) in HEADER_ENDS
+            if is_end or "\n" in self._text.decode([token]):
+                break
+        words = self._text.decode(self._ids[start:after]).split("<")[0].split()
+        self._role = ROLES.get(words[0].lower(), "user") if words else "user"
+        return after

@@ -1,0 +1,1 @@
+"""What the API answers, as JSON values."""

@@ -1,0 +1,159 @@
+"""What the nodes of a run were at work on, from the scheduler's audit log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from seamflow.cli.diagnosis import node_state
+from seamflow.durations import seconds_of
+from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
+
+from services.console.sources.allocation_log import AllocationLog
+from services.console.sources.arrivals import Arrival, logged_arrivals
+from services.console.sources.run_store import RunStore
+from services.console.sources.shown_run import ShownRun
+
+__all__ = ["chrome_trace", "ended_history", "node_history"]
+
+Values = dict[str, Any]
+_TRACE_COLOURS = {
+    "rollout": "thread_state_running",
+    "training": "good",
+    "lent": "rail_animation",
+    "switching": "yellow",
+    "idle": "grey",
+    "lost": "terrible",
+}
+
+
+@dataclass(slots=True)
+class _Node:
+    node: pb.Node
+    spans: list[Values] = field(default_factory=list)
+
+
+async def ended_history(store: RunStore, run: ShownRun) -> Values:
+    """Of a run whose services have ended, up to then: a scheduler that reads it adds events."""
+    log = AllocationLog(store)
+    try:
+        return node_history(await log.events(), logged_arrivals(run.folder), run.end)
+    finally:
+        await log.close()
+
+
+def node_history(
+    events: Iterable[pb.AllocationEvent], arrivals: Iterable[Arrival], end: float
+) -> Values:
+    """Spans of the nodes up to `end`, and the audit log; events come oldest first."""
+    nodes: dict[str, _Node] = {}
+    audit = []
+    for event in events:
+        time = seconds_of(event.event_time)
+        if time > end:
+            break
+        audit.append(_entry(event, time))
+        if event.HasField("node"):
+            _add(nodes.setdefault(event.node.node_id, _Node(event.node)), event, time)
+    for known in nodes.values():
+        known.spans[-1]["end"] = end
+    return {
+        "nodes": [_values(each, arrivals) for each in nodes.values()],
+        "audit": audit,
+        "end": end,
+    }
+
+
+def _add(known: _Node, event: pb.AllocationEvent, time: float) -> None:
+    """A new span where the activity changed."""
+    activity = _activity(event.node)
+    if known.spans and known.spans[-1]["activity"] == activity:
+        known.node = event.node
+        return
+    if known.spans:
+        known.spans[-1]["end"] = time
+    known.node = event.node
+    known.spans.append(
+        {"activity": activity, "start": time, "end": time, "reason": event.cause or event.kind}
+        | {"numbers": _numbers(event)}
+    )
+
+
+def _activity(node: pb.Node) -> str:
+    """rollout, training, another tag, lent, switching, idle or lost."""
+    if node.state == pb.NODE_STATE_LOST:
+        return "lost"
+    tag = node.assignment.tag
+    if node.state != pb.NODE_STATE_ACTIVE or node.reported_epoch < node.assignment.epoch:
+        return "switching" if tag and node.state != pb.NODE_STATE_IDLE else "idle"
+    if node.assignment.lent:
+        return "lent"
+    return {"train": "training", "": "idle"}.get(tag, tag)
+
+
+def _entry(event: pb.AllocationEvent, time: float) -> Values:
+    about = event.node.node_id if event.HasField("node") else event.run_id
+    return {
+        "time": time,
+        "kind": event.kind,
+        "node": event.node.node_id if event.HasField("node") else None,
+        "text": f"{about}: {event.kind}".strip(": "),
+        "reason": event.cause,
+        "numbers": _numbers(event),
+    }
+
+
+def _numbers(event: pb.AllocationEvent) -> Mapping[str, float]:
+    """What the node had measured."""
+    if not event.HasField("node"):
+        return {}
+    node = event.node
+    switches = {
+        f"seconds to {tag}": seconds_of(duration)
+        for tag, duration in sorted(node.switch_durations.items())
+    }
+    return {"epoch": node.assignment.epoch, **{k: round(v, 3) for k, v in switches.items()}}
+
+
+def _values(known: _Node, arrivals: Iterable[Arrival]) -> Values:
+    own = known.node.node_id
+    return {
+        "id": known.node.node_id,
+        "kinds": list(known.node.capability_tags),
+        "state": node_state(known.node),
+        "spans": known.spans,
+        "arrivals": [
+            {"version": each.version, "time": each.time, "server": each.server}
+            for each in arrivals
+            if each.server == own or each.server.startswith(f"{own}-")
+        ],
+    }
+
+
+def chrome_trace(history: Values) -> Values:
+    """The same for chrome://tracing and Perfetto: a track for each node; times in microseconds."""
+    events: list[Values] = []
+    for number, node in enumerate(history["nodes"], 1):
+        name = {"name": "thread_name", "ph": "M", "pid": 1, "tid": number}
+        events.append({**name, "args": {"name": node["id"]}})
+        events += [_slice(span, number) for span in node["spans"]]
+        events += [
+            {"name": f"v{each['version']}", "ph": "i", "s": "t", "pid": 1, "tid": number}
+            | {"ts": each["time"] * 1e6, "args": {"server": each["server"]}}
+            for each in node["arrivals"]
+        ]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _slice(span: Values, number: int) -> Values:
+    return {
+        "name": span["activity"],
+        "ph": "X",
+        "pid": 1,
+        "tid": number,
+        "ts": span["start"] * 1e6,
+        "dur": (span["end"] - span["start"]) * 1e6,
+        "cname": _TRACE_COLOURS.get(span["activity"], "generic_work"),
+        "args": {"reason": span["reason"], **span["numbers"]},
+    }

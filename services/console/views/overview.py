@@ -1,0 +1,152 @@
+"""The first screen: what the run does, what waits for what, and what speaks against learning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from seamflow.cli.diagnosis import Finding, activity, node_state, published
+from seamflow.cli.health.learning import not_learning
+from seamflow.cli.health.progress import read_progress
+from seamflow.cli.snapshot import Snapshot
+from seamflow.cli.why_stuck import why_stuck
+from seamflow.enum_names import enum_name
+from seamflow.evaluator.v1 import evaluator_service_pb2 as evaluator_pb
+from seamflow.failure_causes import Cause
+from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
+from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
+
+from services.console.sources.shown_run import ShownRun
+from services.console.views.evaluations import evaluation_points
+
+__all__ = ["overview", "run_state"]
+
+Values = dict[str, Any]
+
+_WARNINGS = frozenset(
+    {"trainer_alarm", "server_ejected", "rollouts_fail", "columns_fail", "nothing_waits"}
+)
+"""Rules of why-stuck that tell of no wait."""
+
+
+def overview(run: ShownRun, snapshot: Snapshot, failures: Sequence[Cause] = ()) -> Values:
+    """All of the screen; a run without services has its end, its signals and its warnings."""
+    findings = why_stuck(snapshot) if run.is_live else []
+    health = {finding.rule for finding in _health(run, snapshot)}
+    waits = [each for each in findings if each.rule not in _WARNINGS | health]
+    warned = [each for each in findings if each.rule in _WARNINGS - {"nothing_waits"}]
+    return {
+        "state": run_state(run, snapshot),
+        "end": run.json("end.json"),
+        "activities": list(_activities(snapshot)),
+        "waiting": [_wait(each, snapshot) for each in waits],
+        "queues": list(_queues(snapshot)),
+        "signals": _signals(run, snapshot),
+        "warnings": [
+            *(_failing(each) for each in failures),
+            *(_warning(each) for each in (*_health(run, snapshot), *warned)),
+        ],
+        "now": snapshot.now,
+    }
+
+
+def run_state(run: ShownRun, snapshot: Snapshot) -> str:
+    """running, waiting, finished, stopped, failed or killed."""
+    if not run.is_live:
+        finished = bool(run.json("summary.json"))
+        return str(run.json("end.json").get("state", "finished" if finished else "killed"))
+    state = trainer_pb.TRAINER_STATE_UNSPECIFIED if not snapshot.trainer else snapshot.trainer.state
+    if state == trainer_pb.TRAINER_STATE_FINISHED:
+        return "finished"
+    stuck = any(not each.normal and each.rule not in _WARNINGS for each in why_stuck(snapshot))
+    return "waiting" if stuck and state != trainer_pb.TRAINER_STATE_TRAINING else "running"
+
+
+def _health(run: ShownRun, snapshot: Snapshot) -> Sequence[Finding]:
+    if snapshot.progress is not None:
+        return not_learning(snapshot.progress)
+    return not_learning(read_progress(run.folder)) if run.folder is not None else []
+
+
+def _wait(finding: Finding, snapshot: Snapshot) -> Values:
+    error = snapshot.problems.get(finding.subject)
+    return {
+        "rule": finding.rule,
+        "what": finding.sentence,
+        "for": finding.subject or None,
+        "since": finding.since,
+        "attempts": None,
+        "last_error": None if error is None else str(error),
+        "next_action": finding.cure,
+        "normal": finding.normal,
+    }
+
+
+def _warning(finding: Finding) -> Values:
+    return {"name": finding.rule, "text": finding.sentence, "cure": finding.cure}
+
+
+def _failing(cause: Cause) -> Values:
+    many = f"{cause.number} of the newest failed rollouts" if cause.number > 1 else "A rollout"
+    text = f"{many} failed for this cause and count for nothing: {cause.line}"
+    return {"name": "rollouts_fail", "text": text, "cure": cause.cure, "rollout": cause.rollout_id}
+
+
+def _activities(snapshot: Snapshot) -> Iterator[Values]:
+    if snapshot.trainer is not None:
+        state = enum_name(trainer_pb.TrainerState, snapshot.trainer.state).lower()
+        what = f"{state}, step {snapshot.trainer.step} of {snapshot.trainer.num_steps}"
+        yield {"who": "trainer", "what": what, "since": published(snapshot)}
+    for node in snapshot.nodes or ():
+        yield {"who": node.node_id, "what": f"{activity(node)}, {node_state(node)}", "since": None}
+    for server in snapshot.servers:
+        if server.info is not None:
+            yield {"who": server.info.server_id, "what": _serving(server.info), "since": None}
+    if snapshot.evaluations is not None:
+        said = snapshot.evaluations
+        state = enum_name(evaluator_pb.EvaluatorState, said.state).lower().replace("_", " ")
+        done = f", {said.num_done} of {said.num_rollouts} rollouts" if said.num_rollouts else ""
+        yield {"who": "evaluator", "what": state + done, "since": None}
+
+
+def _serving(info: server_pb.GetServerInfoResponse) -> str:
+    state = enum_name(server_pb.ServerState, info.state).lower()
+    return f"{state} v{info.weight_version}: {info.num_running} turns, {info.num_queued} queued"
+
+
+def _queues(snapshot: Snapshot) -> Iterator[Values]:
+    ready, trainer, manifest = snapshot.readiness, snapshot.trainer, snapshot.manifest
+    if ready is not None:
+        yield _queue("tasks", ready.num_queued_tasks, None, "tasks")
+        yield _queue("rollouts", ready.num_running_rollouts, None, "rollouts")
+    infos = [server.info for server in snapshot.servers if server.info is not None]
+    if infos:
+        running = sum(info.num_running + info.num_queued for info in infos)
+        yield _queue("turns", running, sum(info.max_running for info in infos), "turns")
+    if ready is not None:
+        limit = ready.num_running_groups + ready.num_admissible_groups
+        yield _queue("groups", ready.num_running_groups, limit, "groups")
+        yield _queue("samples", ready.num_ready_groups, ready.groups_per_step, "groups")
+    if trainer is not None:
+        yield _queue("step", trainer.step, trainer.num_steps, "steps")
+        published_version = manifest.weight_version if manifest is not None else 0
+        behind = max(trainer.step - published_version, 0)
+        yield _queue("publish", behind, None, "versions")
+
+
+def _queue(name: str, count: int, limit: int | None, unit: str) -> Values:
+    return {"name": name, "count": count, "limit": limit, "unit": unit}
+
+
+def _signals(run: ShownRun, snapshot: Snapshot) -> Values:
+    last: Mapping[str, float] = run.steps.last()
+    if not last and snapshot.trainer is not None:
+        last = dict(snapshot.trainer.metrics)
+    results = [each for each in evaluation_points(run, snapshot) if each["mean"] is not None]
+    return {
+        "reward": last.get("reward_mean"),
+        "heldout": results[-1] if results else None,
+        "share_equal_groups": last.get("share_equal_groups"),
+        "entropy": last.get("entropy"),
+        "length": last.get("completion_tokens_mean"),
+    }

@@ -1,0 +1,121 @@
+"""What the API says of recorded rollouts, against a real store."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.lib.console.support import TOKEN, group, world
+
+
+async def test_a_list_has_filters_and_pages(redis_url: str) -> None:
+    """Newest first; pages follow each other without gaps."""
+    async with world(redis_url) as shown:
+        first = await group(shown.client, "one", 1.0, 0.0)
+        second = await group(shown.client, "two", 0.5, 0.5)
+        page = await shown.get("rollouts", limit=3)
+        names = [row["rollout_id"] for row in page["rows"]]
+        rest = await shown.get("rollouts", limit=3, cursor=page["next"])
+        names += [row["rollout_id"] for row in rest["rows"]]
+        assert set(names[:2]) == set(second) and set(names[2:]) == set(first)
+        assert rest["next"] is None and rest["searched"] == rest["total"] == 4
+        best = await shown.get("rollouts", reward_min=0.9)
+        assert [row["reward"] for row in best["rows"]] == [1.0]
+        assert (await shown.get("rollouts", state="failed"))["rows"] == []
+        assert len((await shown.get("rollouts", group="one"))["rows"]) == 2
+
+
+async def test_text_is_searched(redis_url: str) -> None:
+    """Without a tokenizer ids stand for text; control: a text that nothing has."""
+    async with world(redis_url) as shown:
+        await group(shown.client, "one", 1.0, 0.0)
+        assert len((await shown.get("rollouts", text="3 4"))["rows"]) == 2
+        assert (await shown.get("rollouts", text="4 3"))["rows"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "known"),
+    [("state", "ended", "finished"), ("reward_min", "much", ""), ("failure", "x", "timeout")],
+)
+async def test_a_wrong_filter_is_named_with_its_cure(
+    redis_url: str, name: str, value: str, known: str
+) -> None:
+    """Field, value, cure."""
+    async with world(redis_url) as shown:
+        status, answer = await shown.ask("rollouts", **{name: value})
+        assert status == 400
+        assert name in answer["error"]["message"] and value in answer["error"]["message"]
+        assert known in answer["error"]["cure"]
+
+
+async def test_a_rollout_has_turns_parts_and_its_group(redis_url: str) -> None:
+    """Parts cover what a turn adds; places count in its whole sequence."""
+    async with world(redis_url) as shown:
+        name, other = await group(shown.client, "one", 1.0, 0.0)
+        whole = await shown.get(f"rollouts/{name}")
+        assert [turn["turn_id"] for turn in whole["turns"]] == ["t1", "t2"]
+        second = whole["turns"][1]
+        assert (second["prefix_turn"], second["prefix_length"], second["num_tokens"]) == (
+            "t1",
+            4,
+            6,
+        )
+        places = [(p["role"], p["start"], p["count"], p["text"]) for p in second["parts"]]
+        assert places == [("user", 4, 1, "5 "), ("assistant", 5, 1, "6 ")]
+        assert {each["rollout_id"] for each in whole["group"]["members"]} == {name, other}
+        assert whole["rewards"] == [{"name": "reward", "value": 1.0, "turn_id": None}]
+
+
+async def test_a_window_of_tokens_is_of_the_whole_sequence(redis_url: str) -> None:
+    """Prefix included, each token with its origin; nothing was trained."""
+    async with world(redis_url) as shown:
+        name, _ = await group(shown.client, "one", 1.0, 0.0)
+        window = await shown.get(f"rollouts/{name}/tokens", turn="t2", start=1, count=4)
+        assert (window["start"], window["total"]) == (1, 6)
+        assert window["ids"] == [2, 3, 4, 5]
+        assert window["origin"] == "eppe"
+        assert window["logprob"] == [None, -0.5, -0.5, None]
+        assert window["server"] == [None, "server-1", "server-1", None]
+        assert window["train_logprob"] == window["advantage"] == [None] * 4
+        assert window["trained"] == [0] * 4
+        end = await shown.get(f"rollouts/{name}/tokens", turn="t2", start=99, count=4)
+        assert end["ids"] == [] and end["total"] == 6
+
+
+async def test_what_is_not_there_is_said(redis_url: str) -> None:
+    """Runs, rollouts, turns."""
+    async with world(redis_url) as shown:
+        (name, _) = await group(shown.client, "one", 1.0, 0.0)
+        for path in ("rollouts/none", f"rollouts/{name}/tokens?turn=none"):
+            status, answer = await shown.ask(path)
+            assert status == 404 and answer["error"]["cure"], path
+
+
+async def test_services_that_do_not_answer_are_waited_for(redis_url: str) -> None:
+    """The first screen is there, and names each of them with its error and what to do."""
+    async with world(redis_url) as shown:
+        answer = await shown.get("overview")
+        waits = {wait["for"]: wait for wait in answer["waiting"] if wait["for"]}
+        assert {"scheduler", "trainer"} <= waits.keys()
+        assert waits["scheduler"]["last_error"] and waits["scheduler"]["next_action"]
+
+
+async def test_a_page_that_follows_hears_of_rollouts(redis_url: str) -> None:
+    """And when it is closed nobody looks any more."""
+    async with world(redis_url, poll_seconds=0.05) as shown:
+        url = f"{shown.url}/api/runs/{shown.client.run_id}/events"
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with shown.http.get(url, headers=headers) as stream:
+            heard, kind, played = dict[str, dict[str, object]](), "", list[str]()
+            async for line in stream.content:
+                name, _, value = line.decode().strip().partition(": ")
+                kind = value if name == "event" else kind
+                if name == "data":
+                    heard[kind] = json.loads(value)
+                if name == "data" and list(heard) == ["status"] and not played:
+                    played = await group(shown.client, "one", 1.0, 0.0)
+                if "rollout" in heard:
+                    break
+        assert heard["status"]["state"] in ("running", "waiting")
+        assert heard["rollout"]["rollout_id"] in played

@@ -1,0 +1,114 @@
+"""The recorded run, shown by the command as users start it: every screen has its data."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+from seamflow.stubs import async_stub
+from seamflow.trajectory.v1 import run_service_pb2 as run_pb
+from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
+
+from services.console.demo.demo_run import demo_run
+from services.console.sources.private_store import private_store
+
+_LINK = re.compile(r"console: (http://127\.0\.0\.1:\d+)/\?token=(\S+)")
+
+
+@asynccontextmanager
+async def console(*arguments: str, folder: Path) -> AsyncIterator[tuple[str, str]]:
+    """`seamflow console`; yields its URL and token, and expects a clean end after SIGTERM."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "seamflow.cli.main", "console", *arguments),
+        cwd=folder,
+        env={**os.environ, "TMPDIR": str(folder)},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        async for line in process.stdout:
+            if match := _LINK.match(line.decode()):
+                yield match[1], match[2]
+                break
+    finally:
+        process.terminate()
+        assert await process.wait() == 0
+
+
+async def test_the_demo_has_everything(tmp_path: Path) -> None:
+    """Of a real run: curves, steps with advantages, text, tokens as trained, lent nodes."""
+    async with console("--demo", folder=tmp_path) as (url, token), aiohttp.ClientSession() as http:
+
+        async def get(path: str) -> Any:
+            headers = {"Authorization": f"Bearer {token}"}
+            async with http.get(f"{url}/api/{path}", headers=headers) as response:
+                assert response.status == 200, await response.text()
+                return await response.json()
+
+        (run,) = (await get("runs"))["runs"]
+        own = f"runs/{run['id']}"
+        assert (run["state"], run["live"]) == ("finished", False)
+        curves = await get(f"{own}/steps?names=reward_mean")
+        assert len(curves["steps"]) == run["step"] > 10
+        step = await get(f"{own}/steps/{run['step']}")
+        assert step["recorded"] is True
+        trained = [g for g in step["groups"] if g["state"] == "trained"]
+        row = trained[0]["samples"][0]
+        assert row["advantage"] is not None and row["ratio"] is not None
+        whole = await get(f"{own}/rollouts/{quote(row['rollout_id'], safe='')}")
+        turns = whole["turns"]
+        assert all(turn["parts"] for turn in turns)
+        turn = turns[-1]["turn_id"]
+        tokens = await get(f"{own}/rollouts/{quote(row['rollout_id'], safe='')}/tokens?turn={turn}")
+        places = [i for i, was in enumerate(tokens["trained"]) if was]
+        assert places and all(tokens["advantage"][i] is not None for i in places)
+        assert all(tokens["origin"][i] == "p" for i in places)
+        nodes = (await get(f"{own}/nodes"))["nodes"]
+        assert all(node["arrivals"] for node in nodes)
+        activities = {s["activity"] for n in nodes for s in n["spans"]}
+        assert {"rollout", "training", "lent"} <= activities
+    assert not list(tmp_path.glob("seamflow-*")), "what it unpacked and copied is deleted"
+
+
+async def test_without_a_run_it_says_what_to_do(tmp_path: Path) -> None:
+    """In a folder where nothing was trained."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "seamflow.cli.main", "console", "runs/none"),
+        cwd=tmp_path,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, said = await process.communicate()
+    assert process.returncode == 78
+    assert b"runs/none" in said and b"--demo" in said
+
+
+async def test_the_folder_of_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
+    """What is stored is served from a copy, also where a service writes to its store."""
+    with demo_run() as run:
+        assert run.folder is not None
+        before = contents(run.folder)
+        async with private_store(run.folder, run.run_id) as endpoints:
+            runs = async_stub(RunServiceStub, endpoints.to("trajectory_manager"))
+            await runs.EndRun(run_pb.EndRunRequest(run_id=run.run_id))
+            await runs.DeleteRun(run_pb.DeleteRunRequest(run_id=run.run_id))
+        assert contents(run.folder) == before
+        async with private_store(run.folder, run.run_id) as endpoints:
+            runs = async_stub(RunServiceStub, endpoints.to("trajectory_manager"))
+            assert (await runs.GetRun(run_pb.GetRunRequest(run_id=run.run_id))).run.committed_step
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Digest of each file."""
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file())
+    return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}

@@ -1,0 +1,1 @@
+"""Makes the recorded run of `seamflow console --demo`."""
