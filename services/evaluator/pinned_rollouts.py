@@ -165,10 +165,14 @@ class PinnedRollouts:
             request = pb.SearchRolloutsRequest(
                 run_id=self.services.run_id, rollout_ids=names, page_size=_SEARCH_BATCH
             )
-            answer = await retrying(partial(self._search, request))
-            if answer is None:
+            # A page may be short: of those that run the headers are read, and not of many.
+            while (answer := await retrying(partial(self._search, request))) is not None:
+                states |= {each.rollout_id: each.state for each in answer.rollouts}
+                request.page_token = answer.next_page_token
+                if not request.page_token:
+                    break
+            else:
                 return None
-            states |= {each.rollout_id: each.state for each in answer.rollouts}
         return states
 
     async def _search(self, request: pb.SearchRolloutsRequest) -> pb.SearchRolloutsResponse | None:

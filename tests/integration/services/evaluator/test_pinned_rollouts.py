@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -109,6 +110,22 @@ async def test_every_rollout_counts_once(client: Client, is_older: bool) -> None
     found = await evaluated(client, finish, trajectories=manager)
     assert found.rewards == {"a": [1.0, 1.0], "b": [1.0, 1.0], "c": [0.0, 0.0]}
     assert failed
+
+
+async def test_more_rollouts_than_a_page_of_states_are_all_seen(client: Client) -> None:
+    """Of running ones a call tells only of some hundreds."""
+    tasks = [TaskRow(str(number), "{}") for number in range(400)]
+    found = rollouts(client, samples=1, concurrency=400)
+    found.tasks = tasks
+    await found._submit_more(deque(tasks))
+    for _ in tasks:
+        given = await lease(client)
+        assert given is not None
+        await play(client, given, 3)
+    states = await found._states()
+    assert states is not None
+    assert set(states) == {sample.rollout_id for sample in found._open}
+    assert len(states) == 400
 
 
 async def test_tokens_of_another_version_are_no_result(client: Client) -> None:
