@@ -12,8 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-
-from playwright.sync_api import Browser
+from typing import TYPE_CHECKING
 
 from bench.report import RESULTS, Report
 from tests.suites.console.browser import AXE, Visit, chromium, launched, visiting
@@ -23,6 +22,9 @@ from tests.suites.console.large_store import large_figures
 from tests.suites.console.safety import CONTROLS, SAFETY, is_only_text
 from tests.suites.console.screens import SCREENS, has_no_fault, views
 from tests.suites.console.trained_run import TrainedRun, console, training
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 __all__ = ["main"]
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
 
 __all__ = ["AXE", "Visit", "chromium", "launched", "visiting"]
 
@@ -39,6 +40,8 @@ def chromium() -> str | None:
 @contextmanager
 def launched() -> Iterator[Browser]:
     """A browser, closed afterwards."""
+    from playwright.sync_api import sync_playwright  # imports of the suite work without it
+
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=list(_FLAGS))
         try:

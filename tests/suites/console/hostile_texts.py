@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from playwright.sync_api import Page, Route
+if TYPE_CHECKING:
+    from playwright.sync_api import Page, Route
 
 __all__ = ["HOSTILE", "MARK", "spoil_answers", "spoiled"]
 
