@@ -15,7 +15,7 @@ from tests.lib.sglang.quickstart import Quickstart, stored_trajectories
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
 
-LENT = "node-b"
+LENT = "node-a"
 STEPS = 12
 SWITCHES = 20
 
@@ -23,10 +23,12 @@ SWITCHES = 20
 async def test_twenty_switches_lose_no_token(
     quickstart: Callable[..., Quickstart], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Turns of the lent engine continue elsewhere; back again it loads the newest weights, once."""
+    """Turns wait and continue when the engine is back; it loads the newest weights, once.
+
+    The run's only node, so that each step takes it and gives it back.
+    """
     monkeypatch.setenv("SEAMFLOW_TRAINER_NUM_STEPS", str(STEPS))
-    nodes = ["node-a: rollout", f"{LENT}: rollout train"]
-    monkeypatch.setenv("SEAMFLOW_LAUNCHER_NODES", json.dumps(nodes))
+    monkeypatch.setenv("SEAMFLOW_LAUNCHER_NODES", json.dumps([f"{LENT}: rollout train"]))
     run = quickstart("lending")
     watch = ChecksumWatch(run)
     async with watch.watching([LENT]):
