@@ -16,6 +16,7 @@ from seamflow.stubs import async_stub
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
+from rollout.server.config import RolloutServerConfig
 from rollout.server.weights.relay_server import LocalShards
 from rollout.server.weights.transport import Incoming, LocalVersion
 from rollout.server.weights.transports import relay_client
@@ -57,6 +58,42 @@ async def bytes_sent_by_service(
         dead: servers that are registered in the first zone and do not exist.
         zones: of the servers.
     """
+    contents = {
+        f"model-{number}.safetensors": np.random.default_rng(number).bytes(2 * MIB)
+        for number in range(FILES)
+    }
+    version = make_version(tmp_path / "made", 1, **contents)
+    async with AsyncExitStack() as stack:
+        port, sent = await counting_service(stack, tmp_path, monkeypatch)
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+        stub = async_stub(WeightServiceStub, channel)
+        addresses = free_addresses(SERVERS + dead)
+        if relaying:
+            await register(stub, addresses, [*zones, *[zones[0]] * dead])
+        servers = [
+            relaying_config(port, address, zone, relaying=relaying)
+            for address, zone in zip(addresses, zones, strict=False)
+        ]
+        clients = [await stack.enter_async_context(serving(server)) for server in servers]
+        for client in clients:
+            await client.serving(0)
+        await Trainer(stub=stub).publish_uploaded(1, contents)
+        for client in clients:
+            await client.serving(1)
+    return sum(sent) / sum(file.num_bytes for file in version.manifest.files)
+
+
+async def counting_service(
+    stack: AsyncExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, list[int]]:
+    """Start a weights service; its port, and the lengths of all that it sends."""
+    config = WeightsConfig(
+        redis_url="redis://oracle", folder=tmp_path / "published", port=0, drain_seconds=0.0
+    )
+    service = in_memory(config)
+    weights_sender = next(
+        s._sender for _, s in service.servicers if isinstance(s, servicer.WeightServicer)
+    )
     sent: list[int] = []
     send = ShardSender.send
 
@@ -67,45 +104,28 @@ async def bytes_sent_by_service(
             yield message, size
 
     monkeypatch.setattr(ShardSender, "send", counted)
-    config = WeightsConfig(
-        redis_url="redis://oracle", folder=tmp_path / "published", port=0, drain_seconds=0.0
+    return await stack.enter_async_context(started(service, config, "weights")), sent
+
+
+async def register(stub: Any, addresses: Sequence[str], zones: Sequence[str]) -> None:
+    """Register servers before they start, so that the trees are complete from the first file on."""
+    for address, zone in zip(addresses, zones, strict=True):
+        request = pb.RequestSourcesRequest(run_id="run", address=address, zone=zone)
+        await stub.RequestSources(request)
+
+
+def relaying_config(
+    weights_port: int, address: str, zone: str, *, relaying: bool
+) -> RolloutServerConfig:
+    """A server at `address` that takes weights from others first."""
+    return fake_config(
+        weights=f"127.0.0.1:{weights_port}",
+        port=int(address.rpartition(":")[2]),
+        drain_seconds=0.0,
+        weight_transports=("relay", "shard_stream"),
+        weight_relay_address=address if relaying else None,
+        zone=zone,
     )
-    contents = {
-        f"model-{number}.safetensors": np.random.default_rng(number).bytes(2 * MIB)
-        for number in range(FILES)
-    }
-    async with AsyncExitStack() as stack:
-        service = in_memory(config)
-        weights_sender = next(
-            s._sender for _, s in service.servicers if isinstance(s, servicer.WeightServicer)
-        )
-        port = await stack.enter_async_context(started(service, config, "weights"))
-        channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
-        stub = async_stub(WeightServiceStub, channel)
-        addresses = free_addresses(SERVERS + dead)
-        for address, zone in zip(addresses, [*zones, *[zones[0]] * dead], strict=True):
-            if relaying:
-                await stub.RequestSources(
-                    pb.RequestSourcesRequest(run_id="run", address=address, zone=zone)
-                )
-        clients = []
-        for address, zone in zip(addresses, zones, strict=False):
-            server = fake_config(
-                weights=f"127.0.0.1:{port}",
-                port=int(address.rpartition(":")[2]),
-                drain_seconds=0.0,
-                weight_transports=("relay", "shard_stream"),
-                weight_relay_address=address if relaying else None,
-                zone=zone,
-            )
-            clients.append(await stack.enter_async_context(serving(server)))
-        for client in clients:
-            await client.serving(0)
-        version = make_version(tmp_path / "made", 1, **contents)
-        await Trainer(stub=stub).publish_uploaded(1, contents)
-        for client in clients:
-            await client.serving(1)
-    return sum(sent) / sum(file.num_bytes for file in version.manifest.files)
 
 
 async def test_the_weights_service_sends_each_file_once(
