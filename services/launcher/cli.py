@@ -40,13 +40,13 @@ from services.launcher.checks.user_code import (
     checked_settings,
 )
 from services.launcher.child_process import ProcessPlan
-from services.launcher.config import (
+from services.launcher.command_line.set_option import (
     DEFAULT_FILE,
-    LauncherConfig,
     flags_by_table,
     own_settings,
     with_file,
 )
+from services.launcher.config import LauncherConfig
 from services.launcher.hosts.host_network import host_variables
 from services.launcher.hosts.other_hosts import OtherHosts
 from services.launcher.hosts.run_certificates import hosts_folder, listening_at, secured

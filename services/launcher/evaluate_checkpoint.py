@@ -25,7 +25,8 @@ from services.launcher.checks.process_settings import process_setting
 from services.launcher.checks.user_code import check_user_code
 from services.launcher.child_process import ProcessPlan
 from services.launcher.cli import make_layout
-from services.launcher.config import DEFAULT_FILE, LauncherConfig, flags_by_table, own_settings
+from services.launcher.command_line.set_option import DEFAULT_FILE, flags_by_table, own_settings
+from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
 from services.launcher.process_plan import plan
 from services.launcher.redis import redis_server

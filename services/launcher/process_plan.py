@@ -25,11 +25,8 @@ from services.launcher.child_process import (
     settings_of,
     with_gpus,
 )
-from services.launcher.config import (
-    LauncherConfig,
-    ScorerPlan,
-    flags_by_table,
-)
+from services.launcher.command_line.set_option import flags_by_table
+from services.launcher.config import LauncherConfig, ScorerPlan
 from services.launcher.evaluation.evaluator_plan import evaluators
 from services.launcher.layout import (
     Layout,

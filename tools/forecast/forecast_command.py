@@ -11,7 +11,7 @@ from functools import partial
 from typing import NoReturn
 
 from services.chassis.errors import ConfigError, StartupError, UsageError
-from services.launcher.config import with_file
+from services.launcher.command_line.set_option import with_file
 from tools.forecast.cures import find_cures
 from tools.forecast.devices import Device, device
 from tools.forecast.engine_size import engine_size

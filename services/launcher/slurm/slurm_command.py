@@ -10,7 +10,8 @@ from typing import NoReturn
 
 from services.chassis.config.load import load
 from services.chassis.errors import ConfigError, ExitCode, StartupError
-from services.launcher.config import DEFAULT_FILE, LauncherConfig, own_settings
+from services.launcher.command_line.set_option import DEFAULT_FILE, own_settings
+from services.launcher.config import LauncherConfig
 from services.launcher.nodes.node_plan import node_plan
 from services.launcher.slurm.batch_script import SlurmJob, batch_script, checked_job
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from services.chassis.config.load import load
-from services.launcher.config import LauncherConfig, flags_by_table, own_settings
+from services.launcher.command_line.set_option import flags_by_table, own_settings
+from services.launcher.config import LauncherConfig
 from services.launcher.process_plan import plan
 from tests.lib.launcher.support import make_config, make_layout
 

@@ -1,0 +1,1 @@
+"""What the command line of `seamflow train` says beside the settings of its table."""
