@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GrowingSteps", "json_lines", "read_steps"]
+__all__ = ["GrowingFile", "GrowingSteps", "json_lines", "read_steps"]
 
 _WHOLE = 64
 """Newest steps of which all is kept."""
@@ -37,34 +37,47 @@ def read_steps(metrics_file: Path) -> list[dict[str, Any]]:
     return [steps[number] for number in sorted(steps)]
 
 
+class GrowingFile:
+    """JSON objects of a file that is still written to: each line is read once."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._position = 0
+
+    def read(self, forget: Callable[[], None]) -> Iterator[dict[str, Any]]:
+        """Objects of the whole lines that are new.
+
+        Args:
+            forget: called first if a shorter file has replaced it, which is read from its start.
+        """
+        try:
+            with self._file.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._position:
+                    self._position = 0
+                    forget()
+                file.seek(self._position)
+                written, _, _ = file.read().rpartition(b"\n")
+        except OSError:
+            return
+        self._position += len(written) + bool(written)
+        yield from _objects(written.split(b"\n"))
+
+
 class GrowingSteps:
-    """The steps of a run that goes on: each line is read once, and old steps keep few values."""
+    """The steps of a run in progress: each line is read once, and old steps keep few values."""
 
     def __init__(self, metrics_file: Path) -> None:
-        self._file = metrics_file
-        self._position = 0
+        self._file = GrowingFile(metrics_file)
         self._steps: dict[int, dict[str, Any]] = {}
 
     def read(self) -> list[dict[str, Any]]:
         """One for each optimizer step in order; of a repeated step the last."""
-        for line in _objects(self._new_lines()):
+        for line in self._file.read(self._steps.clear):
             if "step" in line:
                 self._steps.pop(line["step"], None)
                 self._steps[line["step"]] = line
                 self._thin()
         return [self._steps[number] for number in sorted(self._steps)]
-
-    def _new_lines(self) -> list[bytes]:
-        try:
-            with self._file.open("rb") as file:
-                if file.seek(0, os.SEEK_END) < self._position:  # another file
-                    self._position, self._steps = 0, {}
-                file.seek(self._position)
-                written, _, _ = file.read().rpartition(b"\n")
-        except OSError:
-            return []
-        self._position += len(written) + bool(written)
-        return written.split(b"\n")
 
     def _thin(self) -> None:
         """Of the step that was read `_WHOLE` lines ago keep only what all steps need."""

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from seamflow.cli.run_files import GrowingFile
+
 __all__ = ["StepTable"]
 
 _MAX_NAMES = 512
@@ -25,7 +27,7 @@ class StepTable:
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
-        self._position = 0
+        self._lines = GrowingFile(file) if file else None
         self.steps: list[int] = []
         """Numbers of the steps, ascending."""
         self._columns: dict[str, list[float | None]] = {}
@@ -67,13 +69,12 @@ class StepTable:
 
     def read(self) -> None:
         """Take in what the file has got since the last call."""
-        for text in self._new_lines():
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue
-            if isinstance(line, dict) and isinstance(line.get("step"), int):
+        for line in self._lines.read(self._forget) if self._lines else ():
+            if isinstance(line.get("step"), int):
                 self.add(line)
+
+    def _forget(self) -> None:
+        self.steps, self._columns = [], {}
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Take in one step; those after it were undone."""
@@ -89,21 +90,6 @@ class StepTable:
         for name, column in self._columns.items():
             column.append(numbers.get(name))
         self.steps.append(step)
-
-    def _new_lines(self) -> list[bytes]:
-        """Whole lines; from the start again if the file was replaced by a shorter one."""
-        if self._file is None:
-            return []
-        try:
-            with self._file.open("rb") as file:
-                if file.seek(0, os.SEEK_END) < self._position:
-                    self._position, self.steps, self._columns = 0, [], {}
-                file.seek(self._position)
-                written, _, _ = file.read().rpartition(b"\n")
-        except OSError:
-            return []
-        self._position += len(written) + bool(written)
-        return written.split(b"\n")
 
 
 def _numbers(line: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, float]]:

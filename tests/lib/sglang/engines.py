@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import urllib.request
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -131,6 +131,13 @@ class ChecksumWatch:
             if published.get(name) != checksums.get(name)
         ]
         self.checked[node].add(version)
+
+
+def loads_of(run: Quickstart, node: str) -> Counter[int]:
+    """How often the engine of a node loaded each version."""
+    lines = (run.folder / "logs" / f"rollout_server-{node}.log").read_text().splitlines()
+    logged = [json.loads(line) for line in lines if '"weights_loaded"' in line]
+    return Counter(line["weight_version"] for line in logged if line["msg"] == "weights_loaded")
 
 
 def _command(process: psutil.Process) -> str:

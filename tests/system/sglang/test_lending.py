@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
 from bench.report import Report
-from tests.lib.sglang.engines import ChecksumWatch
+from tests.lib.sglang.engines import ChecksumWatch, loads_of
 from tests.lib.sglang.logprobs import recompute, sampled_spans
 from tests.lib.sglang.quickstart import Quickstart, stored_trajectories
 
@@ -58,10 +57,3 @@ async def test_twenty_switches_lose_no_token(
     assert recomputed.num_tokens == summary["tokens_recorded"]
     assert recomputed.max_difference <= 1e-4, recomputed.worst
     Report(bench="sglang_lending", figures=figures, seeds=[run.config.seed]).publish()
-
-
-def loads_of(run: Quickstart, node: str) -> Counter[int]:
-    """How often the engine of a node loaded each version."""
-    lines = (run.folder / "logs" / f"rollout_server-{node}.log").read_text().splitlines()
-    logged = [json.loads(line) for line in lines if '"weights_loaded"' in line]
-    return Counter(line["weight_version"] for line in logged if line["msg"] == "weights_loaded")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import pytest
 
 from bench.report import Report
-from tests.lib.sglang.engines import ChecksumWatch
+from tests.lib.sglang.engines import ChecksumWatch, loads_of
 from tests.lib.sglang.logprobs import recompute, sampled_spans
 from tests.lib.sglang.quickstart import Quickstart, stored_trajectories
 
@@ -28,7 +27,7 @@ async def test_a_whole_training_run_keeps_its_promises(
     async with watch.watching(NODES):
         summary = await run.train()
     recomputed = recompute(sampled_spans(await stored_trajectories(run)), run.weights)
-    loaded = {node: versions_loaded(run, node) for node in NODES}
+    loaded = {node: set(loads_of(run, node)) for node in NODES}
     figures = {
         "weight_updates": summary["weight_updates"],
         "turns_interrupted": summary["turns_interrupted"],
@@ -51,10 +50,3 @@ async def test_a_whole_training_run_keeps_its_promises(
     assert recomputed.num_tokens == summary["tokens_recorded"]
     assert recomputed.max_difference <= 1e-4, recomputed.worst
     Report(bench="sglang_loop", figures=figures, seeds=[run.config.seed]).publish()
-
-
-def versions_loaded(run: Quickstart, node: str) -> set[int]:
-    """Every version that the rollout server of a node brought into its engine."""
-    lines = (run.folder / "logs" / f"rollout_server-{node}.log").read_text().splitlines()
-    logged = [json.loads(line) for line in lines if '"weights_loaded"' in line]
-    return {line["weight_version"] for line in logged if line["msg"] == "weights_loaded"}
