@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import json
 import os
 import subprocess
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.fleet.receivers import download, receivers, seconds_until_loaded
 from bench.harness.processes import redis_server, redis_url, scratch, service
+from bench.harness.publish_files import publish_files
 from bench.harness.redis_process import free_port
 from bench.report import RESULTS, Report
 
@@ -228,34 +228,9 @@ async def _at_once(
     worker: Any = ranks._started().worker
     await asyncio.to_thread(save_file, worker.gathered, path)
     worker.gathered = {}
-    await _send(opened, config.run_id, path, step)
+    await publish_files(opened, config.run_id, step, [path])
     path.unlink()
     return {"whole_seconds": time.monotonic() - began, "whole_stalled_seconds": gathered}
-
-
-async def _send(opened: Any, run_id: str, path: Path, step: int) -> int:
-    """Hash, upload and commit one file; its version."""
-    from seamflow.weights.v1 import weight_service_pb2 as pb
-    from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
-
-    from trainer.publish.uploader import Uploader
-
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    size = await asyncio.to_thread(lambda: path.stat().st_size)
-    described = pb.WeightFile(name=path.name, num_bytes=size, sha256=digest)
-    stub: Any = WeightServiceStub(opened)
-    run: dict[str, Any] = {"run_id": run_id, "epoch": 1}
-    begun = await stub.BeginPublish(
-        pb.BeginPublishRequest(**run, step=step, request_id=f"step-{step}")
-    )
-    version = begun.weight_version
-    head = pb.UploadShardsRequest(**run, weight_version=version)
-    await Uploader(opened).upload(head, path.parent, [described])
-    await stub.CommitPublish(
-        pb.CommitPublishRequest(**run, weight_version=version, files=[described])
-    )
-    return int(version)
 
 
 async def _plain_copy(opened: Any, out: Path, step: int, receivers: int) -> dict[str, float]:
@@ -263,7 +238,7 @@ async def _plain_copy(opened: Any, out: Path, step: int, receivers: int) -> dict
     path = out / "copy.safetensors"
     path.write_bytes(os.urandom(_COPY_BYTES))
     began = time.monotonic()
-    version = await _send(opened, _COPY_RUN, path, step)
+    version = await publish_files(opened, _COPY_RUN, step, [path])
     uploaded = time.monotonic()
     downloads = [download(opened, _COPY_RUN, version) for _ in range(receivers)]
     await asyncio.gather(*downloads)

@@ -1,7 +1,7 @@
 """What is trained beside what is generated: lengths of answers, and log-probs of either side.
 
-One run on one node that is lent, so that every update finds answers unfinished. The control drops
-those from the same record: what a system would train that starts over at each update.
+One run on one node that is lent, so that answers are in progress during every update. The control
+leaves those out of the same record, as a system would that discards them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _ks_distance(first: Sequence[int], second: Sequence[int]) -> float:
 
 
 def _interrupted(rollout: Any) -> bool:
-    """Whether an update found it unfinished."""
+    """Whether it was in progress during a weight update."""
     return bool(rollout.min_weight_version != rollout.max_weight_version)
 
 
@@ -107,7 +107,7 @@ def draw_lengths(file: Path, run: RecordedRun) -> None:
     lines = {
         "generated": ("C0-", run.rollouts),
         "trained": ("C1--", [each for each in run.rollouts if each.step]),
-        "without those that an update found unfinished": ("C3:", whole),
+        "without answers in progress during an update": ("C3:", whole),
     }
     for name, (style, rollouts) in lines.items():
         lengths = np.sort([each.num_policy_tokens for each in rollouts])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import os
 import socket
@@ -13,17 +12,14 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from seamflow.channel import connect
-from seamflow.weights.v1 import weight_service_pb2 as pb
-from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from bench.fleet.receivers import seconds_until_loaded
 from bench.harness.processes import Server, environment, python, redis_server, redis_url
+from bench.harness.publish_files import publish_files
 from bench.harness.redis_process import free_port
 from bench.wan.slow_link import ADDRESSES
-from trainer.publish.uploader import Uploader
 
 __all__ = ["NUM_BYTES", "Case"]
 
@@ -45,7 +41,7 @@ class Case:
     east: int
     """Rollout servers beyond the link."""
     zones: bool
-    """Whether they are told where they stand."""
+    """Whether the servers' settings name their zones."""
     kill_leader: bool = False
     """Whether one that passes files on is killed in the middle."""
 
@@ -148,20 +144,11 @@ async def _publish(
 async def _committed(folder: Path, weights: str) -> int:
     source = folder / "made"
     source.mkdir()
-    files = []
-    for number in range(_FILES):
-        path = source / f"model-{number}.safetensors"
-        path.write_bytes(os.urandom(_FILE_BYTES))
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        files.append(pb.WeightFile(name=path.name, num_bytes=_FILE_BYTES, sha256=digest))
+    files = [source / f"model-{number}.safetensors" for number in range(_FILES)]
+    for file in files:
+        file.write_bytes(os.urandom(_FILE_BYTES))
     async with connect(weights) as channel:
-        stub: Any = WeightServiceStub(channel)
-        run: dict[str, Any] = {"run_id": _RUN, "epoch": 1}
-        begun = await stub.BeginPublish(pb.BeginPublishRequest(**run, step=1, request_id="step-1"))
-        run["weight_version"] = begun.weight_version
-        await Uploader(channel).upload(pb.UploadShardsRequest(**run), source, files)
-        await stub.CommitPublish(pb.CommitPublishRequest(**run, files=files))
-        return int(begun.weight_version)
+        return await publish_files(channel, _RUN, 1, files)
 
 
 if __name__ == "__main__":

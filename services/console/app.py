@@ -23,7 +23,7 @@ STATIC = Path(__file__).parent / "static"
 """Folder of the pages."""
 _log = get_logger()
 _HEADERS = {
-    # Model output is text of strangers: nothing of another place is loaded, run or framed.
+    # Model output is untrusted text: nothing from another origin is loaded, run or framed.
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'; object-src 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -37,7 +37,7 @@ _HEADERS = {
 def application(
     config: ConsoleConfig, login: Login, routes: Sequence[web.RouteDef]
 ) -> web.Application:
-    """All routes; `routes` are those of the API. The pages themselves tell nothing of a run."""
+    """All routes; `routes` are those of the API. The static pages hold no data of a run."""
 
     async def index(request: web.Request) -> web.StreamResponse:
         if "token" in request.query:
@@ -65,7 +65,7 @@ def _is_api(request: web.Request) -> bool:
 
 
 class _Middleware:
-    """Refuses strangers, gives errors their form and every response its headers."""
+    """Refuses unauthenticated requests, and turns errors into JSON."""
 
     __middleware_version__ = 1
 
@@ -77,7 +77,7 @@ class _Middleware:
         try:
             check_source(request.headers, request.scheme, self._config, "console")
             if _is_api(request) and not self._login.knows(request):
-                return _stranger().response()
+                return _unauthenticated().response()
             return await handler(request)
         except ForeignRequestError as error:
             return ApiError(403, str(error), "request the console by its own address").response()
@@ -96,7 +96,7 @@ class _Middleware:
             return ApiError(500, "internal error", "see the log of the console").response()
 
 
-def _stranger() -> ApiError:
+def _unauthenticated() -> ApiError:
     return ApiError(401, "no cookie of this console, or an old one", "open its link again")
 
 

@@ -27,7 +27,7 @@ __all__ = ["build", "main"]
 
 _LATEST = Path("runs/latest")
 _USAGE = """\
-seamflow console [RUN FOLDER]   a run that goes on or has ended (default: runs/latest)
+seamflow console [RUN FOLDER]   a run in progress or a finished one (default: runs/latest)
 seamflow console --demo         a recorded run
 seamflow console bundle --help  chosen rollouts as a folder to share
 
@@ -53,7 +53,7 @@ async def build(config: ConsoleConfig) -> AsyncIterator[Service]:
             await http.drain()
 
         http = await stack.enter_async_context(serving(app, config, plain=_is_plain(config)))
-        if config.access_token is None:  # whoever gave one knows it
+        if config.access_token is None:  # one from the settings is known already
             print(f"console: {_address(config, http.port)}{login.path}", flush=True)
         yield Service(
             background=[http.keep_certificate, routes.warm],

@@ -1,4 +1,4 @@
-"""What happens in a run, told to the pages that follow it. Nobody follows it: nothing is asked."""
+"""Events of a run for the open pages; without an open page no service is called."""
 
 from __future__ import annotations
 

@@ -65,10 +65,10 @@ class Routes:
         ]
 
     async def warm(self) -> None:
-        """Open what the own run has stored, if it has ended: whoever looks need not wait."""
+        """Open the store of a finished run ahead of the first request."""
         own = self._runs.all()[0]
         if not own.is_live:
-            with suppress(SeamflowError):  # said to whoever asks
+            with suppress(SeamflowError):  # the request that needs it gets the error
                 await self._store(own)
 
     async def close(self) -> None:
@@ -136,7 +136,7 @@ class Routes:
         return web.json_response(trace, headers={"Content-Disposition": name})
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """What happens, as it happens, until the page is closed; nothing of a finished run."""
+        """Stream the run's events until the page is closed; a finished run has none."""
         run = self._run(request)
         if sum(feed.num_pages for feed in self._feeds.values()) >= self._config.max_pages:
             raise ApiError(429, f"{self._config.max_pages} pages follow runs", "close one")

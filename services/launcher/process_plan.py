@@ -108,7 +108,7 @@ def _with_flags(process: ProcessPlan, flags: tuple[str, ...]) -> ProcessPlan:
 def _console(
     config: LauncherConfig, layout: Layout, evaluator: Sequence[ProcessPlan]
 ) -> ProcessPlan:
-    """What it does, and whether it runs, changes nothing of the run."""
+    """The run does not depend on it."""
     names = ["trajectory_manager", "rollout_gateway", "scheduler", "trainer", "weights"]
     names += ["evaluator"] if evaluator else []
     environment = settings_of(

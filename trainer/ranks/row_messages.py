@@ -41,7 +41,7 @@ class RowSender:
     def start(self, step: int, rows: Sequence[TrainedRows]) -> None:
         """Send the rows of a step in a thread; those of the step before are sent first."""
         if self._store is None:
-            # A connection of its own, as one that waits serves nobody else.
+            # A connection of its own, as a waiting request blocks its connection.
             self._store = self._commands.clone()  # type: ignore[attr-defined]
         key, number = _key(step, _rank()), _num_ranks()
         work = (self._store, key, number, rows, self._thread)

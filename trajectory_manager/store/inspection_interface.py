@@ -1,4 +1,4 @@
-"""InspectionStore: what is kept for people who look at a run. Nothing of it decides anything.
+"""InspectionStore: what is kept for inspection of a run. No decision depends on it.
 
 The index has a row for each of the newest rollouts that have finished; a rollout without one is
 running, or is older than the index: its header says the same. What a step trained on is kept for

@@ -1,1 +1,1 @@
-"""Who gets in: whoever has the link, from this server's own pages."""
+"""Access control: the token of the link, and requests from this server's own pages."""

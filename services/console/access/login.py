@@ -51,7 +51,7 @@ class Login:
         return _same(cookie, self._value) or _same(_bearer(request.headers), self._token)
 
     def enter(self, request: web.Request) -> web.Response:
-        """Answer the link: a cookie, and a page that goes on to the console.
+        """Answer the link: a cookie, and a page that forwards to the console.
 
         It is no redirect: a browser that came from another site would send no strict cookie.
         """

@@ -20,7 +20,7 @@ _IDLE_SECONDS = 30.0
 
 
 class AllocationLog:
-    """Its newest 20,000 events, oldest first; nobody asks for 30 s: the feed is closed."""
+    """Its newest 20,000 events, oldest first; the feed is closed after 30 s without a request."""
 
     def __init__(self, store: RunStore) -> None:
         self.store = store

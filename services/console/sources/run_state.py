@@ -1,4 +1,4 @@
-"""What the services of a run say, asked at most once in a while and by whoever looks."""
+"""The state of a run's services, cached for a short time and read on request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["RunState"]
 _SECONDS = 5.0
 _PATIENCE_SECONDS = 1.0
 _NO_TRAINER = "127.0.0.1:1"
-"""Where nobody listens: no node of the run trains yet."""
+"""Errors of an address without a listener: no node of the run trains yet."""
 
 
 class RunState:

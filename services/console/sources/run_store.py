@@ -147,7 +147,7 @@ class RunStores:
         if opening is None or (opening.done() and run.run_id not in self._private):
             opening = asyncio.create_task(self._opened(run))
             self._opening[run.run_id] = opening
-        # Whoever asked may have left: the next one need not begin anew.
+        # The request may have been cancelled: the next one uses the same result.
         store = await asyncio.shield(opening)
         self._private.move_to_end(run.run_id)
         return store

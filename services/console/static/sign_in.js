@@ -1,4 +1,4 @@
-// The way in when the token is missing, stale or not allowed here.
+// The sign-in form, when the token is missing, stale or not allowed here.
 
 import { fill, h } from "./lib/dom.js";
 import { field } from "./lib/parts.js";

@@ -33,7 +33,7 @@ TURN_ENDS = frozenset(
     {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"}
     | {"<|eot|>", "<｜end▁of▁sentence｜>", "</s>", "<|end_of_text|>", "<eos>"}
 )
-"""Nobody speaks after these, until the next mark."""
+"""After these marks the text belongs to no role, until the next mark."""
 INNER: Mapping[str, tuple[str, bool]] = {
     "<think>": ("reasoning", True),
     "</think>": ("reasoning", False),

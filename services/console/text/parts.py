@@ -83,7 +83,7 @@ class _Reader:
         return "tool" if kind == "tool_result" else self._role
 
     def _after(self, mark: str, at: int, end: int, sampled: bool) -> int:
-        """Begin what the mark begins; returns where the text goes on."""
+        """Begin what the mark begins; returns where the text continues."""
         after = at + 1
         if mark in HEADERS and not sampled:
             after = self._header(after, end)

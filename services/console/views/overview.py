@@ -26,7 +26,7 @@ Values = dict[str, Any]
 _WARNINGS = frozenset(
     {"trainer_alarm", "server_ejected", "rollouts_fail", "columns_fail", "nothing_waits"}
 )
-"""Rules of why-stuck that tell of no wait."""
+"""Rules of why-stuck that describe no waiting."""
 
 
 def overview(run: ShownRun, snapshot: Snapshot, failures: Sequence[Cause] = ()) -> Values:

@@ -15,7 +15,7 @@ __all__ = ["run_row"]
 
 
 def run_row(run: ShownRun, snapshot: Snapshot) -> dict[str, Any]:
-    """What is told of a run in the list; times in Unix seconds, None where nothing is known."""
+    """A run in the list; times in Unix seconds, None where nothing is known."""
     newest = run.steps.newest()
     results = [each for each in evaluation_points(run, snapshot) if each["best"]]
     addresses = None if run.folder is None else run.folder / "addresses.json"

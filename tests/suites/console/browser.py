@@ -101,7 +101,7 @@ class Visit:
         deadline = time.monotonic() + seconds
         while not self.page.evaluate(condition, value):
             assert time.monotonic() < deadline, f"not so within {seconds} s: {condition}"
-            self.page.wait_for_timeout(20)  # what a test answers goes on meanwhile
+            self.page.wait_for_timeout(20)  # route handlers run meanwhile
 
     def fragment(self) -> str:
         """The link of the present view."""

@@ -56,7 +56,7 @@ def question_mark_shows_the_keys(visit: Visit) -> None:
 
 
 def a_link_restores_filters(visit: Visit) -> None:
-    """Filters are in the link: whoever opens it sees the same rows."""
+    """Filters are in the link: it opens with the same rows."""
     page = visit.open("rollouts")
     page.get_by_label("Purpose").select_option("eval")
     visit.settle()

@@ -51,7 +51,7 @@ def large_figures(folder: Path, rollouts: int = ROLLOUTS) -> dict[str, float]:
 
 
 def _flags(target: str) -> list[str]:
-    """Only the trajectory manager runs; nobody listens at the other addresses."""
+    """Only the trajectory manager runs; the other addresses have no listener."""
     others = ("rollout-gateway", "scheduler", "trainer", "weights")
     addresses = {"trajectory-manager": target, **dict.fromkeys(others, "127.0.0.1:1")}
     return ["--run-id", RUN_ID, *(f"--{name}={address}" for name, address in addresses.items())]

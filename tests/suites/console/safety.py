@@ -1,4 +1,4 @@
-"""Checks of what must not happen: obeyed texts, a way in without the token; each has a control."""
+"""What must not happen: text run as markup, access without a token; each check has a control."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def axe_finds_faults(visit: Visit) -> None:
 
 
 def an_error_of_a_script_is_seen(visit: Visit) -> None:
-    """By whoever watches the page."""
+    """The suite records the page's errors."""
     visit.page.goto("about:blank")
     visit.page.evaluate("setTimeout(() => { throw new Error('seen') })")
     visit.page.wait_for_timeout(200)

@@ -33,7 +33,7 @@ class Console:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedRun:
-    """A run of the project, whose training may go on."""
+    """A run of the project, in progress or finished."""
 
     folder: Path
     """Of the run."""

@@ -1,4 +1,4 @@
-// What the run reports while this page is seen: one event stream, closed when nobody looks.
+// What the run reports while this page is seen: one event stream, closed while it is hidden.
 
 import { isBundle } from "./api.js";
 

@@ -1,4 +1,4 @@
-// The hash is the view: `#/r/RUN/rollouts?failure=TIMEOUT` shows the same to whoever opens it.
+// The hash is the view: `#/r/RUN/rollouts?failure=TIMEOUT` shows the same view in every browser.
 
 /** `{ run, screen, id, query }` of the hash. */
 export function parseHash(hash) {

@@ -14,7 +14,7 @@ const FAILURES = [["", "any"], ...["policy", "environment", "infrastructure", "t
 const FILTERS = ["purpose", "state", "failure", "step", "group", "reward_min", "reward_max", "tokens_min", "tokens_max", "text"];
 const HIDDEN = ["step", "group", "reward_min", "reward_max", "tokens_min", "tokens_max"];
 
-/** Rollouts by filter, a page at a time; a search goes on until a page is full. */
+/** Rollouts by filter, a page at a time; a search continues until a page is full. */
 export async function showRollouts(view) {
   const { main, run, signal, query, live } = view;
   const place = h("div", { class: "results" });

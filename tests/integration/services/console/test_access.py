@@ -1,4 +1,4 @@
-"""Who gets in: the link, its cookie and a bearer token; nobody else, from nowhere else."""
+"""Access by link, cookie and bearer token; all other requests and origins are refused."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ async def test_services_that_do_not_answer_are_waited_for(redis_url: str) -> Non
 
 
 async def test_a_page_that_follows_hears_of_rollouts(redis_url: str) -> None:
-    """And when it is closed nobody looks any more."""
+    """When the stream is closed its follower is removed."""
     async with world(redis_url, poll_seconds=0.05) as shown:
         url = f"{shown.url}/api/runs/{shown.client.run_id}/events"
         headers = {"Authorization": f"Bearer {TOKEN}"}

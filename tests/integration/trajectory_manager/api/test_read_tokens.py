@@ -71,7 +71,7 @@ async def test_every_window_is_a_part_of_the_whole_sequence(
 
 
 async def test_a_turn_ends_where_it_ends(replicas: tuple[Client, Client]) -> None:
-    """The first turn has nothing of the second one."""
+    """The first turn has no token of the second one."""
     client = replicas[0]
     await record(client)
     first = await read(client, "t1", 5, 100)

@@ -86,7 +86,7 @@ async def test_the_newest_steps_are_kept(replicas: tuple[Client, Client]) -> Non
 async def test_an_older_trainer_is_refused_and_what_it_recorded_later_forgotten(
     replicas: tuple[Client, Client],
 ) -> None:
-    """After a crash a step is trained again: nothing of the first time stays with it."""
+    """After a crash a step is trained again: no record of the first attempt remains."""
     client = replicas[0]
     old = await client.reconcile("old")
     for step in (1, 2, 3):

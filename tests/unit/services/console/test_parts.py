@@ -43,7 +43,7 @@ def shown(prompt: str, answer: str) -> list[tuple[str, str, str]]:
 
 
 def test_who_speaks_is_read_from_the_marks() -> None:
-    """The header of the answer belongs to nobody's text."""
+    """The header of the answer is part of no text."""
     prompt = "<|im_start|> system | hello <|im_end|> | <|im_start|> user | bye <|im_end|> | "
     prompt += "<|im_start|> assistant |"
     assert shown(prompt, "hello <|im_end|>") == [
@@ -71,7 +71,7 @@ def test_the_result_of_a_tool_is_the_tools() -> None:
 
 
 def test_without_marks_prompt_and_answer_are_one_part_each() -> None:
-    """As of a model whose template nobody knows."""
+    """As of a model with an unknown template."""
     assert shown("hello user", "bye") == [
         ("user", "text", "hellouser"),
         ("assistant", "text", "bye"),

@@ -42,7 +42,7 @@ def test_the_value_of_a_setting_is_removed() -> None:
 
 
 def test_tokens_that_spell_a_secret_lose_text_and_id() -> None:
-    """Ids would tell it to whoever has the tokenizer."""
+    """Ids would reveal it together with the tokenizer."""
     texts = ["see ", "sk-", "abcdefgh", "ijklmnop", " now"]
     window = {"texts": texts, "ids": [1, 2, 3, 4, 5], "total": 5}
     assert Redaction().window(window) == {

@@ -43,7 +43,7 @@ def test_only_whole_new_lines_are_read(tmp_path: Path) -> None:
 
 
 def test_a_repeated_step_undoes_what_followed_it(tmp_path: Path) -> None:
-    """After a crash the trainer goes on from its checkpoint."""
+    """After a crash the trainer resumes from its checkpoint."""
     file, table = tmp_path / "metrics.jsonl", StepTable(tmp_path / "metrics.jsonl")
     file.write_text(line(1, a=1) + line(2, a=2) + line(3, a=3) + line(2, a=20))
     table.read()
