@@ -87,7 +87,7 @@ async def evaluated(
 
 @pytest.mark.parametrize("is_older", [False, True])
 async def test_every_rollout_counts_once(client: Client, is_older: bool) -> None:
-    """A failed one is replaced; a failure of the policy is worth 0; with managers of two releases."""
+    """A failed one is replaced; the policy's own failure is worth 0. With an older manager, too."""
     failed: list[str] = []
 
     async def finish(rollout_id: str) -> None:
