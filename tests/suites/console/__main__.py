@@ -19,6 +19,7 @@ from tests.suites.console.browser import AXE, Visit, chromium, launched, visitin
 from tests.suites.console.checks import Check, Checks
 from tests.suites.console.interactions import INTERACTIONS
 from tests.suites.console.large_store import large_figures
+from tests.suites.console.open_clients import client_figures
 from tests.suites.console.safety import CONTROLS, SAFETY, is_only_text
 from tests.suites.console.screens import SCREENS, has_no_fault, views
 from tests.suites.console.trained_run import TrainedRun, console, training
@@ -47,9 +48,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="console-") as name:
         with launched() as browser:
             _try_run(checks, browser, Path(name))
-        checks.figures |= {
-            f"large.{key}": value for key, value in large_figures(Path(name)).items()
-        }
+        large, clients = large_figures(Path(name)), client_figures(Path(name) / "clients")
+        checks.figures |= {f"large.{key}": value for key, value in large.items()}
+        checks.figures |= {f"clients.{key}": value for key, value in clients.items()}
     figures = {
         "checks": checks.passed + len(checks.failed),
         "checks_failed": len(checks.failed),
@@ -82,7 +83,8 @@ def _try_run(checks: Checks, browser: Browser, folder: Path) -> None:
             checks.one(visit, "a step is shown while the run trains", _follows(run, checks))
             checks.one(visit, "a rollout is offered while the run trains", _offers)
         run.process.wait(300)
-    _copied(run.folder, "other")
+    for name in ("other", "third", "fourth"):
+        _copied(run.folder, name)
     with console(folder, str(run.folder)) as shown:
         _try_finished(checks, browser, shown.link, run.folder.name)
 

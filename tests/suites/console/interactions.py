@@ -138,11 +138,17 @@ def metrics_are_chosen(visit: Visit) -> None:
     assert "grad_norm" in visit.fragment()
 
 
-def two_runs_lie_over_each_other(visit: Visit) -> None:
-    """The other run's curve is in the same chart."""
+def four_runs_lie_over_each_other(visit: Visit) -> None:
+    """The curves of three other runs are in the same chart; the link restores them."""
     page = visit.open("curves?names=reward_mean")
-    page.get_by_label("Beside").select_option("other")
-    page.locator(".u-legend", has_text="other").wait_for()
+    for place, name in enumerate(("other", "third", "fourth"), 2):
+        page.get_by_label(f"Beside, run {place}").select_option(name)
+        page.locator(".u-legend", has_text=name).wait_for()
+    link = visit.fragment()
+    visit.open("overview")
+    page = visit.open_hash(link)
+    page.locator(".u-legend", has_text="fourth").wait_for()
+    assert page.locator(".u-legend .u-series").count() >= 5, "time, and four runs"
 
 
 def a_bar_shows_its_rollouts(visit: Visit) -> None:
@@ -260,7 +266,7 @@ INTERACTIONS = (
     dragging_zooms_all_curves,
     a_point_opens_its_step,
     metrics_are_chosen,
-    two_runs_lie_over_each_other,
+    four_runs_lie_over_each_other,
     a_bar_shows_its_rollouts,
     steps_are_walked,
     attempts_are_compared,

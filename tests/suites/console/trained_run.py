@@ -20,6 +20,7 @@ __all__ = ["Console", "TrainedRun", "console", "training"]
 
 _LINK = re.compile(rb"console: (http://\S+)")
 _STOP_SECONDS = 30.0
+_EVALUATED = ("--set", "evaluation.every_steps=4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class TrainedRun:
 
 
 @contextmanager
-def training(folder: Path, steps: int) -> Iterator[TrainedRun]:
+def training(folder: Path, steps: int, *flags: str) -> Iterator[TrainedRun]:
     """Make the project in `folder` and train it for `steps`; it is ended afterwards."""
     command = (sys.executable, "-m", "seamflow.cli.main")
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}", "PYTHONUNBUFFERED": "1"}
@@ -76,7 +77,7 @@ def training(folder: Path, steps: int) -> Iterator[TrainedRun]:
         process = subprocess.Popen(
             [
                 *(*command, "train", "--name", "trained"),
-                *("--set", f"trainer.num_steps={steps}", "--set", "evaluation.every_steps=4"),
+                *("--set", f"trainer.num_steps={steps}", *(flags or _EVALUATED)),
             ],
             cwd=project,
             env=environment,

@@ -1,4 +1,4 @@
-// Metrics of the steps as curves: chosen by name, smoothed, two runs over each other.
+// Metrics of the steps as curves: chosen by name, smoothed, up to four runs over each other.
 
 import { get } from "../lib/api.js";
 import { chartFigure, LineChart, smooth } from "../lib/chart.js";
@@ -8,8 +8,9 @@ import { link } from "../lib/route.js";
 
 const FIRST = ["reward_mean", "completion_tokens_mean", "entropy", "train_rollout_logprob_abs_diff", "staleness_mean", "grad_norm"];
 const MOST_FIRST = 6;
+const MOST_BESIDE = 3;
 
-/** The curves of a run; names, other run, smoothing, x and zoom are in the link. */
+/** The curves of a run; names, other runs, smoothing, x and zoom are in the link. */
 export async function showCurves(view) {
   const { main, run, signal, query, live } = view;
   const parts = { controls: h("div", { class: "bar" }), names: h("div"), charts: h("div", { class: "charts" }) };
@@ -41,15 +42,33 @@ function drawControls(state) {
     state.charts.clear();
     renew(state);
   };
-  const others = [["", "no other run"], ...runs.filter((one) => one.id !== run).map((one) => [one.id, one.name ?? one.id])];
+  const others = runs.filter((one) => one.id !== run).map((one) => [one.id, one.name ?? one.id]);
   const weight = h("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: query.smooth ?? 0, onchange: (event) => again({ smooth: event.target.value === "0" ? "" : event.target.value }) });
   fill(
     parts.controls,
     field("Over", choice("Horizontal axis", [["step", "Steps"], ["time", "Time"]], query.x ?? "step", (x) => again({ x: x === "step" ? "" : x, from: "", to: "" }))),
     field("Smoothing", weight),
-    others.length > 1 ? field("Beside", select(others, query.with ?? "", (other) => again({ with: other }))) : null,
+    others.length ? besides(others, besideOf(query), (chosen) => {
+      again({ with: chosen.join(",") });
+      drawControls(state);
+    }) : null,
     h("button", { class: "button", onclick: () => again({ from: "", to: "" }) }, "Whole range"),
   );
+}
+
+function besideOf(query) {
+  return query.with ? query.with.split(",").slice(0, MOST_BESIDE) : [];
+}
+
+/** A select for each run that lies beside, and an empty one for the next. */
+function besides(others, chosen, onChange) {
+  const places = chosen.length < Math.min(MOST_BESIDE, others.length) ? [...chosen, ""] : chosen;
+  const one = (value, index) => {
+    const free = others.filter(([id]) => id === value || !chosen.includes(id));
+    const changed = (id) => onChange(places.toSpliced(index, 1, id).filter(Boolean));
+    return select([["", index ? "no further run" : "no other run"], ...free], value, changed, { "aria-label": `Beside, run ${index + 2}` });
+  };
+  return h("span", { class: "field", role: "group", "aria-label": "Beside" }, h("span", {}, "Beside"), places.map(one));
 }
 
 function drawNames(state) {
@@ -76,17 +95,17 @@ async function renew(state) {
   const { run, signal, query } = view;
   if (!chosen.length) return void fill(parts.charts, empty(state.names.length ? "Choose a metric." : "No step yet."));
   const read = (one) => get(["runs", one, "steps"], { names: chosen.join(",") }, { signal });
-  const [own, other] = await Promise.all([read(run), query.with ? read(query.with) : null]);
-  if (!signal.aborted) drawCharts(state, own, other);
+  const [own, ...others] = await Promise.all([run, ...besideOf(query)].map(read));
+  if (!signal.aborted) drawCharts(state, own, others);
 }
 
-function drawCharts(state, own, other) {
+function drawCharts(state, own, others) {
   const { view, parts, chosen } = state;
   for (const name of [...state.charts.keys()]) if (!chosen.includes(name)) state.charts.delete(name);
   for (const name of chosen) if (!state.charts.has(name)) state.charts.set(name, newChart(state, name));
   const figures = chosen.map((name) => state.charts.get(name).figure);
   if (figures.some((figure, index) => parts.charts.children[index] !== figure) || parts.charts.children.length !== figures.length) fill(parts.charts, figures);
-  for (const name of chosen) drawOne(view, state.charts.get(name).chart, name, own, other);
+  for (const name of chosen) drawOne(view, state.charts.get(name).chart, name, own, others);
 }
 
 function newChart(state, name) {
@@ -103,11 +122,12 @@ function zoomAll(state, from, range) {
   for (const [name, { chart }] of state.charts) if (name !== from) chart.again(range);
 }
 
-function drawOne({ run, query }, chart, name, own, other) {
+function drawOne({ run, query }, chart, name, own, others) {
   const over = query.x === "time" ? "time" : "steps";
   const weight = Number(query.smooth ?? 0);
-  const series = [[run, own], [query.with, other]].filter(([, data]) => data?.metrics?.[name]);
-  const drawn = series.map(([label, data]) => ({ name: label, x: data[over], values: smooth(data.metrics[name], weight), raw: weight && !other ? data.metrics[name] : null }));
+  const beside = besideOf(query).map((id, index) => [id, others[index]]);
+  const series = [[run, own], ...beside].filter(([, data]) => data?.metrics?.[name]);
+  const drawn = series.map(([label, data]) => ({ name: label, x: data[over], values: smooth(data.metrics[name], weight), raw: weight && !others.length ? data.metrics[name] : null }));
   if (!drawn.length) return;
   const evaluations = name === "reward_mean" && over === "steps" ? own.evaluations ?? [] : [];
   const range = query.from && query.to ? [Number(query.from), Number(query.to)] : null;
