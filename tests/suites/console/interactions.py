@@ -189,6 +189,7 @@ def attempts_are_compared(visit: Visit) -> None:
 def tokens_are_coloured(visit: Visit) -> None:
     """Each way to colour has a legend, is in the link, and arrows move between tokens."""
     page = visit.open(f"rollouts/{some_rollout(visit)}?tab=tokens")
+    page.locator("[data-token]").first.wait_for()
     ways = page.get_by_label("Colour by").locator("option").all()
     names = [str(way.get_attribute("value")) for way in ways]
     expected = {"origin", "trained", "logprob", "gap", "advantage", "version", "server"}

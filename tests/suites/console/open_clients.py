@@ -22,7 +22,10 @@ CLIENTS = 5
 WINDOW_STEPS = 8
 PAIRS = 10
 IDLE_SECONDS = 20.0
-_UNCHANGED = ("--set", "trainer.learning_rate=1e-12", "--set", "evaluation.every_steps=1000")
+_UNCHANGED = (
+    *("--set", "trainer.optimizer.learning_rate=1e-12"),
+    *("--set", "evaluation.every_steps=1000"),
+)
 """So that later steps are as long as early ones."""
 
 
