@@ -9,6 +9,7 @@ already there.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,8 +63,10 @@ def _install(python: Path, requirements: Path) -> None:
     # One by one, in the file's order: a package may bring another build of one it needs (torch
     # with CUDA) unless that is there already. The whole file constrains each step.
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    constraints = python.parents[1] / "constraints.txt"
+    constraints.write_text(re.sub(r"\[.*?\]", "", requirements.read_text()))  # pip takes no extras
     for requirement in requirements.read_text().splitlines():
-        subprocess.run([*pip, "--constraint", str(requirements), requirement], check=True)
+        subprocess.run([*pip, "--constraint", str(constraints), requirement], check=True)
     bare = requirements.with_suffix(".bare.txt")
     if bare.exists():
         subprocess.run([*pip, "--no-deps", "--requirement", str(bare)], check=True)

@@ -33,7 +33,13 @@ _LOAD_SECONDS = 600.0
 
 
 def receivers(folder: Path, model: Path, weights: str, run_id: str) -> dict[str, Server]:
-    """By name, not started: torch-0, torch-1, and sglang where `make .venv-sglang` was called."""
+    """By name, not started: torch-0, torch-1 and sglang.
+
+    Raises:
+        RuntimeError: `make .venv-sglang` was not called.
+    """
+    if not SGLANG.exists():
+        raise RuntimeError(f"{SGLANG} is missing: `make .venv-sglang` makes it")
     common: dict[str, object] = {
         "model": model,
         "weights": weights,
@@ -46,7 +52,7 @@ def receivers(folder: Path, model: Path, weights: str, run_id: str) -> dict[str,
         "weight_fetch_seconds": _LOAD_SECONDS,
     }
     made = {}
-    for name in ("torch-0", "torch-1", *(["sglang"] if SGLANG.exists() else [])):
+    for name in ("torch-0", "torch-1", "sglang"):
         engine: dict[str, object] = {"engine": "torch"}
         if name == "sglang":
             command = [str(SGLANG), "-m", "sglang.launch_server"]

@@ -11,10 +11,11 @@ from urllib.error import URLError
 
 from bench.harness import processes
 from bench.harness.redis_process import free_port
+from bench.provenance import ROOT
 
 __all__ = ["MAX_RUNNING", "PYTHON", "STREAM_INTERVAL", "sglang_server"]
 
-PYTHON = Path(__file__).parents[2] / ".venv-sglang/bin/python"
+PYTHON = ROOT / ".venv-sglang/bin/python"
 MAX_RUNNING = 32
 STREAM_INTERVAL = 8
 _READY_SECONDS = 300.0
