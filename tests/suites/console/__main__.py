@@ -82,6 +82,7 @@ def _try_run(checks: Checks, browser: Browser, folder: Path) -> None:
         with visiting(browser, run.link(), run.folder.name) as visit:
             checks.one(visit, "a step is shown while the run trains", _follows(run, checks))
             checks.one(visit, "a rollout is offered while the run trains", _offers)
+            checks.one(visit, "a server that stands still is named", _names_the_server(run))
         run.process.wait(300)
     for name in ("other", "third", "fourth"):
         _copied(run.folder, name)
@@ -131,6 +132,29 @@ def _follows(run: TrainedRun, checks: Checks) -> Check:
         made = time.monotonic()
         visit.until(_SHOWS_STEP, step)
         checks.figures["seconds_until_step_is_shown"] = round(time.monotonic() - made, 2)
+
+    return check
+
+
+def _names_the_server(run: TrainedRun) -> Check:
+    """And since when, which goes on; the card is gone with its cause."""
+
+    def check(visit: Visit) -> None:
+        (server,) = run.processes("rollout.server")
+        page = visit.open("overview")
+        card = page.locator(".card", has_text="does not answer")
+        assert not card.count()
+        server.suspend()
+        try:
+            card.wait_for()
+            since = card.locator("[data-since]").first
+            shown = since.inner_text()
+            visit.until(
+                "shown => document.querySelector('.card [data-since]').textContent !== shown", shown
+            )
+        finally:
+            server.resume()
+        card.wait_for(state="detached")
 
     return check
 

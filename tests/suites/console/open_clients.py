@@ -45,7 +45,7 @@ def client_figures(folder: Path) -> dict[str, float]:
     steps = (2 * PAIRS + 2) * (WINDOW_STEPS + 1) + 40
     with training(folder, steps, *_UNCHANGED) as run:
         run.wait_for_step(5)
-        process = _console_of(run)
+        (process,) = run.processes("services.console")
         idle = _cpu_share(process, IDLE_SECONDS)
         pairs = [_pair(run, process, openly_first=index % 2 == 1) for index in range(PAIRS)]
     closed, opened = (list(each) for each in zip(*pairs, strict=True))
@@ -99,11 +99,6 @@ def _cpu_share(process: psutil.Process, seconds: float) -> float:
 def _cpu_seconds(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
-
-
-def _console_of(run: TrainedRun) -> psutil.Process:
-    children = psutil.Process(run.process.pid).children(recursive=True)
-    return next(each for each in children if "services.console" in each.cmdline())
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from bench.provenance import ROOT
 
 __all__ = ["Console", "TrainedRun", "console", "training"]
@@ -59,6 +61,11 @@ class TrainedRun:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"no step {step}: {self.log.read_text()[-2000:]}")
             time.sleep(0.02)
+
+    def processes(self, module: str) -> list[psutil.Process]:
+        """Those of the run that are `python -m MODULE`."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [each for each in children if module in each.cmdline()]
 
     def link(self) -> str:
         """The link that the training printed."""

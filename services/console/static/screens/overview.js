@@ -20,6 +20,8 @@ export async function showOverview(view) {
   await drawCurve(view, parts.curve);
   const later = settled(renew, signal);
   live.on("status", later, signal);
+  const ticking = setInterval(() => tick(main), 1000);
+  signal.addEventListener("abort", () => clearInterval(ticking));
   live.on("step", () => later().then(() => drawCurve(view, parts.curve)), signal);
 }
 
@@ -32,6 +34,15 @@ function settled(renew, signal) {
 function draw({ run }, parts, overview) {
   fill(parts.head, h("h1", {}, run, " ", badge(overview.state)), signals(run, overview.signals ?? {}));
   fill(parts.status, h("div", { class: "stack" }, waiting(overview), warnings(overview.warnings ?? [])), h("div", { class: "stack" }, activities(overview), queues(overview.queues ?? [])));
+}
+
+/** How long ago something began; it goes on by itself. */
+function sinceThen(time) {
+  return h("span", { "data-since": time }, duration(Date.now() / 1000 - time));
+}
+
+function tick(main) {
+  for (const place of main.querySelectorAll("[data-since]")) place.textContent = duration(Date.now() / 1000 - Number(place.dataset.since));
 }
 
 function signals(run, given) {
@@ -57,7 +68,7 @@ function waiting({ waiting: cards = [] }) {
       h("h3", {}, card.what),
       card.for ? h("p", {}, card.for) : null,
       h("dl", { class: "facts" },
-        fact("Since", card.since ? `${duration(Date.now() / 1000 - card.since)} (${clock(card.since)})` : null),
+        fact("Since", card.since ? [sinceThen(card.since), ` (${clock(card.since)})`] : null),
         fact("Attempts", card.attempts ? integer(card.attempts) : null),
         fact("Last error", card.last_error),
         fact("Next", card.next_action))));
@@ -69,7 +80,7 @@ function fact(name, value) {
 }
 
 function activities({ activities: list = [], end = null }) {
-  const rows = list.map((one) => h("li", {}, h("span", { class: "who" }, one.who), h("span", {}, one.what), h("span", { class: "num" }, one.since ? duration(Date.now() / 1000 - one.since) : "")));
+  const rows = list.map((one) => h("li", {}, h("span", { class: "who" }, one.who), h("span", {}, one.what), h("span", { class: "num" }, one.since ? sinceThen(one.since) : "")));
   return panel("Now", rows.length ? h("ul", { class: "lines" }, rows) : empty(end ? `The run has ended: ${end.reason || end.state}.` : "No process reports work."));
 }
 
