@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,6 +41,8 @@ class Side:
     """Sampled tokens that were trained on, over the seconds of all steps."""
     peak_bytes: int
     """Of all its processes together."""
+    services_cpu_share: float = 0.0
+    """Of its CPU seconds; TRL has no services."""
 
 
 def measure(seeds: Sequence[int]) -> None:
@@ -71,7 +73,8 @@ def _ours(project: Path, seed: int) -> Side:
     }
     run = train(project, f"seed-{seed}", settings)
     began = run.steps[-1]["time"] - run.summary["seconds_learning"]
-    return _side(run.steps, "reward_mean", began, run.peak_bytes)
+    side = _side(run.steps, "reward_mean", began, run.peak_bytes)
+    return replace(side, services_cpu_share=run.services_cpu_share)
 
 
 def _trl(project: Path, seed: int) -> Side:
@@ -128,6 +131,7 @@ def _figures(runs: Mapping[str, Sequence[Side]]) -> dict[str, float]:
     if reached:
         of_trl, of_ours = zip(*reached, strict=True)
         found |= ratios("seconds_to_target_vs_trl", of_trl, of_ours, len(reached))
+    found["services_cpu_share"] = max(each.services_cpu_share for each in ours)
     for side, of_side in runs.items():
         found[f"{side}.peak_gib"] = max(each.peak_bytes for each in of_side) / 2**30
         found[f"{side}.seconds_of_a_run"] = median(each.learning.seconds[-1] for each in of_side)

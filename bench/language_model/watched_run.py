@@ -22,7 +22,7 @@ from bench.provenance import ROOT
 __all__ = ["WatchedRun", "make_project", "module_of", "train", "watch"]
 
 _SEAMFLOW = (sys.executable, "-P", "-c", "from seamflow.cli.main import main; main()")
-_POLL_SECONDS = 2.0
+_POLL_SECONDS = 5.0
 _COMPUTING = ("rollout.server", "trainer")
 """Processes that multiply the model's matrices; all others are services."""
 
