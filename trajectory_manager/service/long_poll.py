@@ -19,18 +19,29 @@ Result = TypeVar("Result")
 
 MAX_WAIT_SECONDS = 60.0
 _READ_SECONDS = 0.05
+_IDLE_READ_SECONDS = 0.25
+"""Between reads of the change number, once it has stayed the same for two seconds."""
+_SLOWDOWN = 1.1
 # Some changes have no change number: a lease expires.
 _RETRY_SECONDS = 1.0
 _QUEUE_HEAD = 8
 
 
 @dataclass(slots=True)
-class _Reading:
+class Reading:
     """The newest change number read, shared by all waiting calls."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     version: int = -1
     time: float = float("-inf")
+    seconds: float = _READ_SECONDS
+    """Until the next read."""
+
+    def take(self, version: int, now: float) -> None:
+        """A new reading: while nothing changes, the next ones are further apart."""
+        slower = min(_IDLE_READ_SECONDS, self.seconds * _SLOWDOWN)
+        self.seconds = slower if version == self.version else _READ_SECONDS
+        self.version, self.time = version, now
 
 
 class LongPoll:
@@ -38,7 +49,7 @@ class LongPoll:
 
     def __init__(self, runs: RunStore) -> None:
         self._runs = runs
-        self._readings: dict[tuple[str, Topic], _Reading] = {}
+        self._readings: dict[tuple[str, Topic], Reading] = {}
         self._queues: dict[tuple[str, Topic, str], asyncio.Semaphore] = {}
         self._draining = False
 
@@ -97,15 +108,15 @@ class LongPoll:
     async def _changed(self, run_id: str, topic: Topic, seen: int, until: float) -> None:
         clock = asyncio.get_running_loop().time
         while not self._draining and clock() < until:
-            await asyncio.sleep(max(0.0, min(_READ_SECONDS, until - clock())))
+            wait = self._readings[run_id, topic].seconds
+            await asyncio.sleep(max(0.0, min(wait, until - clock())))
             if await self._version(run_id, topic) != seen:
                 return
 
     async def _version(self, run_id: str, topic: Topic) -> int:
         clock = asyncio.get_running_loop().time
-        reading = self._readings.setdefault((run_id, topic), _Reading())
+        reading = self._readings.setdefault((run_id, topic), Reading())
         async with reading.lock:
-            if clock() - reading.time >= _READ_SECONDS:
-                reading.version = await self._runs.version(run_id, topic)
-                reading.time = clock()
+            if clock() - reading.time >= reading.seconds:
+                reading.take(await self._runs.version(run_id, topic), clock())
             return reading.version

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from trajectory_manager.model.records import Topic
-from trajectory_manager.service.long_poll import LongPoll
+from trajectory_manager.service.long_poll import LongPoll, Reading
 from trajectory_manager.store.interface import RunStore
 
 MANY = 300
@@ -123,3 +123,15 @@ async def test_those_behind_answer_when_their_time_is_up_or_the_service_ends() -
     async with waiting_for(tasks, waiting) as callers:
         waiting.drain()
         assert set(await asyncio.gather(*callers)) == {None}
+
+
+def test_a_run_that_stands_still_is_read_less_often() -> None:
+    """And as often as before once something changes."""
+    reading = Reading()
+    reading.take(7, now=0.0)
+    busy = reading.seconds
+    for now in range(50):
+        reading.take(7, now=float(now))
+    assert reading.seconds == 5 * busy
+    reading.take(8, now=51.0)
+    assert reading.seconds == busy
