@@ -23,8 +23,8 @@ __all__ = ["WatchedRun", "make_project", "module_of", "train", "watch"]
 
 _SEAMFLOW = (sys.executable, "-P", "-c", "from seamflow.cli.main import main; main()")
 _POLL_SECONDS = 5.0
-_COMPUTING = ("rollout.server", "trainer")
-"""Processes that multiply the model's matrices; all others are services."""
+_COMPUTING = ("rollout.server", "trainer", "sglang")
+"""Processes that multiply the model's matrices, or how their names begin; others are services."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,8 @@ class WatchedRun:
     @property
     def services_cpu_share(self) -> float:
         """CPU seconds of all processes but rollout servers and trainer, over those of all."""
-        computing = sum(self.cpu_seconds.get(name, 0.0) for name in _COMPUTING)
+        spent = self.cpu_seconds.items()
+        computing = sum(seconds for name, seconds in spent if name.startswith(_COMPUTING))
         return 1 - computing / sum(self.cpu_seconds.values())
 
 

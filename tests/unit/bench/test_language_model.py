@@ -32,7 +32,8 @@ def run(tmp_path: Path) -> WatchedRun:
         "".join(json.dumps({"mean": mean}) + "\n" for mean in means)
     )
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    spent = {"trainer": 60.0, "rollout.server": 30.0, "scheduler": 4.0, "valkey-server": 6.0}
+    computing = {"trainer": 60.0, "rollout.server": 5.0, "sglang::scheduler": 25.0}
+    spent = {**computing, "scheduler": 4.0, "valkey-server": 6.0}
     return WatchedRun(folder=tmp_path, seconds=120.0, peak_bytes=2**31, cpu_seconds=spent)
 
 
