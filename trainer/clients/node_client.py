@@ -57,6 +57,8 @@ class NodeClient:
         self._last_release = scheduler_pb2.ReleaseNodesRequest()
         self.return_seconds = 0.0
         """Time the slowest node needs to switch back to training; 0: not measured yet."""
+        self.done_tokens = 0
+        """Of the newest batch that was trained; 0: none yet."""
         self.advised_nodes = 0
         """Nodes that the scheduler would have train; 0: it has not said."""
 
@@ -155,6 +157,7 @@ class NodeClient:
             needed_time=_PASSED if is_ahead else None,
             unit_nodes=self._unit_nodes,
             max_nodes=self._max_nodes,
+            done_tokens=self.done_tokens,
         )
         timeout = wait_seconds + _MARGIN_SECONDS
         response = await retry_forever(

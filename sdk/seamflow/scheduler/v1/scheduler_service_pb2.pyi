@@ -468,6 +468,7 @@ class RequestNodesRequest(google.protobuf.message.Message):
     NODE_IDS_FIELD_NUMBER: builtins.int
     UNIT_NODES_FIELD_NUMBER: builtins.int
     MAX_NODES_FIELD_NUMBER: builtins.int
+    DONE_TOKENS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Required. Training job, at most 256 characters."""
     gang_id: builtins.str
@@ -487,6 +488,8 @@ class RequestNodesRequest(google.protobuf.message.Message):
     """
     max_nodes: builtins.int
     """Most nodes that it can use: so many hold its ranks, some of which may wait. At least `num_nodes` with `unit_nodes`."""
+    done_tokens: builtins.int
+    """Tokens of the newest batch that the gang finished, which its seconds are compared by; 0: unspecified. Not negative."""
     @property
     def needed_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When the nodes will be needed; absent: now."""
@@ -514,9 +517,10 @@ class RequestNodesRequest(google.protobuf.message.Message):
         node_ids: collections.abc.Iterable[builtins.str] | None = ...,
         unit_nodes: builtins.int = ...,
         max_nodes: builtins.int = ...,
+        done_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["needed_time", b"needed_time", "wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "gang_id", b"gang_id", "max_nodes", b"max_nodes", "needed_time", b"needed_time", "node_ids", b"node_ids", "num_nodes", b"num_nodes", "run_id", b"run_id", "tag", b"tag", "unit_nodes", b"unit_nodes", "wait", b"wait"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "done_tokens", b"done_tokens", "gang_id", b"gang_id", "max_nodes", b"max_nodes", "needed_time", b"needed_time", "node_ids", b"node_ids", "num_nodes", b"num_nodes", "run_id", b"run_id", "tag", b"tag", "unit_nodes", b"unit_nodes", "wait", b"wait"]) -> None: ...
 
 global___RequestNodesRequest = RequestNodesRequest
 
@@ -595,6 +599,7 @@ class GenerationForecast(google.protobuf.message.Message):
     BATCH_ROLLOUTS_FIELD_NUMBER: builtins.int
     DONE_ROLLOUTS_FIELD_NUMBER: builtins.int
     NEWEST_BATCH_FIELD_NUMBER: builtins.int
+    DONE_TOKENS_FIELD_NUMBER: builtins.int
     remaining_rollouts: builtins.int
     """Unfinished rollouts of the next batch: 0 to `batch_rollouts`."""
     batch_rollouts: builtins.int
@@ -603,6 +608,8 @@ class GenerationForecast(google.protobuf.message.Message):
     """Rollouts of the batches that the gang finished since its previous forecast; fewer than a batch if one
     was incomplete. 0: unspecified, then every requested batch counts as complete.
     """
+    done_tokens: builtins.int
+    """As in RequestNodesRequest."""
     @property
     def newest_batch(self) -> global___MeasuredBatch:
         """What the gang measured of its newest batch, if it may start at the tail of the next one; absent: it starts
@@ -616,9 +623,10 @@ class GenerationForecast(google.protobuf.message.Message):
         batch_rollouts: builtins.int = ...,
         done_rollouts: builtins.int = ...,
         newest_batch: global___MeasuredBatch | None = ...,
+        done_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["newest_batch", b"newest_batch"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch_rollouts", b"batch_rollouts", "done_rollouts", b"done_rollouts", "newest_batch", b"newest_batch", "remaining_rollouts", b"remaining_rollouts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_rollouts", b"batch_rollouts", "done_rollouts", b"done_rollouts", "done_tokens", b"done_tokens", "newest_batch", b"newest_batch", "remaining_rollouts", b"remaining_rollouts"]) -> None: ...
 
 global___GenerationForecast = GenerationForecast
 
