@@ -85,6 +85,7 @@ def _run(model: Path, out: Path, sizes: Sequence[int]) -> Path:
 
 def _main(model: Path, out: Path, sizes: Sequence[int]) -> None:
     from trainer.config import TrainerConfig
+    from trainer.ranks.end_process import end_process
 
     settings = {
         "run_id": "elastic",
@@ -101,6 +102,7 @@ def _main(model: Path, out: Path, sizes: Sequence[int]) -> None:
         asyncio.run(_lead(config, out, sizes))
     else:
         _follow(config)
+    end_process(0)
 
 
 def _follow(config: TrainerConfig) -> None:

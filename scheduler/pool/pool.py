@@ -75,7 +75,9 @@ class Pool:
         self._changed = asyncio.Event()
         self._heartbeat_times: dict[str, float] = {}
         self._tails, self._load = TailStarts(), GenerationLoad()
-        self._allocation = split_rule and Allocation(rule=split_rule, load=self._load.share)
+        self._allocation = (
+            None if split_rule is None else Allocation(rule=split_rule, load=self._load.share)
+        )
         self._assigned = metrics.counter(
             "scheduler", "assignments_total", "Assignments given out, by activity tag.", ("tag",)
         )

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
+from safetensors.torch import load_file
+from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb2
 
+from tests.lib.trainer.child import Child
 from tests.lib.trainer.ranks.forked_ranks import run_forked
-from tests.lib.trainer.support import JOB_CONFIG
+from tests.lib.trainer.services import Neighbours
+from tests.lib.trainer.support import JOB_CONFIG, ROUNDING
 from tests.system.trainer.ranks.mortal_run import Death, run_mortal
 from tests.system.trainer.ranks.test_lost_rank import difference, recorded, whole
 
@@ -88,3 +95,42 @@ def test_a_state_that_is_not_handed_over_is_noticed(
     """Negative control: the new world begins from the first weights."""
     found = train(2, model, tmp_path / "forgot", **ELASTIC, forgets_state=True)
     assert greatest(found, one_rank) > 1e-3
+
+
+async def test_an_operator_sets_the_replicas_of_a_trainer_that_goes_on(
+    tmp_path: Path, model: Path, straight_run: Path
+) -> None:
+    """The whole process under torchrun: each change is there within two steps."""
+    neighbours = Neighbours(tmp_path / "weights")
+    asked = {2: 1, 5: 2}  # by the step that is leased
+
+    async def ask(replicas: int) -> None:
+        async with child.client() as stub:
+            with pytest.raises(grpc.aio.AioRpcError, match="give 1 to 2"):
+                await stub.SetReplicas(trainer_pb2.SetReplicasRequest(replicas=3))
+            await stub.SetReplicas(trainer_pb2.SetReplicasRequest(replicas=replicas))
+        neighbours.ledger.ready.set()
+
+    def hold(step: int) -> None:
+        if step in asked:  # the step after it has no samples until the trainer was asked
+            neighbours.ledger.ready.clear()
+            asking.append(asyncio.create_task(ask(asked[step])))
+
+    asking: list[asyncio.Task[None]] = []
+    neighbours.ledger.on_lease = hold
+    async with neighbours.serving():
+        child = Child(tmp_path, model, neighbours)
+        flags = ("--num-steps", "10", "--replicas", "2", "--checkpoint.keep", "10")
+        torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+        await child.start(*flags, launcher=torchrun)
+        code, output = await child.finish()
+        await asyncio.gather(*asking)
+    assert code == 0, output
+    states = sorted((tmp_path / "checkpoints").glob("step_*/state.json"))
+    sizes = [json.loads(state.read_text())["world_size"] for state in states]
+    assert (sizes[:2], sizes[3:5], sizes[6:]) == ([2, 2], [1, 1], [2, 2, 2, 2])
+    newest = neighbours.weights.folder(neighbours.weights.manifests[-1].weight_version)
+    published = load_file(newest / "model.safetensors")
+    expected = load_file(straight_run / "weights.safetensors")
+    differences = [float((published[name] - expected[name]).abs().max()) for name in expected]
+    assert max(differences) < ROUNDING

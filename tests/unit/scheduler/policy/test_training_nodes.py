@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.model.lending_state import BatchForecast
-from scheduler.model.records import AllocationEvent, Node, NodeReport, NodeState, State
+from scheduler.model.records import AllocationEvent, Assignment, NodeReport, NodeState, State
 from scheduler.model.stage_balance import BatchTimes, NodeCounts, StageBalance
 from scheduler.policy.allocation_policy import PreemptivePolicy
 from scheduler.policy.training_nodes import SplitRule, advised
@@ -36,7 +36,7 @@ class World:
         self.num_training, self.batch, self.now = first, 1, 1000.0
         self.state, self.events, self.tokens = State(), list[AllocationEvent](), 1000
         self._load = 1.0
-        self._allocation = rule and Allocation(rule=rule, load=self._share)
+        self._allocation = None if rule is None else Allocation(rule=rule, load=self._share)
         self.do("register", *(node(f"n{number}", *BOTH) for number in range(NODES)))
         self.request()
 
@@ -53,9 +53,8 @@ class World:
 
     def request(self) -> None:
         """Ask for the nodes of the next batch."""
-        asked = gang("g", self.num_training, batch=self.batch)
         sizes = {"unit_nodes": 1, "max_nodes": NODES - 1, "done_tokens": self.tokens}
-        self.do("request", replace(asked, **sizes))
+        self.do("request", gang("g", self.num_training, batch=self.batch, **sizes))
 
     def train(self, num_batches: int) -> World:
         """Run this number of batches."""
@@ -94,7 +93,7 @@ class World:
 @pytest.mark.parametrize("first", range(1, NODES))
 @pytest.mark.parametrize(("generation", "training"), [(300, 100), (100, 300), (200, 200)])
 def test_any_split_becomes_the_best_one_and_stays(
-    generation: float, training: float, first: int
+    generation: int, training: int, first: int
 ) -> None:
     """One node at a time; then not a single move more."""
     world = World(generation, training, first).train(60)
@@ -188,8 +187,7 @@ def test_the_load_is_what_was_sampled_in_what_can_be() -> None:
 
 
 def _report(load: GenerationLoad, name: str, now: float, rate: float) -> None:
-    entry: Node = node(name, *BOTH)
     report = NodeReport(tokens_per_second=rate)
-    assignment = replace(entry.assignment, tag="rollout", epoch=1)
+    assignment = Assignment(tag="rollout", epoch=1)
     at_work = {"assignment": assignment, "state": NodeState.ACTIVE, "reported_epoch": 1}
-    load.observe(replace(entry, report=report, **at_work), now)
+    load.observe(node(name, *BOTH, report=report, **at_work), now)
