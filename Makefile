@@ -126,7 +126,7 @@ bench-wan: $(VENV)/.dev ## Copies of the weights that cross an emulated slow lin
 	$(CONTAINED) bench.wan
 
 bench-allocation: $(VENV)/.dev ## Nodes that move between training and generation next to every fixed split, as lengths double; a trainer that grows and shrinks.
-	$(CONTAINED) bench.allocation
+	$(CONTAINED) sim.allocation
 
 bench-size: $(VENV)/.dev ## Steps of models and batches of real size, computed without a GPU: how well ranks are balanced.
 	$(CONTAINED) bench.size --seed $(SEED)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.allocation.__main__ import compared
-from bench.allocation.drifting_run import NODES, Rates, drifting_setting, rates
+from sim.allocation.__main__ import compared
+from sim.allocation.drifting_run import NODES, Rates, drifting_setting, rates
 
 
 def test_lengths_double_once_and_training_has_less_than_twice_the_work() -> None:

@@ -13,10 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench.allocation.drifting_run import NODES, Rates, drifting_setting, fixed, moving, rates
-from bench.allocation.elastic_ranks import elastic_ranks
 from bench.report import Report
 from bench.size.small_models import make_model
+from sim.allocation.drifting_run import NODES, Rates, drifting_setting, fixed, moving, rates
+from sim.allocation.elastic_ranks import elastic_ranks
 from sim.simulator.simulation import Result
 
 __all__ = ["compared", "main"]

@@ -1,6 +1,6 @@
 """A trainer on gloo ranks that grows from one to two between steps and shrinks again.
 
-`python -m bench.allocation.elastic_ranks MODEL OUT SIZES`: one rank, with torchrun's environment;
+`python -m sim.allocation.elastic_ranks MODEL OUT SIZES`: one rank, with torchrun's environment;
 SIZES are the replicas of each step, such as 1,1,2,2,1,1. Rank 0 leaves the weights after the last
 step, and the seconds of each change.
 """
@@ -69,7 +69,7 @@ def _run(model: Path, out: Path, sizes: Sequence[int]) -> Path:
         "OMP_NUM_THREADS": "1",
     }
     given = [str(model), str(out), ",".join(map(str, sizes))]
-    command = [sys.executable, "-m", "bench.allocation.elastic_ranks", *given]
+    command = [sys.executable, "-m", "sim.allocation.elastic_ranks", *given]
     ranks = [
         subprocess.Popen(command, env={**shared, "RANK": str(rank)}) for rank in range(max(sizes))
     ]
