@@ -380,10 +380,22 @@ class StateTransaction:
         if self._allocation is None or not gang.unit_nodes:
             return balance
         after = training_nodes.advised(balance, gang, self._allocation.rule)
+        if not self._may_have(gang, after.advised_nodes):
+            return replace(after, advised_nodes=balance.advised_nodes)
         if after.advised_nodes not in (balance.advised_nodes, gang.num_nodes):
             cause = training_nodes.cause(after, gang)
             self._log(EventKind.SPLIT, cause, run_id=gang.run_id)
         return after
+
+    def _may_have(self, gang: Gang, num_nodes: int) -> bool:
+        """Whether there are as many nodes for a gang; and if fewer, whether the others roll out."""
+        able = [
+            node
+            for node in self._nodes.values()
+            if node.available and gang.run_id in node.runs_for(gang.tag)
+        ]
+        leaving = gang.num_nodes - num_nodes
+        return num_nodes <= len(able) and leaving <= len(self._lendable(gang))
 
     def _load(self, run_id: str, balance: StageBalance) -> float:
         """Of the nodes that do rollout for the run, since the gang finished the batch before."""

@@ -24,20 +24,26 @@ RULE = SplitRule(max_nodes=NODES - 1)
 
 
 class World:
-    """Eight nodes that do both; a batch is `generation` and `training` node-seconds of work.
+    """Eight nodes, of which some only roll out; a batch is `generation` and `training` node-seconds of work.
 
     The gang has as many nodes as the scheduler advises, from the next batch on.
     """
 
     def __init__(
-        self, generation: float, training: float, first: int, rule: SplitRule | None = RULE
+        self,
+        generation: float,
+        training: float,
+        first: int,
+        rule: SplitRule | None = RULE,
+        num_both: int = NODES,
     ) -> None:
         self.generation, self.training = generation, training
         self.num_training, self.batch, self.now = first, 1, 1000.0
         self.state, self.events, self.tokens = State(), list[AllocationEvent](), 1000
         self._load = 1.0
         self._allocation = None if rule is None else Allocation(rule=rule, load=self._share)
-        self.do("register", *(node(f"n{number}", *BOTH) for number in range(NODES)))
+        tags = [BOTH if number < num_both else ("rollout",) for number in range(NODES)]
+        self.do("register", *(node(f"n{number}", *each) for number, each in enumerate(tags)))
         self.request()
 
     def do(self, name: str, *arguments: object) -> None:
@@ -124,6 +130,12 @@ def test_nothing_moves_unless_the_operator_allows_it_and_within_the_bounds() -> 
     assert World(700, 100, 6, None).train(30).num_training == 6
     assert World(700, 100, 6, SplitRule(min_nodes=4, max_nodes=7)).train(40).num_training == 4
     assert World(100, 700, 2, SplitRule(max_nodes=3)).train(40).num_training == 3
+
+
+def test_no_gang_grows_onto_nodes_that_are_not_there() -> None:
+    """It would wait for ever for nodes that only roll out; the control has enough that train."""
+    assert World(100, 700, 4, num_both=5).train(40).num_training == 5
+    assert World(100, 700, 4, num_both=8).train(40).num_training == 7
 
 
 def test_a_single_odd_batch_or_a_small_gain_moves_nothing() -> None:
