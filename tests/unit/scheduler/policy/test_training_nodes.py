@@ -24,7 +24,7 @@ RULE = SplitRule(max_nodes=NODES - 1)
 
 
 class World:
-    """Eight nodes, of which some only roll out; a batch is `generation` and `training` node-seconds of work.
+    """Eight nodes, of which some only roll out; batches of so many node-seconds of either work.
 
     The gang has as many nodes as the scheduler advises, from the next batch on.
     """
