@@ -25,7 +25,7 @@ SGLANG_TESTS ?= tests/integration/rollout/server tests/system/rollout/server tes
 
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-wheel bench-model bench-store bench-growth \
-	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion bench-size bench-gpu bench-fleet bench-wan \
+	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion bench-size bench-gpu bench-fleet bench-wan bench-allocation \
 	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-console test-health test-models test-publish-kills test-slurm test-roundtrips \
 	test test-unit test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs site lock proto descriptors up images health down clean help .venv-sglang $(ADAPTERS)
 
@@ -124,6 +124,9 @@ bench-fleet: $(VENV)/.dev $(SGLANG) ## Four ranks publish 0.5 billion parameters
 
 bench-wan: $(VENV)/.dev ## Copies of the weights that cross an emulated slow link between two places, with and without zones (needs root).
 	$(CONTAINED) bench.wan
+
+bench-allocation: $(VENV)/.dev ## Nodes that move between training and generation next to every fixed split, as lengths double; a trainer that grows and shrinks.
+	$(CONTAINED) sim.allocation
 
 bench-size: $(VENV)/.dev ## Steps of models and batches of real size, computed without a GPU: how well ranks are balanced.
 	$(CONTAINED) bench.size --seed $(SEED)

@@ -12,6 +12,7 @@ from seamflow.scheduler.v1.scheduler_service_pb2_grpc import add_SchedulerServic
 from scheduler.api.servicer import SchedulerServicer
 from scheduler.config import SchedulerConfig
 from scheduler.policy.allocation_policy import AllocationPolicy, load_policy
+from scheduler.policy.training_nodes import SplitRule
 from scheduler.pool.node_leases import NodeLeases
 from scheduler.pool.pool import Pool
 from scheduler.store.interface import Store
@@ -49,6 +50,7 @@ async def service(config: SchedulerConfig, store: Store) -> Service:
         leases=NodeLeases(config.lease_seconds, config.lease_margin_seconds, time.monotonic),
         clock=SteadyClock(),
         leave_seconds=config.leave_seconds,
+        split_rule=_split_rule(config),
     )
     await pool.open()
     # Often enough that the store confirms this scheduler within the margin.
@@ -70,7 +72,22 @@ async def service(config: SchedulerConfig, store: Store) -> Service:
 
 def _policy(config: SchedulerConfig) -> AllocationPolicy:
     return load_policy(
-        config.policy, lending=config.lending, min_dwell_seconds=config.min_dwell_seconds
+        config.policy,
+        lending=config.lending,
+        min_dwell_seconds=config.min_dwell_seconds,
+        moves_nodes=config.allocation.max_train_nodes > 0,
+    )
+
+
+def _split_rule(config: SchedulerConfig) -> SplitRule | None:
+    given = config.allocation
+    if not given.max_train_nodes:
+        return None
+    return SplitRule(
+        min_nodes=given.min_train_nodes,
+        max_nodes=given.max_train_nodes,
+        gain=given.min_gain,
+        batches=given.batches,
     )
 
 

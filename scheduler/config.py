@@ -4,11 +4,34 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
-from services.chassis.config.settings import ServerConfig
+from services.chassis.config.settings import ServerConfig, Settings
 
-__all__ = ["SchedulerConfig"]
+__all__ = ["AllocationConfig", "SchedulerConfig"]
+
+
+class AllocationConfig(Settings):
+    """Moves of nodes between training and generation while a run goes on."""
+
+    min_train_nodes: int = Field(1, ge=1)
+    """Least nodes of a trainer."""
+    max_train_nodes: int = Field(0, ge=0)
+    """Most nodes of a trainer. 0: no node moves, every trainer keeps the nodes of its gang."""
+    min_gain: float = Field(0.05, gt=0, lt=1)
+    """Share of the seconds of a batch that the best split of the nodes must save before one
+    data-parallel unit moves."""
+    batches: int = Field(3, ge=1, le=4)
+    """Batches in a row that must agree on the move, after the first one on its nodes."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> AllocationConfig:
+        if 0 < self.max_train_nodes < self.min_train_nodes:
+            raise ValueError(
+                f"max_train_nodes is {self.max_train_nodes} and min_train_nodes "
+                f"{self.min_train_nodes}: give at least as many, or 0 for no moves"
+            )
+        return self
 
 
 class SchedulerConfig(ServerConfig):
@@ -28,6 +51,8 @@ class SchedulerConfig(ServerConfig):
     """Whether nodes of a gang roll out while the gang does not need them: when measurements say
     that it pays; as StreamRL's dynamic adjustment advises, from measured times of generation and
     training; always; or never."""
+    allocation: AllocationConfig = AllocationConfig()
+    """Moves of nodes between training and generation."""
     min_dwell_seconds: float = Field(0.0, ge=0)
     """Time before a node that a gang released may be lent; set it to the cost of a switch."""
     leave_seconds: float = Field(120.0, gt=0)

@@ -26,6 +26,7 @@ from trainer.publish.snapshot_weights import SnapshotWeights
 from trainer.ranks.device_lease import DeviceLease
 from trainer.ranks.rank_group import RankGroup
 from trainer.step.batch_trial import Trial
+from trainer.step.replica_count import ReplicaCount
 from trainer.step.step_runner import Progress, StepRunner
 from trainer.tracking.alarms import Alarms
 from trainer.tracking.sample_table import SampleTable
@@ -64,6 +65,8 @@ class Trainer:
         self._device, self._samples, self._nodes = device, samples, nodes
         self.alarms = alarms
         """What an operator must know."""
+        self.replicas = ReplicaCount(ranks, device, nodes)
+        """How many copies of the models train."""
         accepted = AcceptedSamples(
             config, samples, self.alarms, ranks.vocabulary_size, ranks.routing
         )
@@ -102,6 +105,7 @@ class Trainer:
         await self._samples.check_rules(self._config.algorithm, self._config.batch)
         await self._resume()
         while self.progress.step < self.progress.last_step:
+            await self.replicas.follow(self._settle)
             await self._try_groups(self.progress.step + 1)
             record = StepRecord(self.progress.step + 1, self._publisher.started_version)
             with tracing.span("step", run_id=self._config.run_id, step=record.step):
@@ -206,6 +210,11 @@ class Trainer:
         if self._config.scheduler is not None:
             # The scheduler assigns the nodes; their agents resume the trainer.
             await self._device.start_suspended()
+
+    async def _settle(self) -> None:
+        """Wait until neither a checkpoint nor a publish reads the state of the ranks."""
+        await self._checkpointer.wait()
+        await self._publisher.supersede()
 
     async def _snapshot(self) -> SnapshotWeights:
         async with self._device.use(self._nodes.acquire):

@@ -56,6 +56,8 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
             suspended=self._device.is_suspended(request.node_id),
             alarms=self._trainer.alarms.texts,
             rank_nodes=filter(None, self._ranks.nodes),
+            replicas=self._ranks.replicas,
+            max_replicas=self._ranks.max_replicas,
         )
 
     async def Suspend(  # noqa: N802 -- named by the contract
@@ -89,6 +91,16 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
     ) -> trainer_pb2.FinishTrainingResponse:
         """Make the step in progress the last one."""
         return trainer_pb2.FinishTrainingResponse(num_steps=self._trainer.finish())
+
+    async def SetReplicas(  # noqa: N802 -- named by the contract
+        self, request: trainer_pb2.SetReplicasRequest, context: Context
+    ) -> trainer_pb2.SetReplicasResponse:
+        """Train on so many copies of the models from the next step on."""
+        try:
+            self._trainer.replicas.want(request.replicas)
+        except ValueError as error:
+            raise invalid_argument("replicas", request.replicas, str(error)) from error
+        return trainer_pb2.SetReplicasResponse()
 
     async def TrackEvaluation(  # noqa: N802 -- named by the contract
         self, request: trainer_pb2.TrackEvaluationRequest, context: Context

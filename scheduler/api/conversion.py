@@ -135,7 +135,12 @@ def forecast_record(request: pb.ReleaseNodesRequest) -> BatchForecast | None:
         cure = f"give 0 to batch_rollouts ({batch})"
         raise invalid_argument("forecast.remaining_rollouts", remaining, cure)
     done = not_negative("forecast.done_rollouts", request.forecast.done_rollouts)
-    return BatchForecast(remaining_rollouts=remaining, batch_rollouts=batch, done_rollouts=done)
+    return BatchForecast(
+        remaining_rollouts=remaining,
+        batch_rollouts=batch,
+        done_rollouts=done,
+        done_tokens=not_negative("forecast.done_tokens", request.forecast.done_tokens),
+    )
 
 
 def measured_batch(request: pb.ReleaseNodesRequest) -> MeasuredBatch | None:
@@ -216,6 +221,9 @@ def gang_record(request: pb.RequestNodesRequest) -> Gang:
         node_ids=tuple(sorted(request.node_ids)),
         batch=batch_number(request),
         needed_time=seconds_of(request.needed_time) if needed else None,
+        unit_nodes=not_negative("unit_nodes", request.unit_nodes),
+        max_nodes=request.max_nodes,
+        done_tokens=not_negative("done_tokens", request.done_tokens),
     )
 
 
@@ -227,6 +235,9 @@ def _check_gang_nodes(request: pb.RequestNodesRequest) -> None:
     if names and len(names) != request.num_nodes:
         cure = f"name {request.num_nodes}, as num_nodes says, or none at all"
         raise invalid_argument("node_ids", f"{len(names)} nodes", cure)
+    if request.unit_nodes and request.max_nodes < request.num_nodes:
+        cure = f"give at least num_nodes, which is {request.num_nodes}, or no unit_nodes"
+        raise invalid_argument("max_nodes", request.max_nodes, cure)
 
 
 def batch_number(request: pb.RequestNodesRequest | pb.ReleaseNodesRequest) -> int:

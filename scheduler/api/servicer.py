@@ -89,19 +89,23 @@ class SchedulerServicer(SchedulerServiceServicer):
         return pb.RequestNodesResponse(
             granted=gang.key in state.gangs and state.granted(gang),
             nodes=[self._message(node) for node in state.members(gang)],
+            advised_nodes=self._pool.advised_nodes(gang.key),
         )
 
     async def ReleaseNodes(
         self, request: pb.ReleaseNodesRequest, context: Context
     ) -> pb.ReleaseNodesResponse:
         """Release a gang's nodes; tell when it may begin with its next batch."""
+        key = request.run_id, request.gang_id
         tail = await self._pool.release(
-            (request.run_id, request.gang_id),
+            key,
             conversion.forecast_record(request),
             conversion.batch_number(request),
             conversion.measured_batch(request),
         )
-        return pb.ReleaseNodesResponse(tail=conversion.tail_message(tail))
+        return pb.ReleaseNodesResponse(
+            tail=conversion.tail_message(tail), advised_nodes=self._pool.advised_nodes(key)
+        )
 
     async def ListNodes(
         self, request: pb.ListNodesRequest, context: Context

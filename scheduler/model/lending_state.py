@@ -39,6 +39,8 @@ class BatchForecast:
     """B: rollouts of a whole batch, above 0."""
     done_rollouts: int = 0
     """Rollouts of batches finished since the last release; 0: unspecified."""
+    done_tokens: int = 0
+    """Tokens of the newest batch that the gang finished; 0: unknown."""
 
     @property
     def share(self) -> float:

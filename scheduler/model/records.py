@@ -69,6 +69,8 @@ class EventKind(StrEnum):
     POLICY = "policy"
     ADVICE = "advice"
     TAIL = "tail"
+    SPLIT = "split"
+    RESIZED = "resized"
     OTHER = "other"
     """Written by a newer scheduler."""
 
@@ -269,6 +271,12 @@ class Gang:
     tail_nodes: int = 0
     """m: nodes that are enough for its run to generate while it holds its own; 0: all that are
     left, as its run goes on with the next batch or nothing is known."""
+    unit_nodes: int = 0
+    """Nodes of a data-parallel unit, of which it can use more or fewer; 0: its size is fixed."""
+    max_nodes: int = 0
+    """Most nodes that it can use, if its size is not fixed."""
+    done_tokens: int = 0
+    """Tokens of the newest batch that it finished; 0: unknown."""
     parked: bool = False
     """It released its nodes but keeps them until another gang requests them (not lent)."""
 

@@ -45,6 +45,10 @@ class BatchTimes:
     """Seconds the gang waited."""
     trained: float
     """T_train: seconds the gang trained."""
+    load: float = 1.0
+    """Share of what the nodes can sample that they sampled meanwhile."""
+    tokens: int = 0
+    """Tokens of the batch; 0: unknown."""
 
     @property
     def seconds(self) -> float:
@@ -75,19 +79,28 @@ class StageBalance:
     """When that was, seconds since 1970."""
     full_time: float | None = None
     """When the current batch was full; None: the gang waits for it."""
+    generation_points: tuple[tuple[int, float], ...] = ()
+    """Measured profile of generation: nodes and seconds of a token, ascending; of a batch if its
+    tokens are unknown."""
+    training_points: tuple[tuple[int, float], ...] = ()
+    """Measured profile of training."""
+    advised_nodes: int = 0
+    """Nodes that the gang should train on; 0: no advice."""
 
     def full(self, now: float) -> StageBalance:
         """The batch is full, if the gang waited for one."""
         return self if self.full_time is not None else replace(self, full_time=now)
 
-    def done(self, node_counts: NodeCounts, now: float) -> StageBalance:
+    def done(
+        self, node_counts: NodeCounts, now: float, *, load: float = 1.0, tokens: int = 0
+    ) -> StageBalance:
         """The gang finished its batch; `node_counts` generate the next one. The advice stays."""
         if self.full_time is None:
             return self
-        finished = (*self.batches, *self._ended(self.full_time, now))
+        finished = (*self.batches, *self._ended(self.full_time, now, load, tokens))
         batches = finished[-KEPT_BATCHES:] if self._is_of(node_counts) else ()
-        return StageBalance(
-            advice=self.advice, batches=batches, node_counts=node_counts, done_time=now
+        return replace(
+            self, batches=batches, node_counts=node_counts, done_time=now, full_time=None
         )
 
     def waits(self) -> StageBalance:
@@ -121,12 +134,18 @@ class StageBalance:
             node_counts, lent=self.node_counts.lent
         )
 
-    def _ended(self, full_time: float, now: float) -> tuple[BatchTimes, ...]:
+    def _ended(
+        self, full_time: float, now: float, load: float, tokens: int
+    ) -> tuple[BatchTimes, ...]:
         """The batch that ends now, if it was measured."""
         node_counts, done_time = self.node_counts, self.done_time
         if node_counts is None or done_time is None or not done_time <= full_time < now:
             return ()
         batch = BatchTimes(
-            node_counts=node_counts, waited=full_time - done_time, trained=now - full_time
+            node_counts=node_counts,
+            waited=full_time - done_time,
+            trained=now - full_time,
+            load=load,
+            tokens=tokens,
         )
         return (batch,) if node_counts.generating + node_counts.lent else ()

@@ -85,6 +85,9 @@ class PreemptivePolicy:
     advises, always, or never."""
     min_dwell_seconds: float = 0.0
     """A node that a gang released is not lent before this time has passed."""
+    moves_nodes: bool = False
+    """Whether nodes that gangs can request do rollout for as long as none holds them, even if those
+    of gangs that wait are never lent: gangs change their number of nodes."""
 
     def __post_init__(self) -> None:
         if self.lending not in get_args(LendingMode):
@@ -151,7 +154,7 @@ class PreemptivePolicy:
             return False
         if not _is_lendable(node):
             return True
-        return self.lending != "never" and self._rested(node, now)
+        return (self.moves_nodes or self.lending != "never") and self._rested(node, now)
 
     def _rested(self, node: Node, now: float) -> bool:
         if node.assignment.tag == ROLLOUT or node.released_time is None:
@@ -164,15 +167,19 @@ POLICIES = {"preemptive": f"{__name__}:PreemptivePolicy"}
 """Built-in policies by name."""
 
 
-def load_policy(name: str, *, lending: LendingMode, min_dwell_seconds: float) -> AllocationPolicy:
+def load_policy(
+    name: str, *, lending: LendingMode, min_dwell_seconds: float, moves_nodes: bool = False
+) -> AllocationPolicy:
     """The built-in policy `name`, or the plug-in "package.module:Class", with the given settings.
+
+    A plug-in is told of `moves_nodes` only if nodes move.
 
     Raises:
         ConfigError: it does not exist, or rejects a setting.
     """
-    policy: AllocationPolicy = plugins.make(
-        "policy", name, POLICIES, lending=lending, min_dwell_seconds=min_dwell_seconds
-    )
+    given = {"lending": lending, "min_dwell_seconds": min_dwell_seconds}
+    given |= {"moves_nodes": True} if moves_nodes else {}
+    policy: AllocationPolicy = plugins.make("policy", name, POLICIES, **given)
     return policy
 
 

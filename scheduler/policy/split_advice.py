@@ -35,12 +35,24 @@ from scheduler.policy.node_split import Split, adjusted
 __all__ = ["advise", "finished", "lends", "needs_generation_node"]
 
 
-def finished(balance: StageBalance, node_counts: NodeCounts, now: float) -> StageBalance:
+def finished(
+    balance: StageBalance,
+    node_counts: NodeCounts,
+    now: float,
+    *,
+    load: float = 1.0,
+    tokens: int = 0,
+) -> StageBalance:
     """The balance after the gang finished its batch at `now`, with the advice from then on.
 
-    `node_counts` generate the next batch.
+    Args:
+        balance: before that.
+        node_counts: generate the next batch.
+        now: seconds since 1970.
+        load: share of what the nodes can sample that they sampled meanwhile.
+        tokens: of the batch; 0: unknown.
     """
-    done = balance.done(node_counts, now)
+    done = balance.done(node_counts, now, load=load, tokens=tokens)
     return replace(done, advice=advise(done.batches, balance.advice))
 
 

@@ -22,8 +22,10 @@ from scheduler.model.records import (
 from scheduler.model.stage_balance import SplitAdvice
 from scheduler.policy.allocation_policy import AllocationPolicy
 from scheduler.policy.tail_migration import MeasuredBatch, Tail
+from scheduler.policy.training_nodes import SplitRule
+from scheduler.pool.generation_load import GenerationLoad
 from scheduler.pool.node_leases import NodeLeases
-from scheduler.pool.state_transaction import StateTransaction
+from scheduler.pool.state_transaction import Allocation, StateTransaction
 from scheduler.pool.tail_starts import TailStarts
 from scheduler.store.interface import Store, SupersededError
 from services.chassis import metrics
@@ -46,6 +48,7 @@ class Pool:
         leases: of the nodes.
         clock: seconds since 1970, that never jump.
         leave_seconds: time for a node to leave its old work after it was assigned to a gang.
+        split_rule: when nodes move between training and generation; None: never.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Pool:
         leases: NodeLeases,
         clock: Callable[[], float],
         leave_seconds: float,
+        split_rule: SplitRule | None = None,
     ) -> None:
         self._store = store
         self._policy = policy
@@ -70,7 +74,10 @@ class Pool:
         self._one_at_a_time = asyncio.Lock()
         self._changed = asyncio.Event()
         self._heartbeat_times: dict[str, float] = {}
-        self._tails = TailStarts()
+        self._tails, self._load = TailStarts(), GenerationLoad()
+        self._allocation = (
+            None if split_rule is None else Allocation(rule=split_rule, load=self._load.share)
+        )
         self._assigned = metrics.counter(
             "scheduler", "assignments_total", "Assignments given out, by activity tag.", ("tag",)
         )
@@ -125,7 +132,7 @@ class Pool:
 
     def transaction(self) -> StateTransaction:
         """A transaction for a dry run."""
-        return StateTransaction(self._state, self._policy, self._clock())
+        return self._transaction(self._state)
 
     async def register(self, node: Node) -> Node:
         """Register a node; returns it with its new assignment."""
@@ -162,6 +169,7 @@ class Pool:
         self._heard(node_id)
         if report is not None:
             self._tails.observe(self._state.nodes[node_id])
+            self._load.observe(self._state.nodes[node_id], self._clock())
         return bool(events)
 
     async def change(self, change: Change) -> None:
@@ -195,6 +203,11 @@ class Pool:
         if tail is not None and tail is not standing:
             await self._apply(lambda tx: tx.log_tail(key, tail, measured.num_rollouts))
         return tail
+
+    def advised_nodes(self, key: GangKey) -> int:
+        """Nodes that a gang should train on; 0: no advice, or its size is fixed."""
+        balance = self._state.balances.get(key)
+        return balance.advised_nodes if balance is not None and self._allocation else 0
 
     async def until(self, condition: Callable[[State], bool], seconds: float) -> State:
         """Wait until `condition` holds, at most `seconds`; returns the state at that time."""
@@ -255,7 +268,7 @@ class Pool:
     async def _commit(self, change: Change) -> list[AllocationEvent]:
         async with self._one_at_a_time:
             before = await self._load_if_in_doubt()
-            tx = StateTransaction(before, self._policy, self._clock())
+            tx = self._transaction(before)
             change(tx)
             after = tx.state
             if after == before:
@@ -272,6 +285,9 @@ class Pool:
         self._report(tx.events)
         self._wake()
         return tx.events
+
+    def _transaction(self, state: State) -> StateTransaction:
+        return StateTransaction(state, self._policy, self._clock(), self._allocation)
 
     async def _load_if_in_doubt(self) -> State:
         """The state; read again if the outcome of the last commit is unknown."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from scheduler.model.lending_state import (
     BatchForecast,
@@ -25,17 +25,28 @@ from scheduler.model.records import (
     State,
 )
 from scheduler.model.stage_balance import NodeCounts, StageBalance
-from scheduler.policy import split_advice
+from scheduler.policy import split_advice, training_nodes
 from scheduler.policy.allocation_policy import AllocationPolicy, Plan
 from scheduler.policy.lending import LendingInputs
 from scheduler.policy.switch_stats import round_trip_seconds
 from scheduler.policy.tail_migration import Tail
+from scheduler.policy.training_nodes import SplitRule
 from scheduler.pool.report_rules import check_epochs, is_late, reported_node
 from services.chassis.errors import already_exists, invalid_argument, not_found
 
-__all__ = ["StateTransaction"]
+__all__ = ["Allocation", "StateTransaction"]
 
 _RELEASED = LendingDecision(lend=True, reason=LendingReason.NO_CHOICE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """What decides how many nodes the gangs that can change their size should have."""
+
+    rule: SplitRule
+    """When a unit moves."""
+    load: Callable[[Iterable[str], float, float], float]
+    """`GenerationLoad.share`."""
 
 
 class StateTransaction:
@@ -45,9 +56,16 @@ class StateTransaction:
         state: the committed state.
         policy: decides assignments after each change.
         now: seconds since 1970.
+        allocation: None: gangs keep their number of nodes.
     """
 
-    def __init__(self, state: State, policy: AllocationPolicy, now: float) -> None:
+    def __init__(
+        self,
+        state: State,
+        policy: AllocationPolicy,
+        now: float,
+        allocation: Allocation | None = None,
+    ) -> None:
         self._nodes = state.nodes
         self._own_nodes: dict[str, Node] | None = None
         self._gangs = dict(state.gangs)
@@ -57,7 +75,7 @@ class StateTransaction:
         self._epoch = state.last_epoch
         self._arrival = state.last_arrival
         self._sequence = state.last_sequence
-        self._policy = policy
+        self._policy, self._allocation = policy, allocation
         self._now = now
         self.events: list[AllocationEvent] = []
         """Entries of the audit log for these changes."""
@@ -144,21 +162,35 @@ class StateTransaction:
             ServiceError: ALREADY_EXISTS, the same gang requested another tag or number of nodes.
         """
         standing = self._gangs.get(gang.key)
+        self._log_resize(gang, standing)
         self._measure_request(gang, standing)
         if standing is None or standing.parked:
             self._arrival += 1
             standing = replace(gang, arrival=self._arrival)
-        elif (standing.tag, standing.num_nodes) != (gang.tag, gang.num_nodes):
+        elif standing.tag != gang.tag or not (
+            gang.unit_nodes or standing.num_nodes == gang.num_nodes
+        ):
             raise already_exists("gang", gang.gang_id)
         batch = gang.batch or standing.batch
         self._gangs[gang.key] = replace(
             standing,
+            num_nodes=gang.num_nodes,
+            unit_nodes=gang.unit_nodes,
+            max_nodes=gang.max_nodes,
             batch=batch,
             needed_time=gang.needed_time,
             node_ids=gang.node_ids,
             tail_nodes=gang.tail_nodes,
         )
         self.replan(f"gang {gang.gang_id} requested")
+
+    def _log_resize(self, gang: Gang, standing: Gang | None) -> None:
+        counts = self._balances.get(gang.key, StageBalance()).node_counts
+        known = counts.training if counts is not None else gang.num_nodes
+        before, after = standing.num_nodes if standing is not None else known, gang.num_nodes
+        if before != after and gang.unit_nodes:
+            cause = f"gang {gang.gang_id}: {before} -> {after} training nodes"
+            self._log(EventKind.RESIZED, cause, run_id=gang.run_id)
 
     def release(self, key: GangKey, forecast: BatchForecast | None = None, batch: int = 0) -> None:
         """Release a gang's nodes until `batch`, if specified.
@@ -294,7 +326,7 @@ class StateTransaction:
         lending = lending.end_cycle(self._now, forecast.done)
         decision = self._decide_lending(gang, lending, forecast)
         self._lendings[key] = lending.start_cycle(decision, forecast, self._now, batch)
-        self._measure_batch_done(gang, is_lent=decision.lend)
+        self._measure_batch_done(gang, forecast.done_tokens, is_lent=decision.lend)
         return decision
 
     def _decide_lending(
@@ -325,11 +357,11 @@ class StateTransaction:
             lending = lending.request_batch(gang.batch) if is_new else lending
             self._lendings[key] = lending.batch_full(self._now) if is_full else lending
         if is_new:
-            self._measure_batch_done(gang, is_lent=False)
+            self._measure_batch_done(gang, gang.done_tokens, is_lent=False)
         if is_full:
             self._balances[key] = self._balances.get(key, StageBalance()).full(self._now)
 
-    def _measure_batch_done(self, gang: Gang, *, is_lent: bool) -> None:
+    def _measure_batch_done(self, gang: Gang, tokens: int, *, is_lent: bool) -> None:
         """Measure that the gang finished its batch, if it had one; log a change of the advice."""
         node_counts = NodeCounts(
             generating=self._num_generating(gang.run_id),
@@ -337,9 +369,40 @@ class StateTransaction:
             lent=len(self._lendable(gang)) if is_lent else 0,
         )
         before = self._balances.get(gang.key, StageBalance())
-        self._balances[gang.key] = after = split_advice.finished(before, node_counts, self._now)
+        load = self._load(gang.run_id, before)
+        after = split_advice.finished(before, node_counts, self._now, load=load, tokens=tokens)
         if after.advice != before.advice:
             self._log(EventKind.ADVICE, f"gang {gang.gang_id}: {after.cause}", run_id=gang.run_id)
+        self._balances[gang.key] = self._with_split(gang, after)
+
+    def _with_split(self, gang: Gang, balance: StageBalance) -> StageBalance:
+        """The balance with the advised number of nodes, if the gang can change it."""
+        if self._allocation is None or not gang.unit_nodes:
+            return balance
+        after = training_nodes.advised(balance, gang, self._allocation.rule)
+        if not self._may_have(gang, after.advised_nodes):
+            return replace(after, advised_nodes=balance.advised_nodes)
+        if after.advised_nodes not in (balance.advised_nodes, gang.num_nodes):
+            cause = training_nodes.cause(after, gang)
+            self._log(EventKind.SPLIT, cause, run_id=gang.run_id)
+        return after
+
+    def _may_have(self, gang: Gang, num_nodes: int) -> bool:
+        """Whether there are as many nodes for a gang; and if fewer, whether the others roll out."""
+        able = [
+            node
+            for node in self._nodes.values()
+            if node.available and gang.run_id in node.runs_for(gang.tag)
+        ]
+        leaving = gang.num_nodes - num_nodes
+        return num_nodes <= len(able) and leaving <= len(self._lendable(gang))
+
+    def _load(self, run_id: str, balance: StageBalance) -> float:
+        """Of the nodes that do rollout for the run, since the gang finished the batch before."""
+        if self._allocation is None or balance.done_time is None:
+            return 1.0
+        names = [node.node_id for node in self._generating(run_id)]
+        return self._allocation.load(names, balance.done_time, self._now)
 
     def _end_measurements(self, key: GangKey, batch: int) -> None:
         """Discard the cycle; without a `batch` that the gang continues with, all measurements."""
@@ -351,10 +414,14 @@ class StateTransaction:
 
     def _num_generating(self, run_id: str) -> int:
         """Number of nodes that do rollout for the run."""
-        return sum(
-            node.assignment.tag == ROLLOUT and node.assigned_run == run_id
+        return len(self._generating(run_id))
+
+    def _generating(self, run_id: str) -> list[Node]:
+        return [
+            node
             for node in self._nodes.values()
-        )
+            if node.assignment.tag == ROLLOUT and node.assigned_run == run_id
+        ]
 
     def _lendable(self, gang: Gang) -> list[Node]:
         return [node for node in self._members(gang) if ROLLOUT in node.capability_tags]

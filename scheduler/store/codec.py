@@ -96,6 +96,8 @@ def decode_stage_balance(text: bytes) -> StageBalance:
             _record(BatchTimes, entry, {"node_counts": _reader(NodeCounts)}) for entry in entries
         ),
         "node_counts": _reader(NodeCounts),
+        "generation_points": _pairs,
+        "training_points": _pairs,
     }
     return _record(StageBalance, json.loads(text), readers)
 
@@ -114,6 +116,10 @@ def _node(content: dict[str, Any]) -> Node:
         "state": NodeState,
     }
     return _record(Node, content, readers)
+
+
+def _pairs(entries: list[list[Any]]) -> tuple[tuple[Any, ...], ...]:
+    return tuple(map(tuple, entries))
 
 
 def _reader(record: type[Record]) -> Callable[[dict[str, Any]], Record]:

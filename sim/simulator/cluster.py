@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.model.lending_state import BatchForecast
-from scheduler.model.records import ROLLOUT, TRAIN, EventKind, Gang, Node, NodeState, State
+from scheduler.model.records import (
+    ROLLOUT,
+    TRAIN,
+    EventKind,
+    Gang,
+    Node,
+    NodeReport,
+    NodeState,
+    State,
+)
 from scheduler.policy.allocation_policy import AllocationPolicy
-from scheduler.pool.state_transaction import StateTransaction
+from scheduler.policy.training_nodes import SplitRule
+from scheduler.pool.generation_load import GenerationLoad
+from scheduler.pool.state_transaction import Allocation, StateTransaction
 from sim.clock import Clock
 from sim.costs import Costs
 from sim.modes import Split
@@ -20,6 +31,7 @@ __all__ = ["Cluster", "EmulatedNode", "NodeSeconds", "node_tags"]
 
 _RUN = "run"
 _GANG = "trainer"
+_REPORT_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +105,11 @@ class EmulatedNode:
         self._num_turns = 0
         self.stretches: list[tuple[float, str]] = []
         """When it began to do what."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Present rate."""
+        return self._engine.tokens_per_second if self.serving else 0.0
 
     @property
     def serving(self) -> bool:
@@ -189,6 +206,13 @@ class Cluster:
         self._granted = asyncio.Event()
         self._split = split
         self._batch = 0
+        self._num_nodes = split.gang
+        self.done_tokens = 0
+        """Of the newest batch that the gang trained on."""
+        self._allocation: Allocation | None = None
+        self._load = GenerationLoad()
+        self.moves: list[str] = []
+        """Entries of the audit log about other numbers of nodes for the gang."""
         self._agents: dict[str, asyncio.Task[None]] = {}
         self.nodes = {
             node_id: EmulatedNode(node_id, tags, costs, slots, clock, self._moved)
@@ -210,15 +234,35 @@ class Cluster:
         """How many take turns."""
         return len(self._serving)
 
+    def move_nodes(self, rule: SplitRule, first: int) -> None:
+        """Let the gang have `first` of the nodes that do both, and as many as is advised later."""
+        self._num_nodes = first
+        self._allocation = Allocation(rule=rule, load=self._load.share)
+
+    async def report_rates(self) -> None:
+        """What node agents report, if nodes move."""
+        while self._allocation is not None:
+            await self._clock.sleep(_REPORT_SECONDS)
+            for node_id, node in self.nodes.items():
+                report = NodeReport(tokens_per_second=node.tokens_per_second)
+                record = replace(self._state.nodes[node_id], report=report)
+                self._load.observe(record, self._clock.now())
+
     async def acquire(self) -> list[EmulatedNode]:
         """Ask for the training gang and wait until all of it is at work."""
         self._batch += 1
+        balance = self._state.balances.get((_RUN, _GANG))
+        if self._allocation is not None and balance is not None and balance.advised_nodes:
+            self._num_nodes = balance.advised_nodes
         gang = Gang(
             run_id=_RUN,
             gang_id=_GANG,
             tag=TRAIN,
-            num_nodes=self._split.gang,
+            num_nodes=self._num_nodes,
+            unit_nodes=int(self._allocation is not None),
+            max_nodes=self._split.gang,
             batch=self._batch,
+            done_tokens=self.done_tokens,
         )
         self._change(lambda tx: tx.request(gang))
         while not self._state.granted(gang):
@@ -231,10 +275,11 @@ class Cluster:
         self._change(lambda tx: tx.release((_RUN, _GANG), forecast, self._batch + 1))
 
     def _change(self, change: Callable[[StateTransaction], object]) -> None:
-        tx = StateTransaction(self._state, self._policy, self._clock.now())
+        tx = StateTransaction(self._state, self._policy, self._clock.now(), self._allocation)
         change(tx)
         self._state = tx.state
         for event in tx.events:
+            self.moves += [event.cause] * (event.kind is EventKind.SPLIT)
             if event.node is not None and event.kind is EventKind.ASSIGNED:
                 self._follow(event.node.node_id)
         self._granted.set()

@@ -16,6 +16,7 @@ from typing import Any
 from rollout.gateway.dispatch.policies import TurnRequest
 from scheduler.model.lending_state import BatchForecast
 from scheduler.policy.allocation_policy import LendingMode, PreemptivePolicy
+from scheduler.policy.training_nodes import SplitRule
 from sim.clock import Clock
 from sim.costs import Costs
 from sim.modes import Mode, Split
@@ -53,6 +54,11 @@ class Setting:
     """Bound; None: the workload's."""
     lending: LendingMode = "gated"
     """Whether the scheduler lends the nodes of a gang that waits."""
+    split_rule: SplitRule | None = None
+    """When the scheduler moves a node that does both between training and generation; None: the
+    gang has all of these nodes."""
+    first_gang: int = 1
+    """Nodes of the gang at first, if they move."""
     dispatch: str = "least_load"
     """Of the gateway."""
     keep_turns: bool = False
@@ -114,6 +120,10 @@ class Result:
     """Staleness in optimizer steps: more than in versions where a publish was put off."""
     turns: tuple[Turn, ...]
     """All turns that ended, if asked for."""
+    gangs: tuple[int, ...] = ()
+    """Nodes of the gang in each step, from the beginning of the run."""
+    moves: tuple[str, ...] = ()
+    """Why nodes moved, as the audit log says."""
 
     @property
     def rollouts_per_second(self) -> float:
@@ -145,14 +155,17 @@ class _Run:
         self._version = 0
         self._published = 0
         self._ledger = Ledger(setting.workload, setting.seed, self._ahead, self._begin)
+        moves = setting.split_rule is not None
         self._cluster = Cluster(
             setting.split,
-            PreemptivePolicy(lending=setting.lending),
+            PreemptivePolicy(lending=setting.lending, moves_nodes=moves),
             setting.costs,
             setting.workload.slots,
             self._clock,
             self._rollout_changed,
         )
+        if setting.split_rule is not None:
+            self._cluster.move_nodes(setting.split_rule, setting.first_gang)
         nodes = self._cluster.nodes.values()
         self._gateways = Gateways(nodes, setting.dispatch, self._clock.now)
         self._admitted: deque[tuple[Group, int]] = deque()
@@ -164,9 +177,11 @@ class _Run:
         setting, workload = self._setting, self._setting.workload
         if not setting.split.both:
             await self._cluster.acquire()
+        self._spawn(self._cluster.report_rates())
         await asyncio.sleep(0)  # node agents start
         self._ledger.admit()
         ends: list[float] = []
+        gangs: list[int] = []
         before, leased_before = NodeSeconds(), 0
         while not self._is_over(len(ends)):
             if len(ends) == setting.warm_up:
@@ -176,6 +191,7 @@ class _Run:
                 await self._optimize(groups)
             await self._publish()
             ends.append(self._clock.now())
+            gangs.append(len(self._gang))
             told(ends[-1])
         staleness = self._ledger.staleness[leased_before:]
         return Result(
@@ -187,6 +203,8 @@ class _Run:
             step_ends=tuple(ends),
             lag=tuple(self._ledger.lag[leased_before:]),
             turns=tuple(self._trace),
+            gangs=tuple(gangs),
+            moves=tuple(self._cluster.moves),
         )
 
     def _is_over(self, steps: int) -> bool:
@@ -210,7 +228,9 @@ class _Run:
             return None
         remaining = (groups - self._ledger.ready) * workload.group_size
         return BatchForecast(
-            remaining_rollouts=remaining, batch_rollouts=workload.rollouts_per_step
+            remaining_rollouts=remaining,
+            batch_rollouts=workload.rollouts_per_step,
+            done_tokens=self._cluster.done_tokens,
         )
 
     async def _optimize(self, groups: Sequence[Group]) -> None:
@@ -218,6 +238,7 @@ class _Run:
         share = 1 / self._setting.mode.parts
         seconds = self._setting.costs.training.seconds(tokens, len(self._gang), share=share)
         await asyncio.gather(*(node.train(seconds) for node in self._gang))
+        self._cluster.done_tokens = tokens
 
     async def _publish(self) -> None:
         """Give all engines the new weights, unless that would make work in flight too old."""

@@ -234,6 +234,7 @@ class BatchSource:
             batch_rollouts=math.ceil(progress.needed * self._rollouts_per_group),
             done_rollouts=done,
             newest_batch=self._newest_batch(),
+            done_tokens=self._nodes.done_tokens,
         )
 
     def _measure(self, sequences: Sequence[TokenSequence], record: StepRecord) -> None:
@@ -250,7 +251,8 @@ class BatchSource:
         return measured
 
     def _count(self, sequences: Sequence[TokenSequence]) -> None:
-        """Count the rollouts of a step, without replayed ones."""
+        """Count the tokens of a step, and its rollouts without replayed ones."""
+        self._nodes.done_tokens = sum(len(item.token_ids_T) for item in sequences)
         fresh = [item for item in sequences if not item.replayed]
         group_ids = {item.group_id for item in fresh}
         rollout_ids = {item.rollout_id for item in fresh}

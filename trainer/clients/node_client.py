@@ -51,11 +51,30 @@ class NodeClient:
         )
         self._run_id, self._gang_id, self._num_nodes = run_id, gang_id, num_nodes
         self._node_ids = sorted(set(filter(None, rank_nodes)))
+        self._unit_nodes = self._max_nodes = 0
         self._requested = True
         self._batch = 0
         self._last_release = scheduler_pb2.ReleaseNodesRequest()
         self.return_seconds = 0.0
         """Time the slowest node needs to switch back to training; 0: not measured yet."""
+        self.done_tokens = 0
+        """Of the newest batch that was trained; 0: none yet."""
+        self.advised_nodes = 0
+        """Nodes that the scheduler would have train; 0: it has not said."""
+
+    @property
+    def has_scheduler(self) -> bool:
+        """Whether nodes are requested."""
+        return self._stub is not None
+
+    def offer(self, unit_nodes: int, max_nodes: int) -> None:
+        """Tell the scheduler that the gang can use units of so many nodes each, up to so many."""
+        self._unit_nodes, self._max_nodes = unit_nodes, max_nodes
+
+    def need(self, rank_nodes: Sequence[str]) -> None:
+        """Request the nodes of these ranks from now on."""
+        self._node_ids = sorted(set(rank_nodes))
+        self._num_nodes = len(self._node_ids)
 
     async def acquire(self, batch: int = 0) -> None:
         """Wait until the scheduler has granted all nodes for `batch`; 0: for the previous batch."""
@@ -119,6 +138,7 @@ class NodeClient:
         # Before the call: nodes requested during it have to be released again.
         self._requested = False
         response = await retry_forever("ReleaseNodes", lambda: stub.ReleaseNodes(request))
+        self.advised_nodes = response.advised_nodes
         return response.tail.remaining_rollouts if response.HasField("tail") else None
 
     async def _request(self, *, wait_seconds: float = 0.0, is_ahead: bool = False) -> bool:
@@ -135,11 +155,15 @@ class NodeClient:
             wait=to_duration(wait_seconds),
             batch=self._batch,
             needed_time=_PASSED if is_ahead else None,
+            unit_nodes=self._unit_nodes,
+            max_nodes=self._max_nodes,
+            done_tokens=self.done_tokens,
         )
         timeout = wait_seconds + _MARGIN_SECONDS
         response = await retry_forever(
             "RequestNodes", lambda: stub.RequestNodes(request, timeout=timeout)
         )
+        self.advised_nodes = response.advised_nodes
         if response.nodes:
             self.return_seconds = max(
                 seconds_of(node.switch_durations[_TAG]) for node in response.nodes

@@ -9,15 +9,26 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from trainer.ranks.commands import Command, Exit, Form, Optimize, Release, Restore, decode, encode
+from trainer.ranks.commands import (
+    Command,
+    Exit,
+    Form,
+    Leave,
+    Optimize,
+    Release,
+    Restore,
+    decode,
+    encode,
+)
 from trainer.ranks.lives import announced, life_name, life_of
 from trainer.ranks.loss_watch import LossWatch
-from trainer.ranks.process_group import STARTED, RankInfo, form_group
+from trainer.ranks.process_group import STARTED, RankInfo, form_group, leave_group
 from trainer.ranks.worker import Worker
 from trainer.store_messages import arrived, receive, send
 
@@ -42,11 +53,12 @@ class Rank0:
 
     def __init__(self, ranks: RankInfo, worker: Worker) -> None:
         self._ranks, self._worker = ranks, worker
-        self._number = 0
+        self._given = Counter[str]()  # commands, by life
+        self._num_groups = 0
         self._lives = dict.fromkeys(range(ranks.world_size), 1)  # the newest of each rank
         self._num_lost = 0
         self._members = tuple(life_name(rank, 1) for rank in self._lives)
-        self._replicas = ranks.replicas
+        self._replicas = self._wanted = ranks.replicas
         self._is_formed = True
         ranks.store.set(STARTED, "")
 
@@ -66,9 +78,35 @@ class Rank0:
         return self._replicas
 
     @property
+    def max_replicas(self) -> int:
+        """Copies of the models on all ranks."""
+        return self._ranks.replicas
+
+    @property
+    def wanted_replicas(self) -> int:
+        """Copies of the models once `form` has taken in or let go the ranks that differ."""
+        return self._wanted
+
+    @property
     def nodes(self) -> tuple[str, ...]:
         """The node of each rank that is not lost; empty names: not given."""
         return tuple(self._ranks.nodes[life_of(name)[0]] for name in self._left())
+
+    def nodes_of(self, replicas: int) -> tuple[str, ...]:
+        """The node of each rank of the first `replicas` copies."""
+        return self._ranks.nodes[: replicas * self._unit]
+
+    def want(self, replicas: int) -> None:
+        """Let the next `form` that takes ranks in make a group of so many copies of the models.
+
+        Raises:
+            ValueError: it is not within 1 and the copies on all ranks.
+        """
+        if not 1 <= replicas <= self.max_replicas:
+            raise ValueError(
+                f"replicas is {replicas}: give 1 to {self.max_replicas}, trainer.replicas at start"
+            )
+        self._wanted = replicas
 
     @property
     def watch(self) -> LossWatch | None:
@@ -113,7 +151,8 @@ class Rank0:
         """Form a group of the ranks that are left, if one was lost, and give each its state.
 
         Args:
-            join: also if one waits to join again, which it then does.
+            join: also if ranks that are wanted wait, which then join, or if others are in it, which
+                then leave.
 
         Returns:
             Whether there is a new group; the gradient of the step is forgotten then.
@@ -123,50 +162,55 @@ class Rank0:
         """
         before = self._members
         self._note_lives()
-        while not self._is_formed or self._left() != self._members or (join and self._absent()):
-            members = self._newest() if join else self._left()
+        while not self._is_formed or self._left() != self._members or (join and self._differs()):
+            members = self._next_members() if join else self._left()
             # A rank that dies while it joins may do so again: the next time it is left out.
             self._try_form(members)
             join = False
         return self._members is not before
 
-    def _try_form(self, members: tuple[str, ...]) -> bool:
-        whole = len(members) == self._ranks.world_size
+    def _try_form(self, members: tuple[str, ...]) -> None:
+        sources = self._sources(members)
+        if sources is None:
+            raise RankFailedError("ranks were lost that had the only copy of a part")
+        num_replicas, rest = divmod(len(members), self._unit)
         form = Form(
-            number=self._number,
+            number=self._num_groups,
             members=members,
-            replicas=self._ranks.replicas if whole else 1,
-            sources=self._sources(members),
+            replicas=1 if rest else num_replicas,
+            sources=sources,
             num_lost=self._num_lost,
         )
-        for name in members:
-            if name not in self._members:
-                self._ranks.store.set(_turn(name), str(self._number))
-        self._is_formed = False
+        self._num_groups += 1
+        before, self._is_formed = self._members, False
         answers = self._exchange(dict.fromkeys(members, form))
         self._note_lives()
-        if len(answers) < len(members) or any(_INTERRUPTED in each for each in answers.values()):
-            return False
-        self._members, self._replicas, self._is_formed = members, form.replicas, True
-        return True
+        if len(answers) == len(members) and not _interrupted(answers):
+            self._members, self._replicas, self._is_formed = members, form.replicas, True
+        self._let_go({*before, *members} - set(self._members))
 
-    def _sources(self, members: tuple[str, ...]) -> tuple[int, ...]:
-        """Who of a new group has each part of the state of the present one."""
+    def _let_go(self, names: set[str]) -> None:
+        """Let ranks leave that are in no group: only now, as they had a copy of the state."""
+        self._exchange(dict.fromkeys(sorted(names & set(self._newest())), Leave()))
+
+    def _sources(self, members: tuple[str, ...]) -> tuple[int, ...] | None:
+        """Who of a new group has each part of the state of the present one; None: not all has."""
         num_parts = len(self._members) // self._replicas
         found = []
         for part in range(num_parts):
             holders = [name for name in self._members[part::num_parts] if name in members]
             if not holders:
-                raise RankFailedError("ranks were lost that had the only copy of a part")
+                return None
             found.append(members.index(holders[0]))
         return tuple(found)
 
     def _check_whole(self, answers: Mapping[str, Mapping[str, float]]) -> None:
         """Raise `RankLostError` unless the group is whole and nobody was interrupted."""
         lost = sorted(set(self._members) - set(self._left()))
-        interrupted = any(_INTERRUPTED in answer for answer in answers.values())
-        if lost or interrupted or not self._is_formed:
-            ranks = ", ".join(str(life_of(name)[0]) for name in lost)
+        if _interrupted(answers):  # also by the loss of a rank that was in no group
+            self._is_formed = False
+        if lost or not self._is_formed:
+            ranks = ", ".join(str(life_of(name)[0]) for name in lost) or "none, but one that waited"
             raise RankLostError(f"of {self.world_size} ranks, these were lost: {ranks}")
 
     def _note_lives(self) -> None:
@@ -184,27 +228,42 @@ class Rank0:
     def _newest(self) -> tuple[str, ...]:
         return tuple(life_name(rank, life) for rank, life in self._lives.items())
 
-    def _absent(self) -> bool:
-        return self._newest() != self._members
+    @property
+    def _unit(self) -> int:
+        """Ranks of one copy of the models when none is lost."""
+        return self._ranks.world_size // self._ranks.replicas
+
+    def _wished(self) -> tuple[str, ...]:
+        return self._newest()[: self._wanted * self._unit]
+
+    def _differs(self) -> bool:
+        return self._wished() != self._members
+
+    def _next_members(self) -> tuple[str, ...]:
+        """Those that are wanted; all, if a part of the state is on others alone."""
+        wished = self._wished()
+        return wished if self._sources(wished) is not None else self._newest()
 
     def _exchange(self, given: Mapping[str, Command]) -> dict[str, dict[str, float]]:
-        """Give commands to lives of ranks, this one's first; the answers of those not lost."""
-        # Incremented even if rank 0 fails: the other ranks have got this command.
-        number, self._number = self._number, self._number + 1
-        own, *others = given
-        if isinstance(given[own], Exit):
+        """Give commands to lives of ranks; the answers of those not lost."""
+        ends = any(isinstance(command, Exit) for command in given.values())
+        if ends:
             self._ranks.store.set(_ENDED, "")
+        own, others = self._ranks.name, [name for name in given if name != self._ranks.name]
         for name in others:
-            send(self._ranks.store, f"command/{number}/{name}", encode(given[name]))
-        answers = {own: _carry_out(self._ranks, self._worker, given[own])}
-        if isinstance(given[own], Exit):  # ranks end without answering it
+            send(self._ranks.store, f"command/{name}/{self._given[name]}", encode(given[name]))
+            self._given[name] += 1
+        answers = {}
+        if own in given:
+            answers[own] = _carry_out(self._ranks, self._worker, given[own])
+        if ends:  # ranks end without answering it
             return answers
-        found = {name: self._answer(number, name) for name in others}
+        found = {name: self._answer(name) for name in others}
         return answers | {name: answer for name, answer in found.items() if answer is not None}
 
-    def _answer(self, number: int, name: str) -> dict[str, float] | None:
-        """That of a life; None if it is lost."""
-        key = f"answer/{number}/{name}"
+    def _answer(self, name: str) -> dict[str, float] | None:
+        """That of a life to its newest command; None if it is lost."""
+        key = f"answer/{name}/{self._given[name] - 1}"
         while not arrived(self._ranks.store, key):
             self._note_lives()
             if name not in self._newest():
@@ -224,13 +283,15 @@ def worker_loop(ranks: RankInfo, worker: Worker, grace_seconds: float) -> None:
     After SIGTERM, rank 0 has `grace_seconds` to finish its step and send Exit.
     """
     graceful_exit = _GracefulExit(grace_seconds)
-    number = _first_command(ranks, graceful_exit)
-    while number is not None and not graceful_exit.is_due():
-        key = f"command/{number}/{ranks.name}"
+    number = 0
+    while not graceful_exit.is_due():
+        key = f"command/{ranks.name}/{number}"
         if not arrived(ranks.store, key):
+            if worker.is_idle and ranks.store.check([_ENDED]):
+                return
             continue
         command = decode(receive(ranks.store, key))
-        answer = f"answer/{number}/{ranks.name}"
+        answer = f"answer/{ranks.name}/{number}"
         try:
             results = _carry_out(ranks, worker, command)
         except Exception as error:
@@ -244,19 +305,8 @@ def worker_loop(ranks: RankInfo, worker: Worker, grace_seconds: float) -> None:
         number += 1
 
 
-def _first_command(ranks: RankInfo, graceful_exit: _GracefulExit) -> int | None:
-    """Number of the first command for this life; None: the trainer ended before."""
-    if ranks.life == 1:
-        return 0
-    while not arrived(ranks.store, _turn(ranks.name)):
-        if graceful_exit.is_due() or ranks.store.check([_ENDED]):
-            return None
-    return int(ranks.store.get(_turn(ranks.name)))
-
-
-def _turn(name: str) -> str:
-    """Key with the number of the first command for a life."""
-    return f"turn/{name}"
+def _interrupted(answers: Mapping[str, Mapping[str, float]]) -> bool:
+    return any(_INTERRUPTED in answer for answer in answers.values())
 
 
 def _carry_out(ranks: RankInfo, worker: Worker, command: Command) -> dict[str, float]:
@@ -265,7 +315,10 @@ def _carry_out(ranks: RankInfo, worker: Worker, command: Command) -> dict[str, f
         with ranks.at_work():
             if isinstance(command, Form):
                 form_group(ranks, command)
-            return worker.do(command)
+            answer = worker.do(command)
+            if isinstance(command, Leave):
+                leave_group(ranks)
+            return answer
     except RuntimeError:
         if not ranks.lost_one():
             raise

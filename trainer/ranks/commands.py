@@ -18,6 +18,7 @@ __all__ = [
     "Discard",
     "Exit",
     "Form",
+    "Leave",
     "Load",
     "Measure",
     "Optimize",
@@ -100,6 +101,11 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """Leave the process group, drop models and state, and wait for a `Form`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TakeSnapshot:
     """Copy this rank's part of what is published to the host, where `WriteBuckets` finds it."""
 
@@ -129,6 +135,7 @@ Command = (
     | Written
     | Load
     | Form
+    | Leave
     | TakeSnapshot
     | WriteBuckets
     | Release

@@ -73,6 +73,19 @@ class DeviceLease:
             if not self._complete:
                 await self._release()
 
+    async def need(self, nodes: Sequence[str]) -> None:
+        """Need these nodes and no others; the state moves out until all of them are granted.
+
+        Args:
+            nodes: the node of each rank, by name.
+        """
+        async with self._lock:
+            self._needed = frozenset(nodes)
+            self._num_nodes = len(self._needed)
+            self._granted &= self._needed
+            if not self._complete:
+                await self._release()
+
     async def suspend(self, epoch: int, node_id: str = "") -> int:
         """Move the state out after the step in progress; the bytes freed on the node.
 

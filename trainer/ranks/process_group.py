@@ -1,4 +1,4 @@
-"""The process group of a trainer's ranks: joined at the start, formed anew when a rank was lost."""
+"""The process group of a trainer's ranks: joined at the start, formed anew with other ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.ranks.commands import Form
 from trainer.ranks.lives import announce, life_name
 from trainer.ranks.loss_watch import LossWatch
 
-__all__ = ["STARTED", "RankInfo", "check_nodes", "form_group", "join"]
+__all__ = ["STARTED", "RankInfo", "check_nodes", "form_group", "join", "leave_group"]
 
 STARTED = "started"
 """Key that rank 0 sets when all ranks have joined."""
@@ -118,6 +118,15 @@ def form_group(ranks: RankInfo, form: Form) -> None:
         dist.destroy_process_group()
     store = PrefixStore(f"collectives/{form.number}", ranks.store)
     _init_group(ranks, store, form.members.index(ranks.name), len(form.members))
+
+
+def leave_group(ranks: RankInfo) -> None:
+    """Watch and use the process group no longer."""
+    if ranks.watch is not None:
+        ranks.watch.stop()
+        ranks.watch = None
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def check_nodes(nodes: Sequence[str], number: int) -> None:

@@ -53,9 +53,23 @@ class RankGroup:
         return self._started().replicas
 
     @property
+    def max_replicas(self) -> int:
+        """Copies of the models on all ranks."""
+        return self._started().max_replicas
+
+    @property
+    def wanted_replicas(self) -> int:
+        """Copies of the models that `resize` asked for last."""
+        return self._started().wanted_replicas
+
+    @property
     def nodes(self) -> tuple[str, ...]:
         """The node of each rank that is not lost; empty names: not given."""
         return self._started().nodes
+
+    def nodes_of(self, replicas: int) -> tuple[str, ...]:
+        """The node of each rank of the first `replicas` copies of the models."""
+        return self._started().nodes_of(replicas)
 
     @property
     def packed(self) -> bool:
@@ -87,6 +101,19 @@ class RankGroup:
             RankFailedError: no rank is left that has some part of the state.
         """
         return await self._run(lambda: self._started().form(join=join))
+
+    async def resize(self, replicas: int) -> bool:
+        """Form a process group with so many copies of the models; whether it has so many now.
+
+        It has others if a rank is lost meanwhile. Between two steps: a gradient would be forgotten.
+
+        Raises:
+            RankFailedError: no rank is left that has some part of the state.
+            ValueError: there are fewer ranks.
+        """
+        self._started().want(replicas)
+        await self.form(join=True)
+        return self.replicas == replicas
 
     async def save(self, folder: Folder) -> None:
         """Copy the state of all ranks and start writing it into `folder`.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
@@ -30,6 +32,7 @@ from trainer.ranks.commands import (
     Discard,
     Exit,
     Form,
+    Leave,
     Load,
     Measure,
     Optimize,
@@ -105,6 +108,11 @@ class Worker:
         return self._policy.backend.routing
 
     @property
+    def is_idle(self) -> bool:
+        """Whether it holds no models, and waits for a `Form`."""
+        return self._loaded is None
+
+    @property
     def _policy(self) -> Policy:
         assert self._loaded is not None, "waits for a process group"
         return self._loaded
@@ -138,6 +146,8 @@ class Worker:
                 checkpoint_files.load_shards(self._policy, place(folder), *_place())
             case Form():
                 self._take_over(command)
+            case Leave():
+                self._drop_state()
             case TakeSnapshot():
                 self._take_snapshot()
             case WriteBuckets():
@@ -168,6 +178,15 @@ class Worker:
         # Ranks may have other numbers, and some have no snapshot.
         self._forget_snapshot()
         self._bucket_writer = _bucket_writer(self._config, self._store or HashStore())
+
+    def _drop_state(self) -> None:
+        """Hold nothing of the models any more."""
+        self._forget_snapshot()
+        self._held, self._loaded, self._bucket_plan = {}, None, None
+        self._device_state = DeviceState()
+        gc.collect()  # FSDP's hooks and modules refer to each other
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def _take_snapshot(self) -> None:
         self._forget_snapshot()

@@ -145,6 +145,7 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
         "Resume": {_NODE_AGENT},
         "SaveCheckpoint": {_LAUNCHER, _OPERATOR},
         "FinishTraining": {_EVALUATOR, _OPERATOR},
+        "SetReplicas": {_OPERATOR},
         "TrackEvaluation": {_EVALUATOR, _OPERATOR},
         "HoldCheckpoint": {_EVALUATOR, _OPERATOR},
         "KeepCheckpoint": {_EVALUATOR, _OPERATOR},

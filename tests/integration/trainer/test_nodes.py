@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from seamflow.channel import connect
 from seamflow.durations import to_duration
+from seamflow.errors import SeamflowError
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from services.chassis.errors import ConfigError
@@ -165,6 +166,34 @@ async def test_batches_that_are_full_immediately_are_distinguished() -> None:
         for batch in range(2, 9):
             await nodes.acquire(batch)
         assert await measured() == 1
+
+
+async def test_a_gang_that_shrinks_frees_a_node_and_gets_it_back_when_it_grows() -> None:
+    """Between two releases; a gang of fixed size may not."""
+    async with running_scheduler() as (port, stub), connect(f"127.0.0.1:{port}") as channel:
+        nodes = NodeClient(channel, RUN, GANG, 2, ["a", "b"])
+        nodes.offer(1, 2)
+        for name in ("a", "b"):
+            await register(stub, name, *BOTH)
+
+        async def acquired() -> list[str]:
+            waiting = asyncio.create_task(nodes.acquire(1))
+            while not waiting.done():
+                for name, known in (await list_nodes(stub)).items():
+                    await heartbeat(stub, name, known.assignment.epoch)
+                await asyncio.sleep(0.01)
+            await waiting
+            return [known.assignment.tag for known in (await list_nodes(stub)).values()]
+
+        assert await acquired() == ["train", "train"]
+        nodes.need(["a"])
+        assert await acquired() == ["train", "rollout"]
+        nodes.need(["a", "b"])
+        assert await acquired() == ["train", "train"]
+        nodes.offer(0, 0)
+        nodes.need(["a"])
+        with pytest.raises(SeamflowError, match="trainer"):
+            await nodes.acquire(1)
 
 
 async def test_return_seconds_are_measured_by_the_nodes() -> None:

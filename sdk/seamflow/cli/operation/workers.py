@@ -1,4 +1,4 @@
-"""Commands to one worker: new weights for a rollout server, a checkpoint of a trainer."""
+"""Commands to one worker: weights for a rollout server, a trainer's checkpoint and replicas."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from seamflow.stubs import async_stub
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
 
-__all__ = ["register", "save_checkpoint", "update_weights"]
+__all__ = ["register", "save_checkpoint", "set_replicas", "update_weights"]
 
 _SECONDS = 890.0
 """Both wait for work in progress; below the servers' cap on unary calls."""
 
 
 def register(verbs: Verbs) -> None:
-    """Add `seamflow update-weights` and `save-checkpoint`."""
+    """Add `seamflow update-weights`, `save-checkpoint` and `set-replicas`."""
     about = "Let a rollout server load weights now."
     update = verbs.add("update-weights", about, update_weights)
     update.add_argument("server", metavar="HOST:PORT")
     update.add_argument("--version", type=int, help="a committed version; default: the newest")
     verbs.add("save-checkpoint", "Let the trainer write a checkpoint now.", save_checkpoint)
+    about = "Let so many copies of the models train, from the trainer's next step on."
+    verbs.add("set-replicas", about, set_replicas).add_argument("replicas", type=int)
 
 
 async def update_weights(given: argparse.Namespace, endpoints: Endpoints) -> int:
@@ -54,4 +56,13 @@ async def save_checkpoint(given: argparse.Namespace, endpoints: Endpoints) -> in
         request = trainer_pb.SaveCheckpointRequest()
         response = await stub.SaveCheckpoint(request, timeout=_SECONDS)
     print(f"checkpoint of step {response.step} is durable")
+    return 0
+
+
+async def set_replicas(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    """Set how many data-parallel copies of the models train; prints that they follow."""
+    async with reached(endpoints, "trainer") as channel:
+        stub = async_stub(TrainerServiceStub, channel)
+        await stub.SetReplicas(trainer_pb.SetReplicasRequest(replicas=given.replicas))
+    print(f"the next step begins with {given.replicas} replicas")
     return 0

@@ -466,6 +466,9 @@ class RequestNodesRequest(google.protobuf.message.Message):
     WAIT_FIELD_NUMBER: builtins.int
     BATCH_FIELD_NUMBER: builtins.int
     NODE_IDS_FIELD_NUMBER: builtins.int
+    UNIT_NODES_FIELD_NUMBER: builtins.int
+    MAX_NODES_FIELD_NUMBER: builtins.int
+    DONE_TOKENS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Required. Training job, at most 256 characters."""
     gang_id: builtins.str
@@ -478,6 +481,15 @@ class RequestNodesRequest(google.protobuf.message.Message):
     """Batch that the nodes are requested for, such as the step. A gang that holds nodes begins a new batch
     only with another number; 0: unspecified, then only with the request after a release.
     """
+    unit_nodes: builtins.int
+    """Nodes of one data-parallel unit, if the gang can change their number between two batches, as `advised_nodes` says:
+    it may then ask for more or fewer while it holds nodes. 0: its size is fixed, and another `num_nodes` is
+    ALREADY_EXISTS. Not negative.
+    """
+    max_nodes: builtins.int
+    """Most nodes that it can use: so many hold its ranks, some of which may wait. At least `num_nodes` with `unit_nodes`."""
+    done_tokens: builtins.int
+    """Tokens of the newest batch that the gang finished, which its seconds are compared by; 0: unspecified. Not negative."""
     @property
     def needed_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When the nodes will be needed; absent: now."""
@@ -503,9 +515,12 @@ class RequestNodesRequest(google.protobuf.message.Message):
         wait: google.protobuf.duration_pb2.Duration | None = ...,
         batch: builtins.int = ...,
         node_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        unit_nodes: builtins.int = ...,
+        max_nodes: builtins.int = ...,
+        done_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["needed_time", b"needed_time", "wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "gang_id", b"gang_id", "needed_time", b"needed_time", "node_ids", b"node_ids", "num_nodes", b"num_nodes", "run_id", b"run_id", "tag", b"tag", "wait", b"wait"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "done_tokens", b"done_tokens", "gang_id", b"gang_id", "max_nodes", b"max_nodes", "needed_time", b"needed_time", "node_ids", b"node_ids", "num_nodes", b"num_nodes", "run_id", b"run_id", "tag", b"tag", "unit_nodes", b"unit_nodes", "wait", b"wait"]) -> None: ...
 
 global___RequestNodesRequest = RequestNodesRequest
 
@@ -517,8 +532,13 @@ class RequestNodesResponse(google.protobuf.message.Message):
 
     GRANTED_FIELD_NUMBER: builtins.int
     NODES_FIELD_NUMBER: builtins.int
+    ADVISED_NODES_FIELD_NUMBER: builtins.int
     granted: builtins.bool
     """True when all nodes are ACTIVE for the gang."""
+    advised_nodes: builtins.int
+    """Nodes that the gang should request for its next batches (StreamRL, Alg. 1 on measured batches): the best split of
+    the nodes that work for its training job, one data-parallel unit at a time. 0: no advice.
+    """
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Node]:
         """The gang's nodes, in rank order; empty until assigned."""
@@ -528,8 +548,9 @@ class RequestNodesResponse(google.protobuf.message.Message):
         *,
         granted: builtins.bool = ...,
         nodes: collections.abc.Iterable[global___Node] | None = ...,
+        advised_nodes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["granted", b"granted", "nodes", b"nodes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["advised_nodes", b"advised_nodes", "granted", b"granted", "nodes", b"nodes"]) -> None: ...
 
 global___RequestNodesResponse = RequestNodesResponse
 
@@ -578,6 +599,7 @@ class GenerationForecast(google.protobuf.message.Message):
     BATCH_ROLLOUTS_FIELD_NUMBER: builtins.int
     DONE_ROLLOUTS_FIELD_NUMBER: builtins.int
     NEWEST_BATCH_FIELD_NUMBER: builtins.int
+    DONE_TOKENS_FIELD_NUMBER: builtins.int
     remaining_rollouts: builtins.int
     """Unfinished rollouts of the next batch: 0 to `batch_rollouts`."""
     batch_rollouts: builtins.int
@@ -586,6 +608,8 @@ class GenerationForecast(google.protobuf.message.Message):
     """Rollouts of the batches that the gang finished since its previous forecast; fewer than a batch if one
     was incomplete. 0: unspecified, then every requested batch counts as complete.
     """
+    done_tokens: builtins.int
+    """As in RequestNodesRequest."""
     @property
     def newest_batch(self) -> global___MeasuredBatch:
         """What the gang measured of its newest batch, if it may start at the tail of the next one; absent: it starts
@@ -599,9 +623,10 @@ class GenerationForecast(google.protobuf.message.Message):
         batch_rollouts: builtins.int = ...,
         done_rollouts: builtins.int = ...,
         newest_batch: global___MeasuredBatch | None = ...,
+        done_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["newest_batch", b"newest_batch"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch_rollouts", b"batch_rollouts", "done_rollouts", b"done_rollouts", "newest_batch", b"newest_batch", "remaining_rollouts", b"remaining_rollouts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_rollouts", b"batch_rollouts", "done_rollouts", b"done_rollouts", "done_tokens", b"done_tokens", "newest_batch", b"newest_batch", "remaining_rollouts", b"remaining_rollouts"]) -> None: ...
 
 global___GenerationForecast = GenerationForecast
 
@@ -663,6 +688,9 @@ class ReleaseNodesResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TAIL_FIELD_NUMBER: builtins.int
+    ADVISED_NODES_FIELD_NUMBER: builtins.int
+    advised_nodes: builtins.int
+    """As in RequestNodesResponse."""
     @property
     def tail(self) -> global___Tail:
         """When the gang should request its nodes for the batch; absent: when it is complete, or nothing is known yet."""
@@ -671,9 +699,10 @@ class ReleaseNodesResponse(google.protobuf.message.Message):
         self,
         *,
         tail: global___Tail | None = ...,
+        advised_nodes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["tail", b"tail"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["tail", b"tail"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["advised_nodes", b"advised_nodes", "tail", b"tail"]) -> None: ...
 
 global___ReleaseNodesResponse = ReleaseNodesResponse
 
@@ -791,7 +820,8 @@ class AllocationEvent(google.protobuf.message.Message):
     """Event of a node: "registered", "assigned", "reported", "lost", "drained", "overdue" (it has not ended
     its old work for a gang). Otherwise: "waiting" (of a gang, with the cause), "kept" (a gang released
     its nodes and they are not lent), "policy" (of a job), "advice" (for a gang: whether one more node
-    should generate), "tail" (for a gang: when it may begin with a batch), "other" (a newer scheduler wrote it).
+    should generate), "tail" (for a gang: when it may begin with a batch), "split" (for a gang: it should train on
+    another number of nodes), "resized" (it does), "other" (a newer scheduler wrote it).
     """
     cause: builtins.str
     """Cause, human-readable."""

@@ -102,6 +102,8 @@ class GetStatusResponse(google.protobuf.message.Message):
     SUSPENDED_FIELD_NUMBER: builtins.int
     ALARMS_FIELD_NUMBER: builtins.int
     RANK_NODES_FIELD_NUMBER: builtins.int
+    REPLICAS_FIELD_NUMBER: builtins.int
+    MAX_REPLICAS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     state: global___TrainerState.ValueType
@@ -120,6 +122,10 @@ class GetStatusResponse(google.protobuf.message.Message):
     """Whether no device memory of the calling node is held, in any state: a trainer may be FINISHED and
     suspended, or train on other nodes than the calling one.
     """
+    replicas: builtins.int
+    """Copies of the models that train."""
+    max_replicas: builtins.int
+    """Copies that its ranks can hold."""
     @property
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
         """Metrics of the last step by name, such as "loss", "reward_mean"."""
@@ -148,8 +154,10 @@ class GetStatusResponse(google.protobuf.message.Message):
         suspended: builtins.bool = ...,
         alarms: collections.abc.Iterable[builtins.str] | None = ...,
         rank_nodes: collections.abc.Iterable[builtins.str] | None = ...,
+        replicas: builtins.int = ...,
+        max_replicas: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["alarms", b"alarms", "checkpoint_step", b"checkpoint_step", "metrics", b"metrics", "num_steps", b"num_steps", "rank_nodes", b"rank_nodes", "run_id", b"run_id", "state", b"state", "step", b"step", "suspended", b"suspended", "weight_version", b"weight_version", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["alarms", b"alarms", "checkpoint_step", b"checkpoint_step", "max_replicas", b"max_replicas", "metrics", b"metrics", "num_steps", b"num_steps", "rank_nodes", b"rank_nodes", "replicas", b"replicas", "run_id", b"run_id", "state", b"state", "step", b"step", "suspended", b"suspended", "weight_version", b"weight_version", "world_size", b"world_size"]) -> None: ...
 
 global___GetStatusResponse = GetStatusResponse
 
@@ -286,6 +294,36 @@ class FinishTrainingResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["num_steps", b"num_steps"]) -> None: ...
 
 global___FinishTrainingResponse = FinishTrainingResponse
+
+@typing.final
+class SetReplicasRequest(google.protobuf.message.Message):
+    """Request of SetReplicas."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REPLICAS_FIELD_NUMBER: builtins.int
+    replicas: builtins.int
+    """Required. Copies of the models that train: 1 to `max_replicas` of GetStatus."""
+    def __init__(
+        self,
+        *,
+        replicas: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["replicas", b"replicas"]) -> None: ...
+
+global___SetReplicasRequest = SetReplicasRequest
+
+@typing.final
+class SetReplicasResponse(google.protobuf.message.Message):
+    """Response of SetReplicas."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___SetReplicasResponse = SetReplicasResponse
 
 @typing.final
 class TrackEvaluationRequest(google.protobuf.message.Message):

@@ -40,6 +40,11 @@ class TrainerServiceStub(object):
                 request_serializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.FinishTrainingRequest.SerializeToString,
                 response_deserializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.FinishTrainingResponse.FromString,
                 )
+        self.SetReplicas = channel.unary_unary(
+                '/seamflow.trainer.v1.TrainerService/SetReplicas',
+                request_serializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.SetReplicasRequest.SerializeToString,
+                response_deserializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.SetReplicasResponse.FromString,
+                )
         self.TrackEvaluation = channel.unary_unary(
                 '/seamflow.trainer.v1.TrainerService/TrackEvaluation',
                 request_serializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.TrackEvaluationRequest.SerializeToString,
@@ -101,6 +106,15 @@ class TrainerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetReplicas(self, request, context):
+        """Sets how many copies of the models train (data-parallel units): the process group is formed anew at the next
+        optimizer-step boundary, where ranks join, which get the state of the others, or leave and wait. Answers at once.
+        Idempotent. A trainer that is restarted begins with all copies. Later advice of the scheduler changes it again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def TrackEvaluation(self, request, context):
         """Shows the result of an evaluation in the trainer's trackers, beside its own metrics. Not stored by the trainer.
         """
@@ -151,6 +165,11 @@ def add_TrainerServiceServicer_to_server(servicer, server):
                     servicer.FinishTraining,
                     request_deserializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.FinishTrainingRequest.FromString,
                     response_serializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.FinishTrainingResponse.SerializeToString,
+            ),
+            'SetReplicas': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetReplicas,
+                    request_deserializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.SetReplicasRequest.FromString,
+                    response_serializer=seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.SetReplicasResponse.SerializeToString,
             ),
             'TrackEvaluation': grpc.unary_unary_rpc_method_handler(
                     servicer.TrackEvaluation,
@@ -260,6 +279,23 @@ class TrainerService(object):
         return grpc.experimental.unary_unary(request, target, '/seamflow.trainer.v1.TrainerService/FinishTraining',
             seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.FinishTrainingRequest.SerializeToString,
             seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.FinishTrainingResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def SetReplicas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/seamflow.trainer.v1.TrainerService/SetReplicas',
+            seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.SetReplicasRequest.SerializeToString,
+            seamflow_dot_trainer_dot_v1_dot_trainer__service__pb2.SetReplicasResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

@@ -60,6 +60,15 @@ class TrainerServiceStub:
     Answers at once. Idempotent. A trainer that is restarted before that has forgotten it: ask again.
     """
 
+    SetReplicas: grpc.UnaryUnaryMultiCallable[
+        seamflow.trainer.v1.trainer_service_pb2.SetReplicasRequest,
+        seamflow.trainer.v1.trainer_service_pb2.SetReplicasResponse,
+    ]
+    """Sets how many copies of the models train (data-parallel units): the process group is formed anew at the next
+    optimizer-step boundary, where ranks join, which get the state of the others, or leave and wait. Answers at once.
+    Idempotent. A trainer that is restarted begins with all copies. Later advice of the scheduler changes it again.
+    """
+
     TrackEvaluation: grpc.UnaryUnaryMultiCallable[
         seamflow.trainer.v1.trainer_service_pb2.TrackEvaluationRequest,
         seamflow.trainer.v1.trainer_service_pb2.TrackEvaluationResponse,
@@ -122,6 +131,15 @@ class TrainerServiceAsyncStub:
     ]
     """Makes the step in progress the last one: it is checkpointed and published, then the trainer is FINISHED.
     Answers at once. Idempotent. A trainer that is restarted before that has forgotten it: ask again.
+    """
+
+    SetReplicas: grpc.aio.UnaryUnaryMultiCallable[
+        seamflow.trainer.v1.trainer_service_pb2.SetReplicasRequest,
+        seamflow.trainer.v1.trainer_service_pb2.SetReplicasResponse,
+    ]
+    """Sets how many copies of the models train (data-parallel units): the process group is formed anew at the next
+    optimizer-step boundary, where ranks join, which get the state of the others, or leave and wait. Answers at once.
+    Idempotent. A trainer that is restarted begins with all copies. Later advice of the scheduler changes it again.
     """
 
     TrackEvaluation: grpc.aio.UnaryUnaryMultiCallable[
@@ -196,6 +214,17 @@ class TrainerServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[seamflow.trainer.v1.trainer_service_pb2.FinishTrainingResponse, collections.abc.Awaitable[seamflow.trainer.v1.trainer_service_pb2.FinishTrainingResponse]]:
         """Makes the step in progress the last one: it is checkpointed and published, then the trainer is FINISHED.
         Answers at once. Idempotent. A trainer that is restarted before that has forgotten it: ask again.
+        """
+
+    @abc.abstractmethod
+    def SetReplicas(
+        self,
+        request: seamflow.trainer.v1.trainer_service_pb2.SetReplicasRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[seamflow.trainer.v1.trainer_service_pb2.SetReplicasResponse, collections.abc.Awaitable[seamflow.trainer.v1.trainer_service_pb2.SetReplicasResponse]]:
+        """Sets how many copies of the models train (data-parallel units): the process group is formed anew at the next
+        optimizer-step boundary, where ranks join, which get the state of the others, or leave and wait. Answers at once.
+        Idempotent. A trainer that is restarted begins with all copies. Later advice of the scheduler changes it again.
         """
 
     @abc.abstractmethod

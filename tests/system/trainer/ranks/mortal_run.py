@@ -1,4 +1,4 @@
-"""A gang without services whose ranks are kept alive, one of which is killed by itself."""
+"""A gang without services whose ranks are kept alive: some are killed, by themselves, or leave."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from trainer.config import TrainerConfig
 from trainer.data.computations import Accumulate
 from trainer.data.gradient_chunks import GradientChunk
 from trainer.data.token_sequence import sequence
+from trainer.ranks import worker as worker_module
 from trainer.ranks.command_channel import Rank0, RankFailedError, worker_loop
 from trainer.ranks.commands import Command, Exit, Release, Restore
 from trainer.ranks.process_group import RankInfo, join
@@ -69,7 +71,7 @@ class MortalWorker(Worker):
 
 
 def run_mortal(job: dict[str, Any]) -> None:
-    """Run this process's rank of a job: its config, model, out, steps and deaths."""
+    """Run this process's rank of a job: its config, model, out, steps, deaths and replicas."""
     rank = int(os.environ["RANK"])
     if rank == 0:
         _live(job, 1)
@@ -84,6 +86,8 @@ def _live(job: dict[str, Any], life: int) -> None:
     ranks = join(config, life)
     MortalWorker.deaths, MortalWorker.place = tuple(job.get("deaths", ())), (ranks.rank, life)
     MortalWorker.done = Counter()
+    if job.get("forgets_state"):
+        worker_module.transfer = lambda *_: None  # type: ignore[attr-defined]
     worker = MortalWorker(config, ranks.store, waits=life > 1)
     if ranks.rank == 0:
         asyncio.run(_lead(Rank0(ranks, worker), config, job, out))
@@ -118,6 +122,11 @@ class NotingRanks(Ranks):
         self.sizes += [self.world_size] * is_new
         return is_new
 
+    async def begin(self, replicas: Mapping[int, int], step: int) -> None:
+        """Have the copies of the models that a step begins with, if there is a number for it."""
+        if step in replicas:
+            await self.resize(replicas[step])
+
 
 async def _lead(rank0: Rank0, config: TrainerConfig, job: dict[str, Any], out: Path) -> None:
     """Train; leave losses of steps and sizes of groups that were formed, or an error.
@@ -132,6 +141,7 @@ async def _lead(rank0: Rank0, config: TrainerConfig, job: dict[str, Any], out: P
             if step == job["steps"]:
                 await group.do(Release())
                 await group.do(Restore())
+            await group.begin(job.get("replicas", {}), step)
             losses.append(await _step(runner, step))
             await runner.on_those_left(partial(_save, group, out / f"state_{step}"))
     except RankFailedError as error:

@@ -1,0 +1,86 @@
+"""How many copies of the models train: changed between two steps, by the scheduler or an operator.
+
+A copy, on one rank or sharded over several, is a data-parallel unit. StreamRL (arXiv 2504.15930)
+moves such units between training and generation while a run goes on. The ranks of a copy that does
+not train wait without models, so that a rollout server can use their nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from services.chassis.log import get_logger
+from trainer.clients.node_client import NodeClient
+from trainer.ranks.device_lease import DeviceLease
+from trainer.ranks.rank_group import RankGroup
+
+__all__ = ["ReplicaCount", "nodes_of_unit"]
+
+
+class ReplicaCount:
+    """The number that is wanted, and the change to it.
+
+    Args:
+        ranks: have all copies at first.
+        device: lease of their devices.
+        nodes: client of the scheduler, whose advice it follows.
+    """
+
+    def __init__(self, ranks: RankGroup, device: DeviceLease, nodes: NodeClient) -> None:
+        self._ranks, self._device, self._nodes = ranks, device, nodes
+        self._wanted = ranks.max_replicas
+        self._unit = nodes_of_unit(ranks) if nodes.has_scheduler else 0
+        self._advice = 0
+        if self._unit:
+            nodes.offer(self._unit, self._unit * ranks.max_replicas)
+
+    def want(self, replicas: int) -> None:
+        """Have so many copies from the next step on.
+
+        Raises:
+            ValueError: none, or more than the ranks can hold.
+        """
+        most = self._ranks.max_replicas
+        if not 1 <= replicas <= most:
+            raise ValueError(f"give 1 to {most}, the trainer.replicas that it started with")
+        self._wanted = replicas
+
+    async def follow(self, settle: Callable[[], Awaitable[None]]) -> None:
+        """Between two steps: let ranks join or leave, if another number is wanted.
+
+        Args:
+            settle: waits until nothing reads the weights in the background.
+        """
+        self._take_advice()
+        before, wanted = self._ranks.wanted_replicas, self._wanted
+        if wanted == before:
+            return
+        await settle()
+        if self._unit and wanted > before:  # devices must be free before models are loaded on them
+            await self._need(wanted)
+        async with self._device.use(self._nodes.acquire):
+            is_done = await self._ranks.resize(wanted)
+        if self._unit and wanted < before:  # and the models gone before others use them
+            await self._need(wanted)
+            await self._nodes.acquire()
+        get_logger().info("replicas_changed", before=before, wanted=wanted, is_done=is_done)
+
+    def _take_advice(self) -> None:
+        advice = self._nodes.advised_nodes
+        if self._unit and advice not in (0, self._advice):
+            self._advice = advice
+            self._wanted = min(max(advice // self._unit, 1), self._ranks.max_replicas)
+
+    async def _need(self, replicas: int) -> None:
+        names = self._ranks.nodes_of(replicas)
+        await self._device.need(names)
+        self._nodes.need(names)
+
+
+def nodes_of_unit(ranks: RankGroup) -> int:
+    """Nodes of one copy of the models; 0: some have no name, or copies share a node."""
+    names = ranks.nodes_of(ranks.max_replicas)
+    unit, rest = divmod(len(set(names)), ranks.max_replicas)
+    copies = range(1, ranks.max_replicas + 1)
+    apart = all(len(set(ranks.nodes_of(copy))) == copy * unit for copy in copies)
+    return unit if apart and not rest and "" not in names and ranks.max_replicas > 1 else 0
