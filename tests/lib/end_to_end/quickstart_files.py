@@ -1,4 +1,4 @@
-"""Model, tokenizer and tasks of the quickstart, without its warm start; also as a run's `prepare`."""
+"""Model, tokenizer and tasks of the quickstart without its warm start; for a run's `prepare`."""
 
 from __future__ import annotations
 

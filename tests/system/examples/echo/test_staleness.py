@@ -1,4 +1,4 @@
-"""Echo's two modes, each by its example: how old the samples are that the store says were trained."""
+"""Echo's two modes, each by its example: how old the trained samples are, as the store says."""
 
 from __future__ import annotations
 
