@@ -87,7 +87,7 @@ def _config(folder: Path, is_quick: bool) -> LauncherConfig:
 
 def _placed(
     config: LauncherConfig, layout: Layout
-) -> tuple[LauncherConfig, Mapping[str, ProcessPlan]]:
+) -> tuple[LauncherConfig, dict[str, ProcessPlan]]:
     """Settings with certificates, and the processes of both places as this launcher starts them."""
     redis = redis_server.server_plan(config, layout.folder, layout.ports["redis"])
     plans = {"redis": redis, **plan(config, layout)}
@@ -132,8 +132,9 @@ async def _end(layout: Layout, finish: Path) -> None:
     while not await asyncio.to_thread(finish.exists):
         await asyncio.sleep(_LOOK_SECONDS)
     own = hosts_folder(layout) / "0" / "operator"
-    files = {f"{part}_file": own / f"{part}.pem" for part in ("ca", "cert", "key")}
-    async with connect(layout.address("trainer"), Credentials(**files)) as channel:
+    ca, cert, key = (own / f"{part}.pem" for part in ("ca", "cert", "key"))
+    credentials = Credentials(ca_file=ca, cert_file=cert, key_file=key)
+    async with connect(layout.address("trainer"), credentials) as channel:
         stub = async_stub(TrainerServiceStub, channel)
         await retrying(lambda: stub.FinishTraining(trainer_pb.FinishTrainingRequest()))
 

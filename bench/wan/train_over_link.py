@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from bench.wan.placed_run import FINISH, RUN
 from bench.wan.slow_link import NAMESPACES, SlowLink
@@ -206,7 +207,7 @@ def _failed_calls(run: Path) -> int:
     )
 
 
-def _lines(file: Path) -> Sequence[Mapping[str, object]]:
+def _lines(file: Path) -> Sequence[Mapping[str, Any]]:
     lines = file.read_text(errors="replace").splitlines()
     return [json.loads(line) for line in lines if line.startswith("{")]
 
