@@ -122,7 +122,7 @@ bench-gpu: $(VENV)/.dev ## On a machine with a GPU: training, decoding, publish,
 bench-fleet: $(VENV)/.dev $(SGLANG) ## Four ranks publish 0.5 billion parameters to SGLang and two embedded engines: in buckets, and whole; beside the bytes alone.
 	$(CONTAINED) bench.fleet.publish
 
-bench-wan: $(VENV)/.dev ## An emulated slow link between two places: copies of weights, training, cuts (needs root); PARTS="publish training"; QUICK=1: no result.
+bench-wan: $(VENV)/.dev ## An emulated slow link between two places: copies of weights, training, cuts (needs root); PARTS="publish training on_policy"; QUICK=1: no result.
 	$(CONTAINED) bench.wan $(if $(QUICK),--quick) $(if $(PARTS),--parts $(PARTS))
 
 bench-cost: $(VENV)/.dev ## Throughput for money with two kinds of nodes against the share of each, simulated beside a formula.

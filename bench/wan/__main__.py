@@ -3,8 +3,8 @@
 publish: copies of the weights. The weights service and some rollout servers are on one side, others
 on the other one. Each case is measured with and without zones; the engines are fakes.
 
-training: a run with generation on one side and training on the other: its speed, and what is lost
-while the link is cut.
+training: a run with generation on one side and training on the other, in Echo's asynchronous mode:
+its speed, and what is lost while the link is cut. on_policy: the same in Echo's sequential mode.
 
 The link is emulated in user space; services, servers and TCP are real.
 """
@@ -25,7 +25,8 @@ from bench.wan.train_over_link import Schedule, figures
 
 __all__ = ["main"]
 
-_PARTS = ("publish", "training")
+_PARTS = ("publish", "training", "on_policy")
+_ON_POLICY = Schedule(mode="sequential_pull", rounds=3, cuts=2, flaps=0)
 _QUICK = Schedule(rounds=1, stretch_steps=3, long_cut=20.0, cuts=2, flaps=4)
 _ROUND_TRIP_MS, _MEGABITS = 60.0, 100.0
 _CASES = (
@@ -50,8 +51,14 @@ def main() -> None:
     if "publish" in given.parts:
         Report(bench="wan", figures=_published(), packages=("grpcio",)).publish()
     if "training" in given.parts:
-        found = figures(Schedule(), given.seed, is_quick=False)
-        Report(bench="wan_training", figures=found, seeds=[given.seed]).publish()
+        _train("wan_training", Schedule(), given.seed)
+    if "on_policy" in given.parts:
+        _train("wan_on_policy", _ON_POLICY, given.seed)
+
+
+def _train(bench: str, schedule: Schedule, seed: int) -> None:
+    found = figures(schedule, seed, is_quick=False)
+    Report(bench=bench, figures=found, seeds=[seed]).publish()
 
 
 def _published() -> dict[str, float]:

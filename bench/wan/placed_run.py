@@ -1,9 +1,9 @@
 """A run with generation in the eastern namespace and training in the western one.
 
-`python -m bench.wan.placed_run FOLDER QUICK`, in the eastern one, is the launcher's own run of
-Echo's asynchronous mode, but that trainer, weights service, scheduler and the node agent of the
-trainer are started beyond the link. It trains until told to end, and leaves the launcher's summary.
-All calls have TLS.
+`python -m bench.wan.placed_run FOLDER MODE QUICK`, in the eastern one, is the launcher's own run of
+a mode of Echo, but that trainer, weights service, scheduler and the node agent of the trainer are
+started beyond the link. It trains until told to end, and leaves the launcher's summary. All calls
+have TLS.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from bench.wan.slow_link import ADDRESSES, NAMESPACES
 from services.chassis.config.load import load
 from services.launcher.child_process import ProcessPlan, settings_of
 from services.launcher.cli import make_layout
+from services.launcher.command_line.set_option import own_settings
 from services.launcher.config import LauncherConfig
 from services.launcher.hosts.host_network import host_variables
 from services.launcher.hosts.run_certificates import hosts_folder, secured
@@ -44,7 +45,7 @@ RUN = "runs/wan"
 """The run's folder in that of the measurement."""
 FINISH = "finish"
 """A file of this name ends training."""
-_MODE = ROOT / "examples/echo/asynchronous_push_pull.toml"
+_MODES = ROOT / "examples/echo"
 _WITH_TRAINING = ("weights", "scheduler")
 _OWN_REDIS = 6379
 """Port of the western Redis; no other process of that namespace has one."""
@@ -57,15 +58,19 @@ _FLAGS = {
     "console": "false",
     "concurrency": "32",
 }
-_SETTINGS = ("trainer.num_steps=1000000",)
+_SETTINGS = (
+    "trainer.num_steps=1000000",
+    # Both namespaces see the same folders, which two places do not.
+    'rollout_server.weight_transports=["relay","shard_stream"]',
+)
 _QUICK = ("rollout_server.engine=fake", "rollout_server.fake_vocab_size=46")
 
 
 def main() -> None:
     """Train until told to end, then write the summary."""
-    folder, is_quick = Path(sys.argv[1]), sys.argv[2] == "True"
-    config = _config(folder, is_quick)
-    own = make_layout(config, _MODE)
+    folder, file = Path(sys.argv[1]), _MODES / f"{sys.argv[2]}.toml"
+    config = _config(folder, file, is_quick=sys.argv[3] == "True")
+    own = make_layout(config, file)
     layout = replace(own, places={**own.places, **dict.fromkeys(_WITH_TRAINING, (1,))})
     config, plans = _placed(config, layout)
     os.environ.update(environment(host_variables(layout.hosts[0], layout.hosts)))
@@ -75,14 +80,14 @@ def main() -> None:
     (layout.folder / "summary.json").write_text(json.dumps(summary))
 
 
-def _config(folder: Path, is_quick: bool) -> LauncherConfig:
+def _config(folder: Path, file: Path, *, is_quick: bool) -> LauncherConfig:
     flags = {**_FLAGS, "runs-folder": str(folder / "runs")}
     if is_quick:
         flags["prepare"] = "tests.lib.end_to_end.quickstart_files"
         flags["tasks"] = "{run}/prepared/tasks.jsonl"
     given = [f"--{name}={value}" for name, value in flags.items()]
     given += [f"--set={each}" for each in _SETTINGS + _QUICK * is_quick]
-    return load(LauncherConfig, "launcher", ["--config", str(_MODE), *given])
+    return load(LauncherConfig, "launcher", own_settings(["--config", str(file), *given]))
 
 
 def _placed(

@@ -11,6 +11,7 @@ import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,8 +34,10 @@ _ROUND_TRIP_MS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """What is done to the link, in this order."""
+    """A run, and what is done to its link, in this order."""
 
+    mode: str = "asynchronous_push_pull"
+    """Of Echo: name of a file in examples/echo."""
     rounds: int = 5
     """Each a stretch with the delay and one without."""
     stretch_steps: int = 8
@@ -93,7 +96,7 @@ class _Training:
 
 def figures(schedule: Schedule, seed: int, *, is_quick: bool) -> dict[str, float]:
     """Of one run, over a link that all this is done to."""
-    with _training(is_quick) as training:
+    with _training(schedule.mode, is_quick) as training:
         training.until(_WARM_STEPS, _START_SECONDS)
         found = _speed(training, schedule)
         found |= _after_cuts(training, schedule, random.Random(seed))
@@ -104,10 +107,10 @@ def figures(schedule: Schedule, seed: int, *, is_quick: bool) -> dict[str, float
 
 
 @contextmanager
-def _training(is_quick: bool) -> Iterator[_Training]:
+def _training(mode: str, is_quick: bool) -> Iterator[_Training]:
     link = SlowLink(round_trip_ms=0.0, megabits=100.0, queue_ms=120.0)
     with link.open(), TemporaryDirectory(prefix="seamflow-wan-") as folder:
-        command = [sys.executable, "-m", "bench.wan.placed_run", folder, str(is_quick)]
+        command = [sys.executable, "-m", "bench.wan.placed_run", folder, mode, str(is_quick)]
         with Path(folder, "run.log").open("wb") as log:
             process = subprocess.Popen(
                 ["ip", "netns", "exec", NAMESPACES[1], *command], stdout=log, stderr=log
@@ -198,13 +201,16 @@ def lost_and_doubled(run: Path) -> dict[str, float]:
 
 def _failed_calls(run: Path) -> int:
     """Calls that agents began and that did not end well; cancelled ones are those of the end."""
-    calls = [each for each in _lines(run / "logs" / "rollout_gateway.log") if "code" in each]
-    return sum(
-        each.get("msg") == "call"
+    failed = Counter(
+        f"{each['method']}: {each['code']}"
+        for each in _lines(run / "logs" / "rollout_gateway.log")
+        if each.get("msg") == "call"
         and each["method"].endswith(("/Generate", "/FinishRollout"))
         and each["code"] not in ("OK", "CANCELLED")
-        for each in calls
     )
+    for name, number in failed.items():
+        _say(f"{number} of {name}")
+    return failed.total()
 
 
 def _lines(file: Path) -> Sequence[Mapping[str, Any]]:
