@@ -49,6 +49,10 @@ class Rates:
     """Of the other kind."""
     train: float
     """Of the reference kind."""
+    update: float = 0.0
+    """Seconds that new weights keep a node of the reference kind from generating."""
+    update_other: float = 0.0
+    """One of the other kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,27 +131,37 @@ def rates(workload: Workload, own: Costs, other: Costs) -> Rates:
     mean = sum(lengths) / len(lengths)
     cached = workload.prompt_tokens + sum(each**2 for each in lengths) / (2 * sum(lengths))
 
-    def generate(costs: Costs) -> float:
+    def generate(costs: Costs) -> tuple[float, float]:
         batch = min(workload.slots, int(costs.engine.cached_tokens / cached))
         step = costs.engine.step_seconds(batch, batch * cached) / batch
-        prefill = workload.prompt_tokens / costs.engine.prefill_tokens_per_second
-        return 1 / (prefill + mean * step)
+        prefill = costs.engine.prefill_tokens_per_second
+        rate = 1 / (workload.prompt_tokens / prefill + mean * step)
+        return rate, costs.engine.update_seconds + batch * cached / prefill
 
-    trained = own.training.tokens_per_second / (workload.prompt_tokens + mean)
-    return Rates(generate=generate(own), generate_other=generate(other), train=trained)
+    (of_own, update), (of_other, update_other) = generate(own), generate(other)
+    return Rates(
+        generate=of_own,
+        generate_other=of_other,
+        train=own.training.tokens_per_second / (workload.prompt_tokens + mean),
+        update=update,
+        update_other=update_other,
+    )
 
 
 def throughput(mix: Mix, generating: int, rate: Rates, workload: Workload, own: Costs) -> float:
-    """Rollouts a second where so many nodes of the reference kind generate.
+    """Rollouts a second where so many nodes of the reference kind generate: the slower stage's.
 
-    With generating nodes to spare it is what the others train, else what is generated. At the best
-    mix the gain over one kind is c (1/g + 1/t) / (1/g' + c/t): c the ratio of prices, g, g' and t
-    the rates.
+    A step's R rollouts take (R + sum of g_k u_k) / sum of g_k seconds to generate, over all nodes k
+    that do, of rates g_k and of u_k seconds for new weights, and R / sum of t_k + s to train, with s
+    seconds of each optimizer step. In large steps, at the best mix, the gain over one kind is
+    c (1/g + 1/t) / (1/g' + c/t): c the ratio of prices, g, g' and t the rates.
     """
-    generated = generating * rate.generate + mix.other * rate.generate_other
     batch = workload.rollouts_per_step
-    seconds = batch / ((mix.own - generating) * rate.train) + own.training.step_seconds
-    return min(generated, batch / seconds)
+    own_rate, other_rate = generating * rate.generate, mix.other * rate.generate_other
+    missed = own_rate * rate.update + other_rate * rate.update_other
+    generation = (batch + missed) / (own_rate + other_rate)
+    training = batch / ((mix.own - generating) * rate.train) + own.training.step_seconds
+    return batch / max(generation, training)
 
 
 def best_own(mix: Mix, rate: Rates, workload: Workload, own: Costs) -> int:
