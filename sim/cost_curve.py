@@ -152,8 +152,8 @@ def throughput(mix: Mix, generating: int, rate: Rates, workload: Workload, own: 
     """Rollouts a second where so many nodes of the reference kind generate: the slower stage's.
 
     A step's R rollouts take (R + sum of g_k u_k) / sum of g_k seconds to generate, over all nodes k
-    that do, of rates g_k and of u_k seconds for new weights, and R / sum of t_k + s to train, with s
-    seconds of each optimizer step. In large steps, at the best mix, the gain over one kind is
+    that do, of rates g_k and of u_k seconds for new weights, and R / sum of t_k + s to train, with
+    s seconds of each optimizer step. In large steps, at the best mix, the gain over one kind is
     c (1/g + 1/t) / (1/g' + c/t): c the ratio of prices, g, g' and t the rates.
     """
     batch = workload.rollouts_per_step
