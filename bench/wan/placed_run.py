@@ -35,16 +35,20 @@ from services.launcher.hosts.run_certificates import hosts_folder, secured
 from services.launcher.layout import Layout
 from services.launcher.process_plan import plan
 from services.launcher.redis import redis_server
+from services.launcher.report.trajectories import trajectories
 from services.launcher.run import Run
+from services.launcher.service_clients import connected
 from services.launcher.view import PlainView
 from services.lib.redis_binary import find_redis_server
 
-__all__ = ["FINISH", "RUN", "main"]
+__all__ = ["FAILED", "FINISH", "RUN", "main"]
 
 RUN = "runs/wan"
 """The run's folder in that of the measurement."""
 FINISH = "finish"
 """A file of this name ends training."""
+FAILED = "failed_rollouts"
+"""File with their number before the end."""
 _MODES = ROOT / "examples/echo"
 _WITH_TRAINING = ("weights", "scheduler")
 _OWN_REDIS = 6379
@@ -126,16 +130,24 @@ def _western_redis(folder: Path) -> Child:
 
 async def _trained(run: Run, finish: Path) -> Mapping[str, object]:
     async with asyncio.TaskGroup() as group:
-        ending = group.create_task(_end(run.layout, finish))
+        ending = group.create_task(_end(run, finish))
         summary = await run.train()
         ending.cancel()
     return summary
 
 
-async def _end(layout: Layout, finish: Path) -> None:
-    """Make the step in progress the last one as soon as the file is there."""
+async def _end(run: Run, finish: Path) -> None:
+    """Make the step in progress the last one as soon as the file is there.
+
+    Rollouts that the end of the run cuts off have failed, too, so failures are counted before.
+    """
     while not await asyncio.to_thread(finish.exists):
         await asyncio.sleep(_LOOK_SECONDS)
+    layout = run.layout
+    async with connected(run.config, layout) as services:
+        stored = [each async for each in trajectories(services, headers_only=True)]
+    failed = sum(each.HasField("failure") for each in stored)
+    await asyncio.to_thread((layout.folder / FAILED).write_text, str(failed))
     own = hosts_folder(layout) / "0" / "operator"
     ca, cert, key = (own / f"{part}.pem" for part in ("ca", "cert", "key"))
     credentials = Credentials(ca_file=ca, cert_file=cert, key_file=key)

@@ -20,7 +20,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.wan.placed_run import FINISH, RUN
+from bench.wan.placed_run import FAILED, FINISH, RUN
 from bench.wan.slow_link import NAMESPACES, SlowLink
 
 __all__ = ["Schedule", "figures", "lost_and_doubled"]
@@ -193,14 +193,18 @@ def lost_and_doubled(run: Path) -> dict[str, float]:
         + len(steps)
         - len(set(steps)),
         "rollouts": summary["rollouts"],
-        "agent_calls_failed": summary["failed_rollouts"] + _failed_calls(run),
+        "agent_calls_failed": int((run / FAILED).read_text()) + _failed_calls(run),
         "process_restarts": summary["process_restarts"],
         "staleness_most": summary["max_staleness_seen"],
     }
 
 
 def _failed_calls(run: Path) -> int:
-    """Calls that agents began and that did not end well; cancelled ones are those of the end."""
+    """Calls that agents began and that ended with an error.
+
+    Those that agents cancelled themselves are not: at the end of the run, and where a lease was
+    lost, which makes a failed rollout.
+    """
     failed = Counter(
         f"{each['method']}: {each['code']}"
         for each in _lines(run / "logs" / "rollout_gateway.log")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bench.wan.placed_run import FAILED
 from bench.wan.train_over_link import lost_and_doubled
 
 SUMMARY = {
@@ -15,7 +16,6 @@ SUMMARY = {
     "tokens_duplicated": 0,
     "optimizer_steps": 2,
     "rollouts": 4,
-    "failed_rollouts": 0,
     "process_restarts": 0,
     "max_staleness_seen": 2,
 }
@@ -28,6 +28,7 @@ def found(
     folder: Path,
     steps: Sequence[Mapping[str, object]] = STEPS,
     codes: Sequence[str] = (),
+    failed: int = 0,
     **changes: int,
 ) -> Mapping[str, float]:
     """The figures of a run with these records; the gateway's calls ended with these codes."""
@@ -35,6 +36,7 @@ def found(
     calls = [{"msg": "call", "method": GENERATE, "code": code} for code in codes]
     log = "not JSON\n" + "".join(json.dumps(call) + "\n" for call in calls)
     (folder / "logs" / "rollout_gateway.log").write_text(log)
+    (folder / FAILED).write_text(str(failed))
     (folder / "summary.json").write_text(json.dumps({**SUMMARY, **changes}))
     (folder / "trained_samples.jsonl").write_text("".join(json.dumps(s) + "\n" for s in steps))
     return lost_and_doubled(folder)
@@ -50,7 +52,7 @@ def test_a_run_without_loss_has_none(tmp_path: Path) -> None:
 def test_what_is_lost_or_doubled_is_counted(tmp_path: Path) -> None:
     """The controls: a sample in two steps, a step that is missing, tokens, calls, rollouts."""
     steps = [*STEPS[:1], {"step": 3, "sample_ids": ["b", "c"]}]
-    changes = {"tokens_with_wrong_version": 3, "tokens_duplicated": 4, "failed_rollouts": 5}
-    figures = found(tmp_path, steps, ["UNAVAILABLE", "OK"], optimizer_steps=3, **changes)
+    changes = {"tokens_with_wrong_version": 3, "tokens_duplicated": 4, "optimizer_steps": 3}
+    figures = found(tmp_path, steps, ["UNAVAILABLE", "OK"], failed=5, **changes)
     assert [figures[name] for name in BAD] == [3, 4, 1, 1]
     assert figures["agent_calls_failed"] == 6
