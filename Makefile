@@ -25,7 +25,7 @@ SGLANG_TESTS ?= tests/integration/rollout/server tests/system/rollout/server tes
 
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-wheel bench-model bench-store bench-growth \
-	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion bench-size bench-gpu bench-fleet bench-wan bench-allocation \
+	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion bench-size bench-gpu bench-fleet bench-wan bench-cost bench-allocation \
 	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-console test-health test-models test-publish-kills test-slurm test-roundtrips \
 	test test-unit test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs site lock proto descriptors up images health down clean help .venv-sglang $(ADAPTERS)
 
@@ -122,8 +122,11 @@ bench-gpu: $(VENV)/.dev ## On a machine with a GPU: training, decoding, publish,
 bench-fleet: $(VENV)/.dev $(SGLANG) ## Four ranks publish 0.5 billion parameters to SGLang and two embedded engines: in buckets, and whole; beside the bytes alone.
 	$(CONTAINED) bench.fleet.publish
 
-bench-wan: $(VENV)/.dev ## Copies of the weights that cross an emulated slow link between two places, with and without zones (needs root).
-	$(CONTAINED) bench.wan
+bench-wan: $(VENV)/.dev ## An emulated slow link between two places: copies of weights, training, cuts (needs root); PARTS="publish training on_policy"; QUICK=1: no result.
+	$(CONTAINED) bench.wan $(if $(QUICK),--quick) $(if $(PARTS),--parts $(PARTS))
+
+bench-cost: $(VENV)/.dev ## Throughput for money with two kinds of nodes against the share of each, simulated beside a formula.
+	$(CONTAINED) sim.cost_curve --seed $(SEED)
 
 bench-allocation: $(VENV)/.dev ## Nodes that move between training and generation next to every fixed split, as lengths double; a trainer that grows and shrinks.
 	$(CONTAINED) sim.allocation

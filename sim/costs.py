@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.lib.decode_latency import DecodeLatency
+from services.node_agent.known_devices import USABLE, Device
 
-__all__ = ["Costs", "EngineCosts", "SwitchingCosts", "TrainingCosts", "load_costs"]
+__all__ = ["Costs", "EngineCosts", "SwitchingCosts", "TrainingCosts", "costs_of", "load_costs"]
 
 _FILE = Path(__file__).with_name("costs.toml")
 
@@ -78,4 +79,37 @@ def load_costs(file: Path = _FILE) -> Costs:
         engine=EngineCosts(decode_seconds=latency, **table["engine"]),
         training=TrainingCosts(**table["training"]),
         switching=SwitchingCosts(**table["switching"]),
+    )
+
+
+def costs_of(kind: Device, reference: Device, costs: Costs) -> Costs:
+    """The same work on nodes of another kind, by the roofline.
+
+    A decode step reads the same bytes, at the other bandwidth; but it computes what a prefill of as
+    many tokens does, and is no faster than that. Prefill and training go by FLOP/s.
+
+    Args:
+        kind: what the nodes are.
+        reference: what `costs` were measured on.
+        costs: of `reference`.
+    """
+    slower = reference.bandwidth / kind.bandwidth
+    faster = kind.flops / reference.flops
+    engine = costs.engine
+    prefill = engine.prefill_tokens_per_second * faster
+    steps = zip(engine.decode_seconds.batches, engine.decode_seconds.step_seconds, strict=True)
+    bytes_of_token = engine.decode_seconds_per_cached_token * reference.bandwidth
+    more_bytes = USABLE * (kind.memory_bytes - reference.memory_bytes)
+    return replace(
+        costs,
+        engine=replace(
+            engine,
+            decode_seconds=DecodeLatency.of({b: max(s * slower, b / prefill) for b, s in steps}),
+            decode_seconds_per_cached_token=engine.decode_seconds_per_cached_token * slower,
+            cached_tokens=engine.cached_tokens + int(more_bytes / bytes_of_token),
+            prefill_tokens_per_second=prefill,
+        ),
+        training=replace(
+            costs.training, tokens_per_second=costs.training.tokens_per_second * faster
+        ),
     )

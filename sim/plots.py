@@ -9,7 +9,7 @@ from typing import Any
 from sim.comparison import Row
 from sim.simulator.simulation import Result
 
-__all__ = ["draw_bins", "draw_staleness", "draw_timeline"]
+__all__ = ["draw_bins", "draw_staleness", "draw_timeline", "new_figure", "save"]
 
 _COLOURS = {
     "generation": "#4c9be8",
@@ -23,7 +23,7 @@ _STEPS_SHOWN = 3
 
 def draw_bins(file: Path, how: str, rows: Mapping[str, Mapping[str, Row]]) -> None:
     """For each workload a bar per mode: shares of node-seconds, and throughput at its end."""
-    figure, all_axes = _figure(5.2 * len(rows), 3.6, len(rows))
+    figure, all_axes = new_figure(5.2 * len(rows), 3.6, len(rows))
     for axes, (workload, modes) in zip(all_axes, rows.items(), strict=True):
         for place, row in enumerate(modes.values()):
             left, seconds = 0.0, row.result.node_seconds
@@ -45,12 +45,12 @@ def draw_bins(file: Path, how: str, rows: Mapping[str, Mapping[str, Row]]) -> No
     wide = len(rows) > 1
     figure.legend(handles, labels, loc="lower center", ncols=5 if wide else 3, frameon=False)
     figure.tight_layout(rect=(0, 0.08 if wide else 0.15, 1, 1))
-    _save(figure, file)
+    save(figure, file)
 
 
 def draw_timeline(file: Path, title: str, rows: Mapping[str, Row]) -> None:
     """For each mode the nodes over time, the same seconds for all of them."""
-    figure, all_axes = _figure(11, 1.5 * len(rows) + 0.6, 1, len(rows))
+    figure, all_axes = new_figure(11, 1.5 * len(rows) + 0.6, 1, len(rows))
     span = max(_shown(row.result)[1] - _shown(row.result)[0] for row in rows.values())
     for axes, (mode, row) in zip(all_axes, rows.items(), strict=True):
         begin, end = _shown(row.result)
@@ -66,7 +66,7 @@ def draw_timeline(file: Path, title: str, rows: Mapping[str, Row]) -> None:
     figure.legend(handles=handles, loc="lower center", ncols=len(handles), frameon=False)
     figure.suptitle(title)
     figure.tight_layout(rect=(0, 0.03, 1, 1))
-    _save(figure, file)
+    save(figure, file)
 
 
 def _draw_node(
@@ -89,7 +89,7 @@ def _patch(name: str, colour: str) -> Any:
 
 def draw_staleness(file: Path, curves: Mapping[str, Mapping[int, Result]]) -> None:
     """Idle share against the bound on staleness."""
-    figure, (axes,) = _figure(6, 3.6, 1)
+    figure, (axes,) = new_figure(6, 3.6, 1)
     for workload, results in curves.items():
         idle = [result.node_seconds.idle_share for result in results.values()]
         axes.plot(list(results), idle, "o-", label=workload.replace("_", " "))
@@ -98,7 +98,7 @@ def draw_staleness(file: Path, curves: Mapping[str, Mapping[int, Result]]) -> No
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     figure.tight_layout()
-    _save(figure, file)
+    save(figure, file)
 
 
 def _shown(result: Result) -> tuple[float, float]:
@@ -107,7 +107,7 @@ def _shown(result: Result) -> tuple[float, float]:
     return result.step_ends[max(last - _STEPS_SHOWN, 0)], result.step_ends[last]
 
 
-def _figure(width: float, height: float, columns: int, rows: int = 1) -> tuple[Any, list[Any]]:
+def new_figure(width: float, height: float, columns: int, rows: int = 1) -> tuple[Any, list[Any]]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -117,6 +117,6 @@ def _figure(width: float, height: float, columns: int, rows: int = 1) -> tuple[A
     return figure, list(axes.flat)
 
 
-def _save(figure: Any, file: Path) -> None:
+def save(figure: Any, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file)

@@ -1,12 +1,17 @@
-"""`make bench-wan`: copies of the weights that cross a slow link; needs root.
+"""`make bench-wan`: what crosses a slow link, and what cuts of it cost; needs root.
 
-The weights service and some rollout servers are on one side, others on the other one. Each case is
-measured with and without zones. The link is emulated in user space, the engines are fakes; servers,
-service and TCP are real.
+publish: copies of the weights. The weights service and some rollout servers are on one side, others
+on the other one. Each case is measured with and without zones; the engines are fakes.
+
+training: a run with generation on one side and training on the other, in Echo's asynchronous mode:
+its speed, and what is lost while the link is cut. on_policy: the same in Echo's sequential mode.
+
+The link is emulated in user space; services, servers and TCP are real.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -15,11 +20,14 @@ from tempfile import TemporaryDirectory
 
 from bench.report import Report
 from bench.wan.publish_over_link import NUM_BYTES, Case
-from bench.wan.slow_link import SlowLink
+from bench.wan.slow_link import NAMESPACES, SlowLink
+from bench.wan.train_over_link import Schedule, figures
 
 __all__ = ["main"]
 
-_NAMES = ("sf-wan-west", "sf-wan-east")
+_PARTS = ("publish", "training", "on_policy")
+_ON_POLICY = Schedule(mode="sequential_pull", rounds=3, cuts=2, flaps=0)
+_QUICK = Schedule(rounds=1, stretch_steps=3, long_cut=20.0, cuts=2, flaps=4)
 _ROUND_TRIP_MS, _MEGABITS = 60.0, 100.0
 _CASES = (
     Case(west=2, east=14, zones=True),
@@ -31,21 +39,41 @@ _CASES = (
 
 
 def main() -> None:
-    """Measure all cases, and report."""
-    figures: dict[str, float] = {}
+    """Measure the parts that are asked for, and report each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS)
+    parser.add_argument("--seed", type=int, default=0, help="of the lengths of cuts")
+    parser.add_argument("--quick", action="store_true", help="try it: training, with fake engines")
+    given = parser.parse_args()
+    if given.quick:
+        Report(bench="wan_training", figures=figures(_QUICK, given.seed, is_quick=True)).show()
+        return
+    if "publish" in given.parts:
+        Report(bench="wan", figures=_published(), packages=("grpcio",)).publish()
+    if "training" in given.parts:
+        _train("wan_training", Schedule(), given.seed)
+    if "on_policy" in given.parts:
+        _train("wan_on_policy", _ON_POLICY, given.seed)
+
+
+def _train(bench: str, schedule: Schedule, seed: int) -> None:
+    found = figures(schedule, seed, is_quick=False)
+    Report(bench=bench, figures=found, seeds=[seed]).publish()
+
+
+def _published() -> dict[str, float]:
+    found: dict[str, float] = {}
     for case in _CASES:
-        figures |= {f"{name}_{case.name}": value for name, value in _measured(case).items()}
-    figures["copies_per_zone"] = max(
-        figures[f"copies_{each.name}"] for each in _CASES if each.zones
-    )
-    Report(bench="wan", figures=figures, packages=("grpcio",)).publish()
+        found |= {f"{name}_{case.name}": value for name, value in _measured(case).items()}
+    most = max(found[f"copies_{each.name}"] for each in _CASES if each.zones)
+    return found | {"copies_per_zone": most}
 
 
 def _measured(case: Case) -> dict[str, float]:
-    link = SlowLink(_NAMES, round_trip_ms=_ROUND_TRIP_MS, megabits=_MEGABITS, queue_ms=120.0)
+    link = SlowLink(round_trip_ms=_ROUND_TRIP_MS, megabits=_MEGABITS, queue_ms=120.0)
     with link.open(), TemporaryDirectory(prefix="seamflow-wan-") as folder:
         command = [sys.executable, "-m", "bench.wan.publish_over_link"]
-        inside = ["ip", "netns", "exec", _NAMES[0], *command, json.dumps(asdict(case)), folder]
+        inside = ["ip", "netns", "exec", NAMESPACES[0], *command, json.dumps(asdict(case)), folder]
         process = subprocess.Popen(inside, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdin is not None
         assert process.stdout is not None

@@ -19,7 +19,7 @@ from bench.fleet.receivers import seconds_until_loaded
 from bench.harness.processes import Server, environment, python, redis_server, redis_url
 from bench.harness.publish_files import publish_files
 from bench.harness.redis_process import free_port
-from bench.wan.slow_link import ADDRESSES
+from bench.wan.slow_link import ADDRESSES, NAMESPACES
 
 __all__ = ["NUM_BYTES", "Case"]
 
@@ -122,7 +122,7 @@ def _server(
     if relays:
         given["weight_relay_address"] = f"{host}:{port}"
     names = {f"SEAMFLOW_{table}_{name}".upper(): str(value) for name, value in given.items()}
-    inside = ("ip", "netns", "exec", "sf-wan-east") if side else ()
+    inside = ("ip", "netns", "exec", NAMESPACES[side]) if side else ()
     return Server(table, [*inside, *python(module)], logs, environment(names), port, host)
 
 

@@ -19,8 +19,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-__all__ = ["ADDRESSES", "SlowLink"]
+__all__ = ["ADDRESSES", "NAMESPACES", "SlowLink"]
 
+NAMESPACES = ("sf-wan-west", "sf-wan-east")
+"""Of the two sides; their interfaces have these names, too."""
 ADDRESSES = ("10.97.0.1", "10.97.0.2")
 """Of the two sides."""
 _SET_INTERFACE = 0x400454CA
@@ -44,12 +46,12 @@ class _Direction:
 class SlowLink:
     """Two namespaces, and the link between them."""
 
-    def __init__(
-        self, names: tuple[str, str], *, round_trip_ms: float, megabits: float, queue_ms: float
-    ) -> None:
+    def __init__(self, *, round_trip_ms: float, megabits: float, queue_ms: float) -> None:
         """Prepare it: bits a second of each direction, and how long a packet may wait for it."""
-        self.names = names
-        self._delay = round_trip_ms / 2000
+        self.is_cut = False
+        """While set, every packet is lost, those under way included."""
+        self.round_trip_ms = round_trip_ms
+        """May be changed; counts for packets that are sent from then on."""
         self._rate = megabits * 1e6 / 8
         self._queue = queue_ms / 1000
         self._directions = (_Direction(), _Direction())
@@ -67,7 +69,7 @@ class SlowLink:
         with ExitStack() as stack:
             devices = [
                 self._side(stack, name, address)
-                for name, address in zip(self.names, ADDRESSES, strict=True)
+                for name, address in zip(NAMESPACES, ADDRESSES, strict=True)
             ]
             carrier = threading.Thread(target=self._carry, args=(devices,), daemon=True)
             carrier.start()
@@ -98,6 +100,8 @@ class SlowLink:
             for device in select.select(devices, [], [], wait)[0]:
                 self._take(device, self._directions[devices.index(device)])
             for direction, target in zip(self._directions, reversed(devices), strict=True):
+                if self.is_cut:
+                    direction.packets.clear()
                 _deliver(direction, target)
 
     def _take(self, device: int, direction: _Direction) -> None:
@@ -109,11 +113,12 @@ class SlowLink:
                 return
             now = time.monotonic()
             begin = max(now, direction.free_at)
-            if begin - now > self._queue:
+            if self.is_cut or begin - now > self._queue:
                 continue  # lost
             direction.free_at = begin + len(packet) / self._rate
             direction.sent_bytes += len(packet)
-            direction.packets.append((direction.free_at + self._delay, packet))
+            arrival = direction.free_at + self.round_trip_ms / 2000
+            direction.packets.append((arrival, packet))
 
 
 def _deliver(direction: _Direction, device: int) -> None:

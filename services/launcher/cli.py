@@ -158,9 +158,12 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
     if config.dry_run:
         return _dry_run(plans, amount, settings, config.forecast)
     model = str(Path(layout.path(config.model)).resolve())
-    facts = {"run_id": layout.run_id, "model": model, "agents": config.kind_of_agents}
+    facts: dict[str, object] = {"run_id": layout.run_id, "model": model}
+    facts["agents"] = config.kind_of_agents
     facts |= {"config": str(layout.config_file), "folder": str(layout.folder)}
     facts |= {name: each for name, each in layout.addresses().items() if _is_used(name, plans)}
+    if zones := {layout.hosts[n.host]: n.zone for n in config.node_plans() if n.zone}:
+        facts["zones"] = zones
     if config.has_other_hosts:
         facts["credentials"] = str(hosts_folder(layout) / "0" / "operator")
     if config.has_http_gateway:

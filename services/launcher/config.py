@@ -110,9 +110,10 @@ class LauncherConfig(RunRules):
     reference's log-probs (score) and the reward model's rewards (reward). Without a node of such a
     tag they are computed beside the nodes. On a machine with GPUs each node is given its own, by
     the numbers of nvidia-smi: "a: rollout train; gpus 0-3". SGLang computes over all of them, and
-    "; servers 4" shares them between several rollout servers. With several hosts "; host 1" is for
-    the second of them. "; zone west" comes last: rollout servers of a zone relay weights to each
-    other, so that about one copy of them crosses the link to it."""
+    "; servers 4" shares them between several rollout servers. "; kind h20-96" names devices that
+    nvidia-smi does not. With several hosts "; host 1" is for the second of them. "; zone west"
+    comes last: rollout servers of a zone relay weights to each other, so that about one copy of
+    them crosses the link to it."""
     hosts: tuple[str, ...] = ()
     """Addresses of the machines of the run, by which they reach each other: first that of this one,
     where all but the nodes of the others runs. The others join by `seamflow join`. Empty: this

@@ -241,6 +241,8 @@ def _node_agent(node: NodePlan, config: LauncherConfig, layout: Layout) -> Proce
         )
     if node.gpus:
         workers["gpus"] = ",".join(map(str, node.gpus))
+    if node.kind:
+        workers["kind"] = node.kind
     environment = settings_of(
         "node_agent",
         instance=node.node_id,

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from services.chassis.config.settings import ServerConfig, Settings
 from services.lib.gpus import seeing_gpus
+from services.node_agent.known_devices import device
 
 __all__ = ["NodeAgentConfig", "ProcessConfig", "WorkerConfig"]
 
@@ -74,6 +75,9 @@ class NodeAgentConfig(ServerConfig):
     train_priority: float = Field(0.0, ge=0)
     """Nodes with a higher priority train first; 0: computed from the next settings. Those that are
     0 are found by the names of `gpus`, as far as these are known."""
+    kind: str = ""
+    """Kind of the node's devices in known_devices.toml, such as "h20-96": its flops, bandwidth and
+    memory, for each of `gpus`, or once. Empty: the kind that nvidia-smi names."""
     memory_bytes_per_second: float = Field(0.0, ge=0)
     """Memory bandwidth of all devices together; 0: unknown."""
     flops: float = Field(0.0, ge=0)
@@ -87,9 +91,16 @@ class NodeAgentConfig(ServerConfig):
     def _check(self) -> Self:
         if not self.capability_tags or "" in self.capability_tags:
             raise ValueError("capability_tags is empty, or holds an empty tag: name at least one")
+        self._check_kind()
         self._check_workers()
         self._check_processes()
         return self
+
+    def _check_kind(self) -> None:
+        try:
+            _ = self.kind and device(self.kind)
+        except ValueError as error:
+            raise ValueError(f"kind is {error}") from error
 
     @property
     def all_workers(self) -> tuple[WorkerConfig, ...]:

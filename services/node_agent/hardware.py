@@ -9,18 +9,27 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from services.chassis.log import get_logger
 from services.lib.gpus import MEGABYTE, gpu_fields
 from services.node_agent.config import NodeAgentConfig
-from services.node_agent.known_devices import find_device
+from services.node_agent.known_devices import device, find_device
 
 __all__ = ["hardware"]
 
 
 async def hardware(config: NodeAgentConfig) -> pb.Hardware:
     """Bandwidth, FLOP/s and memory of all GPUs of the node together; 0: unknown."""
-    found = await _found(config.gpus)
+    found = _of_kind(config) if config.kind else await _found(config.gpus)
     return pb.Hardware(
         memory_bytes_per_second=config.memory_bytes_per_second or found.memory_bytes_per_second,
         flops=config.flops or found.flops,
         device_bytes=config.device_bytes or found.device_bytes,
+    )
+
+
+def _of_kind(config: NodeAgentConfig) -> pb.Hardware:
+    kind, number = device(config.kind), len(config.gpus) or 1
+    return pb.Hardware(
+        memory_bytes_per_second=number * kind.bandwidth,
+        flops=number * kind.flops,
+        device_bytes=number * kind.memory_bytes,
     )
 
 

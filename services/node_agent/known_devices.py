@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["USABLE", "Device", "devices", "find_device"]
+from services.chassis.config.sources import nearest
+
+__all__ = ["USABLE", "Device", "device", "devices", "find_device"]
 
 USABLE = 0.92
 """Share of a device's memory that tensors can have: the rest is CUDA's, NCCL's, and gaps between
@@ -46,6 +48,18 @@ def devices() -> Mapping[str, Device]:
         name: Device(name=name, **(table | {"names": tuple(table["names"])}))
         for name, table in tomllib.loads(text).items()
     }
+
+
+def device(name: str) -> Device:
+    """The kind of a name.
+
+    Raises:
+        ValueError: it is not known; the message lists those that are.
+    """
+    known = devices()
+    if name not in known:
+        raise ValueError(f"{name!r}: give one of {', '.join(known)}{nearest(name, known)}")
+    return known[name]
 
 
 def find_device(name: str) -> Device | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from scheduler.model.lending_state import BatchForecast
@@ -192,12 +192,13 @@ class Cluster:
         self,
         split: Split,
         policy: AllocationPolicy,
-        costs: Costs,
+        costs: Mapping[str, Costs],
         slots: int,
         clock: Clock,
         changed: Callable[[EmulatedNode], None],
     ) -> None:
-        """`changed` is called whenever a node begins or ends an activity."""
+        """`costs` are those of each node; `changed` is called whenever one begins or ends an
+        activity."""
         self._policy = policy
         self._clock = clock
         self._state = State()
@@ -215,7 +216,7 @@ class Cluster:
         """Entries of the audit log about other numbers of nodes for the gang."""
         self._agents: dict[str, asyncio.Task[None]] = {}
         self.nodes = {
-            node_id: EmulatedNode(node_id, tags, costs, slots, clock, self._moved)
+            node_id: EmulatedNode(node_id, tags, costs[node_id], slots, clock, self._moved)
             for node_id, tags in node_tags(split).items()
         }
         """By name."""

@@ -21,7 +21,7 @@ from sim.clock import Clock
 from sim.costs import Costs
 from sim.modes import Mode, Split
 from sim.simulator import virtual_time
-from sim.simulator.cluster import Cluster, EmulatedNode, NodeSeconds
+from sim.simulator.cluster import Cluster, EmulatedNode, NodeSeconds, node_tags
 from sim.simulator.decoding import Work
 from sim.simulator.gateways import Gateways, Server
 from sim.simulator.ledger import Group, Ledger
@@ -42,6 +42,12 @@ class Setting:
     """Which node can do what."""
     costs: Costs
     """What GPU work takes."""
+    other_costs: Costs | None = None
+    """What it takes on nodes of another kind; None: there are none."""
+    num_other: int = 0
+    """Of the nodes that only roll out, those of the other kind."""
+    transfer_seconds: float = 0.0
+    """From a publish until servers have the weights, as over a slow link."""
     seed: int = 0
     """Of the workload."""
     warm_up: int = 4
@@ -159,7 +165,7 @@ class _Run:
         self._cluster = Cluster(
             setting.split,
             PreemptivePolicy(lending=setting.lending, moves_nodes=moves),
-            setting.costs,
+            _costs_of_nodes(setting),
             setting.workload.slots,
             self._clock,
             self._rollout_changed,
@@ -249,8 +255,13 @@ class _Run:
         if self._ledger.may_publish(self._version + 1, self._setting.most_behind):
             self._version += 1
             for node in self._cluster.rolling_out():
-                self._spawn(node.update_weights())
+                self._spawn(self._update(node))
         self._ledger.admit()
+
+    async def _update(self, node: EmulatedNode) -> None:
+        if self._setting.transfer_seconds:
+            await self._clock.sleep(self._setting.transfer_seconds)
+        await node.update_weights()
 
     def _ahead(self, leased: int) -> int:
         mode, size = self._setting.mode, self._setting.workload.groups_per_step
@@ -320,6 +331,13 @@ class _Run:
 
     def _seconds(self) -> NodeSeconds:
         return sum((node.seconds() for node in self._cluster.nodes.values()), NodeSeconds())
+
+
+def _costs_of_nodes(setting: Setting) -> dict[str, Costs]:
+    """By node; those of the other kind are the first that only roll out."""
+    names = list(node_tags(setting.split))
+    others = dict.fromkeys(names[: setting.num_other], setting.other_costs or setting.costs)
+    return {**dict.fromkeys(names, setting.costs), **others}
 
 
 def _turn(server: Server, begun: float, ended: float, work: Work) -> Turn:

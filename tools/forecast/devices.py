@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.chassis.config.sources import nearest
 from services.chassis.errors import UsageError
+from services.node_agent import known_devices
 from services.node_agent.known_devices import USABLE, Device, devices
 
 __all__ = ["USABLE", "Device", "device", "devices"]
@@ -15,9 +15,7 @@ def device(name: str) -> Device:
     Raises:
         UsageError: it is not known; the message lists those that are.
     """
-    known = devices()
-    if name not in known:
-        raise UsageError(
-            f"--device is {name!r}: give one of {', '.join(known)}{nearest(name, known)}"
-        )
-    return known[name]
+    try:
+        return known_devices.device(name)
+    except ValueError as error:
+        raise UsageError(f"--device is {error}") from error

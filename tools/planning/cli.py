@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from scheduler.model.stage_profile import StageProfile
 from scheduler.policy.node_split import Split, split_datacentres, split_nodes
 from services.chassis.errors import ExitCode, StartupError, UsageError
+from services.node_agent.known_devices import device
 from tools.planning.chart_values import write_values
 from tools.planning.fusion import fusion_table, picture, reroute_table
 from tools.planning.input_files import (
@@ -20,7 +21,7 @@ from tools.planning.input_files import (
     read_profiles,
 )
 from tools.planning.role_placement import place
-from tools.planning.tables import BEST, placement_table, span_table, split_table
+from tools.planning.tables import BEST, Prices, placement_table, span_table, split_table
 from trainer.pipeline.fused_schedule.plan import fused_plan
 from trainer.pipeline.fused_schedule.problem import Pipeline, Problem, fused_problem
 
@@ -46,7 +47,9 @@ Alg. 1). The file holds the seconds of one iteration's stage by the number of no
 
 Counts in between are interpolated in 1 / nodes. Fewer nodes than measured cannot do a stage, and
 more are not faster, so measure up to the number you have. Give nodes of one datacentre with
---nodes; for separate datacentres, give --generation-nodes and --training-nodes.
+--nodes; for separate datacentres, give --generation-nodes and --training-nodes. With
+--generation-kind and --training-kind, kinds of devices such as h20-96 and h800-80, the plan says
+what an iteration costs in dollars, by their prices an hour; --devices is their number in a node.
 
 --roles: find which tags each node should carry (ReaL, RLHFuse). The file has a table for each tag:
 
@@ -124,6 +127,9 @@ def _parser() -> argparse.ArgumentParser:
         "--generation-nodes", type=int, help="split: nodes of the one that generates"
     )
     parser.add_argument("--training-nodes", type=int, help="split: nodes of the one that trains")
+    parser.add_argument("--generation-kind", help="split: kind of devices that generate")
+    parser.add_argument("--training-kind", help="split: kind of devices that train")
+    parser.add_argument("--devices", type=int, default=1, help="split: devices of a node")
     parser.add_argument(
         "--device-bytes", type=int, help="placement, fused pipeline: device memory of a node"
     )
@@ -174,11 +180,12 @@ def _split(given: argparse.Namespace) -> list[Table]:
     if not (one or two) or given.device_bytes is not None:
         raise UsageError("--profile takes --nodes, or --generation-nodes and --training-nodes")
     generation, training = read_profiles(given.profile)
+    prices = _prices(given)
     try:
         best, table = (
-            _one_datacentre(generation, training, given.nodes)
+            _one_datacentre(generation, training, given.nodes, prices)
             if one
-            else _two_datacentres(generation, training, *pair)
+            else _two_datacentres(generation, training, *pair, prices)
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
@@ -202,8 +209,24 @@ def _placed(given: argparse.Namespace) -> list[Table]:
     return [placement_table(placement), span_table(placement)]
 
 
+def _prices(given: argparse.Namespace) -> Prices | None:
+    """Dollars an hour of a node that generates, and of one that trains; None: no kinds."""
+    kinds = (given.generation_kind, given.training_kind)
+    if kinds == (None, None):
+        return None
+    if None in kinds:
+        raise UsageError("--generation-kind and --training-kind go together: give both")
+    if given.devices < 1:
+        raise UsageError(f"--devices is {given.devices}: give at least 1")
+    try:
+        generating, training = (given.devices * device(kind).price for kind in kinds)
+    except ValueError as error:
+        raise UsageError(f"--generation-kind and --training-kind: {error}") from error
+    return generating, training
+
+
 def _one_datacentre(
-    generation: StageProfile, training: StageProfile, nodes: int
+    generation: StageProfile, training: StageProfile, nodes: int, prices: Prices | None
 ) -> tuple[Split, Table]:
     """The best split; a table of it and of those that give generation one to seven eighths."""
     best = split_nodes(generation.seconds, training.seconds, nodes)
@@ -212,17 +235,21 @@ def _one_datacentre(
     splits = {best, *(_at(generation, training, share, nodes - share) for share in shares)}
     possible = [split for split in splits if math.isfinite(split.seconds)]
     names = {even: "even", best: BEST}
-    return best, split_table(f"{nodes} nodes", sorted(possible, key=_nodes), names)
+    return best, split_table(f"{nodes} nodes", sorted(possible, key=_nodes), names, prices)
 
 
 def _two_datacentres(
-    generation: StageProfile, training: StageProfile, generation_nodes: int, training_nodes: int
+    generation: StageProfile,
+    training: StageProfile,
+    generation_nodes: int,
+    training_nodes: int,
+    prices: Prices | None,
 ) -> tuple[Split, Table]:
     best = split_datacentres(generation.seconds, training.seconds, generation_nodes, training_nodes)
     whole = _at(generation, training, generation_nodes, training_nodes)
     title = f"{generation_nodes} nodes that generate, {training_nodes} that train"
     names = {whole: "all", best: BEST}
-    return best, split_table(title, sorted({best, whole}, key=_nodes), names)
+    return best, split_table(title, sorted({best, whole}, key=_nodes), names, prices)
 
 
 def _at(generation: StageProfile, training: StageProfile, x: int, y: int) -> Split:

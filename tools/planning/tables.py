@@ -12,23 +12,34 @@ from tools.planning.role_placement import Placement
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["BEST", "placement_table", "span_table", "split_table"]
+__all__ = ["BEST", "Prices", "placement_table", "span_table", "split_table"]
 
 BEST = "best"
 """Name of the row that is the plan."""
 
+Prices = tuple[float, float]
+"""Dollars an hour of a node that generates, and of one that trains."""
 
-def split_table(title: str, splits: Sequence[Split], names: Mapping[Split, str]) -> Table:
+
+def split_table(
+    title: str, splits: Sequence[Split], names: Mapping[Split, str], prices: Prices | None = None
+) -> Table:
     """A row for each split, with the share of its node-seconds in which nodes are idle.
 
-    The seconds of an iteration are those of the slower stage.
+    The seconds of an iteration are those of the slower stage; its dollars are those of all nodes.
     """
     columns = ("generate", "train", "generation s", "training s", "iteration s", "idle")
-    table = _table(title, "", columns)
+    table = _table(title, "", columns if prices is None else (*columns, "dollars"))
     for split in splits:
         name = names.get(split, "")
-        table.add_row(name, *_cells(split), style="bold" if name == BEST else None)
+        cost = () if prices is None else (f"{_dollars(split, prices):.2f}",)
+        table.add_row(name, *_cells(split), *cost, style="bold" if name == BEST else None)
     return table
+
+
+def _dollars(split: Split, prices: Prices) -> float:
+    hourly = split.generation_nodes * prices[0] + split.training_nodes * prices[1]
+    return hourly * split.seconds / 3600
 
 
 def placement_table(placement: Placement) -> Table:

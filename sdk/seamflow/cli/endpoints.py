@@ -126,6 +126,8 @@ class Endpoints:
     """Who works on tasks: "runner", "program", "environment" or "outside"; empty: unknown."""
     started: float | None = None
     """Unix time at which the launcher started the run; None: unknown."""
+    zones: Mapping[str, str] = field(default_factory=dict)
+    """Zone by host of the run, as far as its nodes name them."""
     ended: str = ""
     """How the run of the folder ended, and what to do; empty: nobody knows that it has."""
     credentials: Credentials = field(default_factory=Credentials)
@@ -214,6 +216,7 @@ def resolve(given: argparse.Namespace, environment: Mapping[str, str] = os.envir
         folder=folder,
         agents=(named or latest).get("agents", ""),
         started=None if folder is None else (folder / "addresses.json").stat().st_mtime,
+        zones=(named or latest).get("zones", {}),
         ended="" if folder is None else how_it_ended(folder, named or latest),
         credentials=Credentials(**_token(environment), **_tls(given, environment, named or latest)),
     )
@@ -227,7 +230,7 @@ def _model(folder: Path, addresses: Mapping[str, str]) -> str | None:
     return str(folder.resolve() / Path(model).relative_to(before))
 
 
-def _read(folder: Path) -> Mapping[str, str]:
+def _read(folder: Path) -> Mapping[str, Any]:
     file = folder / "addresses.json"
     try:
         addresses: Any = json.loads(file.read_text(encoding="utf-8"))

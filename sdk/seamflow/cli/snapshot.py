@@ -78,6 +78,8 @@ class Snapshot:
     """Unix time at which the launcher started the run; None: unknown."""
     addresses: Mapping[str, str] = field(default_factory=dict)
     """host:port of the services asked, by name in `endpoints.SERVICES`."""
+    zones: Mapping[str, str] = field(default_factory=dict)
+    """Zone by host, as far as nodes of the run name them."""
     problems: Mapping[str, SeamflowError] = field(default_factory=dict)
     """Errors of services in `addresses`."""
     readiness: sample_pb.Readiness | None = None
@@ -191,6 +193,7 @@ class _Gatherer:
             logs=str(self._endpoints.folder / "logs") if self._endpoints.folder else "",
             started=self._endpoints.started,
             addresses=self._endpoints.services,
+            zones=self._endpoints.zones,
             problems=self._problems,
             readiness=readiness,
             oldest_rollout=rollouts.oldest_running,

@@ -19,7 +19,6 @@ from seamflow.cli.diagnosis import (
     created,
     groups,
     has_enough,
-    heartbeat,
     is_trainer,
     last_event,
     node_state,
@@ -33,6 +32,7 @@ from seamflow.cli.findings.evaluations import (
     waits_for_evaluation,
 )
 from seamflow.cli.findings.failed_rollouts import failed_rollouts
+from seamflow.cli.findings.places import cut_links, lost_nodes, services_beyond
 from seamflow.cli.findings.rollout_servers import ejected_servers, no_server_serves
 from seamflow.cli.health.learning import not_learning
 from seamflow.cli.snapshot import Snapshot, gather
@@ -85,7 +85,10 @@ def why_stuck(snapshot: Snapshot) -> list[Finding]:
 
 
 def _unreachable_services(snapshot: Snapshot) -> Iterator[Finding]:
+    beyond = services_beyond(snapshot)
     for name, error in snapshot.problems.items():
+        if name in beyond:
+            continue  # `cut_links` says so
         service, address = SERVICES[name], snapshot.addresses.get(name, "?")
         if isinstance(error, UnavailableError) and _may_load(snapshot, name):
             yield Finding(
@@ -133,19 +136,6 @@ def _starting(snapshot: Snapshot, module: str) -> str:
         "Its log says how far it is, or why it ended; if it does not run, start it with "
         f"`python -m {module}`."
     )
-
-
-def _lost_nodes(snapshot: Snapshot) -> Iterator[Finding]:
-    for node in snapshot.nodes or ():
-        if node.state == scheduler_pb.NODE_STATE_LOST:
-            does = node.assignment.tag or "no"
-            yield Finding(
-                rule="node_lost",
-                sentence=f"Node {node.node_id} is lost; its {does} work waits for other nodes.",
-                cure=f"Restart its node agent (`python -m services.node_agent`), or remove it "
-                f"permanently with `seamflow drain {node.node_id}`.",
-                since=heartbeat(node),
-            )
 
 
 def _late_switches(snapshot: Snapshot) -> Iterator[Finding]:
@@ -350,8 +340,9 @@ def _drained_nodes(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 _RULES: tuple[Callable[[Snapshot], Iterator[Finding]], ...] = (
+    cut_links,
     _unreachable_services,
-    _lost_nodes,
+    lost_nodes,
     failed_rollouts,
     _not_learning,
     _trainer_alarms,

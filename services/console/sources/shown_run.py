@@ -102,6 +102,7 @@ def live_run(config: ConsoleConfig) -> ShownRun:
         folder=folder,
         model=config.model or None,
         agents=str(run.json("addresses.json").get("agents", "")),
+        zones=run.json("addresses.json").get("zones", {}),
         started=_started(folder),
         credentials=clients.credentials(config),
     )

@@ -12,6 +12,7 @@ _NODE = re.compile(
     r"(?P<node_id>[\w-]+):(?P<tags>[\w\s-]+)"
     r"(;\s*gpus\s+(?P<gpus>\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*)\s*)?"
     r"(;\s*servers\s+(?P<servers>[1-9]\d*)\s*)?"
+    r"(;\s*kind\s+(?P<kind>[\w.-]+)\s*)?"
     r"(;\s*host\s+(?P<host>\d+)\s*)?"
     r"(;\s*zone\s+(?P<zone>[\w.-]{1,64})\s*)?"
 )
@@ -30,6 +31,8 @@ class NodePlan:
     """Numbers of its GPUs, as nvidia-smi counts them; none: it computes on the CPU."""
     servers: int = 1
     """Its rollout servers, which share the GPUs evenly."""
+    kind: str = ""
+    """Kind of its devices, of those that node agents know; empty: nvidia-smi names it."""
     host: int = 0
     """Place of its host in the list of the run's hosts."""
     zone: str = ""
@@ -44,9 +47,10 @@ class NodePlan:
         """The setting for a node with its GPUs and servers, and these tags."""
         gpus = f"; gpus {', '.join(map(str, self.gpus))}" if self.gpus else ""
         servers = f"; servers {self.servers}" if self.servers > 1 else ""
+        kind = f"; kind {self.kind}" if self.kind else ""
         host = f"; host {self.host}" if self.host else ""
         zone = f"; zone {self.zone}" if self.zone else ""
-        return f"{self.node_id}: {' '.join(tags)}{gpus}{servers}{host}{zone}"
+        return f"{self.node_id}: {' '.join(tags)}{gpus}{servers}{kind}{host}{zone}"
 
     def server_ids(self) -> list[str]:
         """Ids of its rollout servers; the only one has the node's."""
@@ -63,7 +67,7 @@ class NodePlan:
 
 
 def node_plan(text: str) -> NodePlan:
-    """Read "name: tags; gpus 0-3, 6; servers 2; host 1; zone west".
+    """Read "name: tags; gpus 0-3, 6; servers 2; kind h20-96; host 1; zone west".
 
     Raises:
         ValueError: it is of another form, or the servers cannot share the GPUs.
@@ -74,7 +78,8 @@ def node_plan(text: str) -> NodePlan:
         raise ValueError(
             f"nodes holds {text!r}: write 'name: tags' with tags of {sorted(_KNOWN_TAGS)}, and on "
             "a machine with GPUs 'name: tags; gpus 0-3', or '; gpus 0-7; servers 8' for several "
-            "rollout servers, '; host 1' for the second of several hosts, '; zone west' last"
+            "rollout servers; then, in this order, '; kind h20-96' for devices that nvidia-smi "
+            "does not name, '; host 1' for the second of several hosts, '; zone west'"
         )
     gpus, servers = tuple(_numbers(match["gpus"] or "")), int(match["servers"] or 1)
     if len(set(gpus)) < len(gpus):
@@ -91,6 +96,7 @@ def node_plan(text: str) -> NodePlan:
         tags=tags,
         gpus=gpus,
         servers=servers,
+        kind=match["kind"] or "",
         host=int(match["host"] or 0),
         zone=match["zone"] or "",
     )

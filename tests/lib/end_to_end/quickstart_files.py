@@ -1,14 +1,15 @@
-"""Model, tokenizer and tasks of the quickstart, without its warm start."""
+"""Model, tokenizer and tasks of the quickstart without its warm start; for a run's `prepare`."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
 from examples.quickstart import task
 from examples.quickstart.prepare import build_model, build_tokenizer
 
-__all__ = ["make_quickstart"]
+__all__ = ["main", "make_quickstart"]
 
 _TASKS = 64
 
@@ -23,3 +24,17 @@ def make_quickstart(folder: Path) -> None:
         for number, payload in enumerate(task.tasks(1, _TASKS, "train"))
     ]
     (folder / "tasks.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def main() -> None:
+    """Make them in the folder of --out."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int)
+    folder = parser.parse_args().out
+    folder.mkdir(exist_ok=True)
+    make_quickstart(folder)
+
+
+if __name__ == "__main__":
+    main()

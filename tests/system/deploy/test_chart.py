@@ -378,6 +378,25 @@ def test_rollout_servers_of_a_zone_relay_weights(servers: int) -> None:
         assert settings.get("zone", "") == zone
 
 
+def test_generation_and_training_stand_in_zones_of_their_own() -> None:
+    """What records stands with what generates; without such values nothing is placed."""
+    key, jobs = "topology.kubernetes.io/zone", ("create-run",)
+    objects = render(EXAMPLES["two_zones"])
+    found = {
+        name.removeprefix("seamflow-"): template["spec"].get("nodeSelector", {}).get(key)
+        for name, template in pods(objects)
+        if not any(job in name for job in jobs)
+    }
+    west = {name for name, zone in found.items() if zone == "west"}
+    assert west == {"train", "weights", "scheduler"}
+    assert {zone for name, zone in found.items() if name not in west} == {"east"}
+    tables = {(name, table): values for name, table, values in settings_of(objects)}
+    assert tables["seamflow-rollout", "rollout_server"]["zone"] == "east"
+    assert tables["seamflow-rollout", "node_agent"]["kind"] == "h20-96"
+    assert "kind" not in tables["seamflow-train", "node_agent"]
+    assert not any("nodeSelector" in template["spec"] for _, template in pods(render()))
+
+
 def test_servers_that_cannot_share_the_gpus_are_refused() -> None:
     """With the pool and both numbers."""
     with pytest.raises(AssertionError, match=r"nodePools\.train: 3 servers cannot share 8 gpus"):

@@ -62,6 +62,16 @@ def test_rollout_servers_of_a_zone_relay_weights_at_their_addresses(tmp_path: Pa
     }
 
 
+def test_a_kind_of_devices_is_told_to_the_node_agent(tmp_path: Path) -> None:
+    """Of the others nvidia-smi tells it."""
+    config = make_config(nodes=("a: rollout; gpus 0; kind h20-96", "t: train; gpus 1"))
+    assert config.node_plans()[0].text("rollout") == "a: rollout; gpus 0; kind h20-96"
+    plans = plan(config, make_layout(config, tmp_path))
+    variable = "SEAMFLOW_NODE_AGENT_KIND"
+    assert plans["node_agent-a"].environment[variable] == "h20-96"
+    assert variable not in plans["node_agent-t"].environment
+
+
 def test_no_process_is_told_the_folder_of_weights(tmp_path: Path) -> None:
     """Trainer and servers of one machine find out by themselves that nothing has to be sent."""
     config = make_config(nodes=MODES["disaggregated"])

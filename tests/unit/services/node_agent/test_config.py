@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.policy.roofline import train_priority
 from services.chassis.config.load import load
 from services.node_agent.config import NodeAgentConfig, WorkerConfig
+from services.node_agent.hardware import hardware
 from tests.lib.scheduler.support import RUN
 
 DOCUMENT = """
@@ -120,3 +122,19 @@ def test_processes_see_the_gpus_of_their_node() -> None:
     assert config({"A": "1"}, gpus=()) == {"A": "1"}
     with pytest.raises(ValueError, match=r"CUDA_VISIBLE_DEVICES with 3, .* gpus \[4, 5\]"):
         config({"CUDA_VISIBLE_DEVICES": "3,4"})
+
+
+async def test_a_kind_of_devices_tells_the_scheduler_what_the_node_has() -> None:
+    """For each of its GPUs; single figures that are set are stronger."""
+    config = NodeAgentConfig(**GOOD, kind="h20-96", gpus=(0, 1), device_bytes=7)
+    found = await hardware(config)
+    assert (found.flops, found.memory_bytes_per_second) == (2 * 148e12, 2 * 4.0e12)
+    assert found.device_bytes == 7
+    assert train_priority(found.memory_bytes_per_second, found.flops) == pytest.approx(4.6, abs=0.1)
+    assert (await hardware(NodeAgentConfig(**GOOD))).flops == 0
+
+
+def test_an_unknown_kind_is_refused_with_those_that_are_known() -> None:
+    """A name that is nearly right is suggested."""
+    with pytest.raises(ValueError, match=r"kind is 'h20-69': give one of .*h20-96"):
+        NodeAgentConfig(**GOOD, kind="h20-69")

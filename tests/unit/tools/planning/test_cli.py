@@ -41,6 +41,35 @@ def test_two_datacentres_are_shown_with_their_full_size(
     assert row(output, "all")[:2] == ["32", "64"]
 
 
+def test_kinds_of_devices_give_a_plan_its_price(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """32 nodes of 8 H20s at 1.00 and 19 of 8 H800s at 2.85, for 125 s; without kinds no column."""
+    given = [f"--profile={profile}", "--generation-nodes=32", "--training-nodes=64"]
+    main(given)
+    assert "dollars" not in capsys.readouterr().out
+    main([*given, "--generation-kind=h20-96", "--training-kind=h800-80", "--devices=8"])
+    best = row(capsys.readouterr().out, "best")
+    hourly = 8 * (32 * 1.0 + 19 * 2.85)
+    assert float(best[-1]) == pytest.approx(hourly * float(best[4]) / 3600, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (["--generation-kind=h20-96"], "give both"),
+        (["--generation-kind=h20", "--training-kind=h800-80"], "'h20': give one of"),
+    ],
+)
+def test_an_unknown_kind_is_refused(
+    flags: list[str], part: str, profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With those that are known."""
+    with pytest.raises(SystemExit):
+        main([f"--profile={profile}", "--nodes=64", *flags])
+    assert part in capsys.readouterr().err
+
+
 ROLES = """
 [rollout]
 seconds = { 4 = 620.0, 64 = 52.0 }
