@@ -26,6 +26,8 @@ __all__ = ["SplitRule", "advised", "cause"]
 
 _WAITED = 0.05
 """Share of a batch's time that a gang waits for it at least, if generation is the slower stage."""
+_BACK = 2.0
+"""Times the usual gain for a move to where the gang was: it left for a reason, and may again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +97,13 @@ def _move(batch: BatchTimes, balance: StageBalance, gang: Gang, rule: SplitRule)
     except ValueError:  # the bounds leave nothing
         return 0
     present = max(_generated(batch), batch.trained)
-    if best.seconds > (1 - rule.gain) * present or best.training_nodes == counts.training:
-        return 0
     move = unit if best.training_nodes > counts.training else -unit
-    return move if _pace(batch, balance, counts.training + move) < present else 0
+    is_faster = _pace(batch, balance, counts.training + move) < present
+    if best.training_nodes == counts.training or not is_faster:
+        return 0
+    goes_back = any(nodes == counts.training + move for nodes, _ in balance.training_points)
+    gain = rule.gain * (_BACK if goes_back else 1)
+    return move if best.seconds <= (1 - gain) * present else 0
 
 
 def _pace(batch: BatchTimes, balance: StageBalance, num_training: int) -> float:
