@@ -26,6 +26,8 @@ __all__ = ["SplitRule", "advised", "cause"]
 
 _WAITED = 0.05
 """Share of a batch's time that a gang waits for it at least, if generation is the slower stage."""
+_LEAST_LOAD = 0.01
+"""Of a batch in which nothing was sampled, as all of it was there."""
 _BACK = 2.0
 """Times the usual gain for a move to where the gang was: it left for a reason, and may again."""
 
@@ -79,7 +81,7 @@ def cause(balance: StageBalance, gang: Gang) -> str:
 def _generated(batch: BatchTimes) -> float:
     """T_gen of a batch: of one that training throttled, the share that it sampled in."""
     waits = batch.waited > _WAITED * batch.seconds
-    return batch.seconds if waits else batch.seconds * batch.load
+    return batch.seconds if waits else batch.seconds * max(batch.load, _LEAST_LOAD)
 
 
 def _move(batch: BatchTimes, balance: StageBalance, gang: Gang, rule: SplitRule) -> int:

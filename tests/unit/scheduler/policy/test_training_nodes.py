@@ -172,6 +172,13 @@ def test_seconds_of_longer_batches_do_not_say_that_more_nodes_are_slower() -> No
     assert balance(1000) == ((5, 0.08),)  # control: were they equal, both could not be true
 
 
+def test_batches_in_which_nothing_was_sampled_move_nodes_to_training() -> None:
+    """The load is 0 then, and T_gen is next to nothing."""
+    world = World(1e-9, 100, 2)
+    assert world.train(60).num_training == NODES - 1
+    assert all(batch.load < 1e-9 for batch in world.state.balances[GANG].batches)
+
+
 def test_a_gang_of_fixed_size_may_not_ask_for_another_number_of_nodes() -> None:
     """ALREADY_EXISTS, as for any other gang of the same name."""
     world = World(200, 200, 4)
