@@ -88,6 +88,10 @@ def _move(batch: BatchTimes, balance: StageBalance, gang: Gang, rule: SplitRule)
     """Nodes to add to training: a unit, none, or less a unit."""
     counts, unit = batch.node_counts, gang.unit_nodes
     least, most = rule.min_nodes, min(rule.max_nodes, gang.max_nodes)
+    if counts.training > most:
+        return -unit if counts.training - unit >= least else 0
+    if counts.training < least:
+        return unit if counts.training + unit <= most and counts.generating > unit else 0
     generation, training = _stages(batch, balance)
 
     def within(nodes: int) -> float:

@@ -130,6 +130,8 @@ def test_nothing_moves_unless_the_operator_allows_it_and_within_the_bounds() -> 
     assert World(700, 100, 6, None).train(30).num_training == 6
     assert World(700, 100, 6, SplitRule(min_nodes=4, max_nodes=7)).train(40).num_training == 4
     assert World(100, 700, 2, SplitRule(max_nodes=3)).train(40).num_training == 3
+    assert World(100, 700, 6, SplitRule(max_nodes=3)).train(40).num_training == 3
+    assert World(700, 100, 2, SplitRule(min_nodes=4, max_nodes=7)).train(40).num_training == 4
 
 
 def test_no_gang_grows_onto_nodes_that_are_not_there() -> None:
