@@ -26,6 +26,10 @@ __all__ = ["SplitRule", "advised", "cause"]
 
 _WAITED = 0.05
 """Share of a batch's time that a gang waits for it at least, if generation is the slower stage."""
+_LEAST_LOAD = 0.01
+"""Of a batch in which nothing was sampled, as all of it was there."""
+_BACK = 2.0
+"""Times the usual gain for a move to where the gang was: it left for a reason, and may again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +81,17 @@ def cause(balance: StageBalance, gang: Gang) -> str:
 def _generated(batch: BatchTimes) -> float:
     """T_gen of a batch: of one that training throttled, the share that it sampled in."""
     waits = batch.waited > _WAITED * batch.seconds
-    return batch.seconds if waits else batch.seconds * batch.load
+    return batch.seconds if waits else batch.seconds * max(batch.load, _LEAST_LOAD)
 
 
 def _move(batch: BatchTimes, balance: StageBalance, gang: Gang, rule: SplitRule) -> int:
     """Nodes to add to training: a unit, none, or less a unit."""
     counts, unit = batch.node_counts, gang.unit_nodes
     least, most = rule.min_nodes, min(rule.max_nodes, gang.max_nodes)
+    if counts.training > most:
+        return -unit if counts.training - unit >= least else 0
+    if counts.training < least:
+        return unit if counts.training + unit <= most and counts.generating > unit else 0
     generation, training = _stages(batch, balance)
 
     def within(nodes: int) -> float:
@@ -95,10 +103,13 @@ def _move(batch: BatchTimes, balance: StageBalance, gang: Gang, rule: SplitRule)
     except ValueError:  # the bounds leave nothing
         return 0
     present = max(_generated(batch), batch.trained)
-    if best.seconds > (1 - rule.gain) * present or best.training_nodes == counts.training:
-        return 0
     move = unit if best.training_nodes > counts.training else -unit
-    return move if _pace(batch, balance, counts.training + move) < present else 0
+    is_faster = _pace(batch, balance, counts.training + move) < present
+    if best.training_nodes == counts.training or not is_faster:
+        return 0
+    goes_back = any(nodes == counts.training + move for nodes, _ in balance.training_points)
+    gain = rule.gain * (_BACK if goes_back else 1)
+    return move if best.seconds <= (1 - gain) * present else 0
 
 
 def _pace(batch: BatchTimes, balance: StageBalance, num_training: int) -> float:

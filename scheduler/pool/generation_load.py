@@ -18,6 +18,8 @@ _KEPT = 1024
 """Newest rates of a node."""
 _FULL = 0.9
 """Quantile of the rates above zero that counts as a node's full rate: single ones are noisy."""
+_BATCHES = 4
+"""The full rate is that of as long a time as the newest such periods: longer rollouts lower it."""
 
 _Rates = deque[tuple[float, float]]
 
@@ -42,7 +44,8 @@ class GenerationLoad:
         for node_id in node_ids:
             rates = self._rates.get(node_id, ())
             within = [rate for time, rate in rates if since <= time <= until]
-            above = sorted(rate for _, rate in rates if rate > 0)
+            recent = until - _BATCHES * (until - since)
+            above = sorted(rate for time, rate in rates if rate > 0 and time >= recent)
             if within and above:
                 sampled += fmean(within)
                 full += above[int(_FULL * (len(above) - 1))]

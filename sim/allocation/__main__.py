@@ -28,7 +28,7 @@ _MOVING = 0
 def main() -> None:
     """Measure both, and report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     seeds: list[int] = parser.parse_args().seeds
     with TemporaryDirectory(prefix="seamflow-allocation-") as folder:
         ranks = elastic_ranks(make_model(Path(folder) / "model", "tied"), Path(folder))

@@ -33,8 +33,8 @@ NODES = ("a", "b")
 class Ranks(RankGroup):
     """A rank with a copy of the models on each node."""
 
-    max_replicas = 2  # type: ignore[assignment]
-    wanted_replicas = 2  # type: ignore[assignment]
+    max_replicas = 2
+    wanted_replicas = 2
 
     def __init__(self) -> None:
         self.without_node = False
@@ -56,7 +56,7 @@ class Ranks(RankGroup):
     async def resize(self, replicas: int) -> bool:
         """Load models, or drop them."""
         self.without_node |= any(self.agents.serving(name) for name in NODES[:replicas])
-        self.wanted_replicas = replicas  # type: ignore[assignment]
+        self.wanted_replicas = replicas
         return True
 
 

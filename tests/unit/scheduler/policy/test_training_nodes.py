@@ -130,6 +130,8 @@ def test_nothing_moves_unless_the_operator_allows_it_and_within_the_bounds() -> 
     assert World(700, 100, 6, None).train(30).num_training == 6
     assert World(700, 100, 6, SplitRule(min_nodes=4, max_nodes=7)).train(40).num_training == 4
     assert World(100, 700, 2, SplitRule(max_nodes=3)).train(40).num_training == 3
+    assert World(100, 700, 6, SplitRule(max_nodes=3)).train(40).num_training == 3
+    assert World(700, 100, 2, SplitRule(min_nodes=4, max_nodes=7)).train(40).num_training == 4
 
 
 def test_no_gang_grows_onto_nodes_that_are_not_there() -> None:
@@ -170,6 +172,13 @@ def test_seconds_of_longer_batches_do_not_say_that_more_nodes_are_slower() -> No
 
     assert balance(2000) == ((4, 0.05), (5, 0.04))
     assert balance(1000) == ((5, 0.08),)  # control: were they equal, both could not be true
+
+
+def test_batches_in_which_nothing_was_sampled_move_nodes_to_training() -> None:
+    """The load is 0 then, and T_gen is next to nothing."""
+    world = World(1e-9, 100, 2)
+    assert world.train(60).num_training == NODES - 1
+    assert all(batch.load < 1e-9 for batch in world.state.balances[GANG].batches)
 
 
 def test_a_gang_of_fixed_size_may_not_ask_for_another_number_of_nodes() -> None:
