@@ -1,0 +1,160 @@
+"""`make bench-ranker`, second part: rankers on real answers of SmolLM2, and what they are worth.
+
+The answers are generated once and kept in runs/real_lengths. The hashed ranker, a frozen SmolLM2
+with a head and one with trained layers are fitted to four fifths of the prompts and rank the
+others. With these predictions two and four engines generate batches of the same lengths, in order
+of arrival, longest first and skew-aware.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from seamflow.cli.init_project.language_model import model_folder
+
+from bench.real_lengths.batch_seconds import Engines, order_seconds, orders_of
+from bench.real_lengths.generations import Generated, generations
+from bench.real_lengths.prompts import load_workload
+from bench.real_lengths.recalls import chance, predicted_tokens, recall
+from bench.report import Report, ratios
+from bench.rollout.generation import save_model
+from services.ranker.config import LanguageModelConfig
+from services.ranker.language_model import LanguageModelRegression
+from services.ranker.regression import HASHED, Regression
+
+SEEDS = (11, 12, 13)
+ENGINES = {2: 8, 4: 4}
+"""Engines of a fleet, and slots of each."""
+BATCH = 64
+MIN_ROUNDS = 3
+
+_Floats = NDArray[np.float64]
+
+
+def main() -> None:
+    """Generate, rank, time and publish."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of the folds")
+    parser.add_argument("--trained-seeds", type=int, default=len(SEEDS), help="with trained layers")
+    parser.add_argument("--rounds", type=int, default=5, help="batches of each fleet, at least 3")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    folder, workload = model_folder("smollm2"), load_workload()
+    answers = generations(folder, workload, seed=1)
+    raw: dict[str, list[float]] = {}
+    predicted = _recalls(folder, answers, arguments.seeds, arguments.trained_seeds, raw)
+    figures = _recall_figures(answers, raw, workload)
+    figures |= _batches(answers, predicted, arguments.rounds, workload["max_new_tokens"], raw)
+    Report(
+        bench="ranker_language_model",
+        figures=figures,
+        raw=raw,
+        seeds=arguments.seeds,
+        packages=("torch", "transformers", "scikit-learn"),
+    ).publish()
+
+
+def _recalls(
+    folder: Path,
+    answers: Sequence[Generated],
+    seeds: Sequence[int],
+    trained_seeds: int,
+    raw: dict[str, list[float]],
+) -> dict[str, _Floats]:
+    """Recall and seconds of each ranker; the predictions with the first seed."""
+    predicted: dict[str, _Floats] = {}
+    for name, regression in _rankers(folder).items():
+        for seed in seeds[:trained_seeds] if name == "trained" else seeds:
+            began = time.process_time()
+            expected = predicted_tokens(regression, answers, seed)
+            raw.setdefault(f"{name}_cpu_seconds", []).append(time.process_time() - began)
+            raw.setdefault(f"{name}_recall", []).append(recall(expected, answers))
+            predicted.setdefault(name, expected)
+            print(name, seed, raw[f"{name}_recall"][-1], flush=True)
+    return predicted
+
+
+def _rankers(folder: Path) -> dict[str, Regression]:
+    def language_model(**settings: Any) -> Regression:
+        return LanguageModelRegression(LanguageModelConfig(model=folder, **settings))
+
+    return {
+        "hashed": HASHED,
+        "head": language_model(trained_layers=0),
+        "trained": language_model(),
+    }
+
+
+def _recall_figures(
+    answers: Sequence[Generated], raw: Mapping[str, Sequence[float]], workload: Mapping[str, Any]
+) -> dict[str, float]:
+    lengths = np.array([answer.num_tokens for answer in answers])
+    means = {name: float(np.mean(found)) for name, found in raw.items()}
+    return {
+        **means,
+        "recall_by_chance": chance(answers),
+        "prompts": float(len(answers)),
+        "median_tokens": float(np.median(lengths)),
+        "share_at_limit": float((lengths >= workload["max_new_tokens"]).mean()),
+    }
+
+
+def _batches(
+    answers: Sequence[Generated],
+    predicted: Mapping[str, _Floats],
+    rounds: int,
+    limit: int,
+    raw: dict[str, list[float]],
+) -> dict[str, float]:
+    """Seconds of each order on each fleet over those of FIFO in the same round."""
+    with tempfile.TemporaryDirectory() as base:
+        model = save_model(Path(base), "5m")
+        for number, slots in ENGINES.items():
+            found = asyncio.run(_rounds(model, number, slots, answers, predicted, rounds, limit))
+            raw |= {f"{number}_engines_{name}_seconds": each for name, each in found.items()}
+    figures: dict[str, float] = {}
+    for number in ENGINES:
+        fifo = raw[f"{number}_engines_fifo_seconds"]
+        for name in (each for each in raw if each.startswith(f"{number}_engines_")):
+            short = name.removesuffix("_seconds")
+            figures[name] = median(raw[name])
+            if short != f"{number}_engines_fifo":
+                figures |= ratios(f"{short}_vs_fifo", raw[name], fifo, MIN_ROUNDS)
+    return figures
+
+
+async def _rounds(
+    model: Path,
+    number: int,
+    slots: int,
+    answers: Sequence[Generated],
+    predicted: Mapping[str, _Floats],
+    rounds: int,
+    limit: int,
+) -> dict[str, list[float]]:
+    raw: dict[str, list[float]] = {}
+    async with Engines(model, number, slots) as engines:
+        for seed in range(rounds):
+            drawn = np.random.default_rng(seed).choice(len(answers), BATCH, replace=False)
+            batch = [answers[i] for i in drawn]
+            rankers = {name: found[drawn].tolist() for name, found in predicted.items()}
+            for name, seconds in (
+                await order_seconds(engines, batch, orders_of(batch, rankers, limit))
+            ).items():
+                raw.setdefault(name, []).append(seconds)
+                print(number, seed, name, seconds, flush=True)
+    return raw
+
+
+if __name__ == "__main__":
+    main()
