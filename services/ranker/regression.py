@@ -58,7 +58,7 @@ class HashedModel:
     """Two fitted ridge regressions."""
 
     def __init__(
-        self, kept: Columns, weights: _Floats, rows: _Rows, dual: _Floats, mean: float
+        self, kept: Prompt, weights: _Floats, rows: _Rows, dual: _Floats, mean: float
     ) -> None:
         """`kept` and `weights` have shape [k], `rows` [n, k], `dual` [n]."""
         self._kept = kept
@@ -67,7 +67,7 @@ class HashedModel:
         self._dual = dual
         self._mean = mean
 
-    def predict(self, prompts: Sequence[Columns]) -> _Floats:
+    def predict(self, prompts: Sequence[Prompt]) -> _Floats:
         """Expected log lengths of m prompts, shape [m]."""
         rows = _rows(prompts, self._kept, self._weights)
         return self._mean + _kernel(rows, self._rows) @ self._dual
@@ -81,7 +81,7 @@ class HashedRegression:
         return columns(start)
 
     def fit(
-        self, prompts: Sequence[Columns], log_lengths: _Floats, num_answers: _Floats
+        self, prompts: Sequence[Prompt], log_lengths: _Floats, num_answers: _Floats
     ) -> HashedModel:
         """Takes a few seconds of one core for 4,096 prompts, and never holds the interpreter for
         long.
@@ -104,7 +104,7 @@ HASHED = HashedRegression()
 """It has no state."""
 
 
-def _relevant(prompts: Sequence[Columns], log_lengths: _Floats) -> tuple[Columns, _Floats]:
+def _relevant(prompts: Sequence[Prompt], log_lengths: _Floats) -> tuple[Prompt, _Floats]:
     """The columns with the most explained variance, and the weight of each."""
     from sklearn.linear_model import Ridge
 
@@ -121,14 +121,14 @@ def _relevant(prompts: Sequence[Columns], log_lengths: _Floats) -> tuple[Columns
     return kept[best], weights[best] / norm if norm > 0 else np.ones(len(best))
 
 
-def _rows(prompts: Sequence[Columns], kept: Columns, weights: _Floats) -> _Rows:
+def _rows(prompts: Sequence[Columns], kept: Prompt, weights: _Floats) -> _Rows:
     """A row for each prompt, shape [n, k]: the weights of those kept columns that it has."""
     rows: _Rows = _ones(prompts, kept).toarray()
     rows *= weights.astype(np.float32)
     return rows
 
 
-def _ones(prompts: Sequence[Columns], kept: Columns) -> csr_array:
+def _ones(prompts: Sequence[Prompt], kept: Prompt) -> csr_array:
     """A row for each prompt, shape [n, k]: 1 where it has a kept column."""
     from scipy.sparse import csr_array
 
