@@ -33,6 +33,7 @@ from services.ranker.language_model import LanguageModelRegression
 from services.ranker.regression import HASHED, Regression
 
 SEEDS = (11, 12, 13)
+DRAWS = (1, 2)
 ENGINES = {2: 8, 4: 4}
 """Engines of a fleet, and slots of each."""
 BATCH = 64
@@ -45,12 +46,15 @@ def main() -> None:
     """Generate, rank, time and publish."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of the folds")
+    parser.add_argument("--draws", type=int, nargs="+", default=DRAWS, help="of 240 prompts each")
     parser.add_argument("--trained-seeds", type=int, default=len(SEEDS), help="with trained layers")
     parser.add_argument("--rounds", type=int, default=5, help="batches of each fleet, at least 3")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     folder, workload = model_folder("smollm2"), load_workload()
-    answers = generations(folder, workload, seed=1)
+    answers = [
+        each for draw in arguments.draws for each in generations(folder, workload, seed=draw)
+    ]
     raw: dict[str, list[float]] = {}
     predicted = _recalls(folder, answers, arguments.seeds, arguments.trained_seeds, raw)
     figures = _recall_figures(answers, raw, workload)

@@ -30,13 +30,21 @@ def predicted_tokens(
         for i, answer in enumerate(answers)
     ]
     logs = np.array([math.log(answer.num_tokens) for answer in answers])
-    fold = np.random.default_rng(seed).permutation(len(answers)) % folds
+    fold = _folds_of(answers, seed, folds)
     expected = np.empty(len(answers))
     for held_out in range(folds):
         seen, new = np.flatnonzero(fold != held_out), np.flatnonzero(fold == held_out)
         model = regression.fit([prompts[i] for i in seen], logs[seen], np.ones(len(seen)))
         expected[new] = model.predict([prompts[i] for i in new])
     return np.exp(expected)
+
+
+def _folds_of(answers: Sequence[Generated], seed: int, folds: int) -> NDArray[np.int64]:
+    """A fold for each answer; those to one prompt are in one fold."""
+    found = {tuple(answer.token_ids): 0 for answer in answers}
+    folds_of = np.random.default_rng(seed).permutation(len(found)) % folds
+    fold = dict(zip(found, folds_of.tolist(), strict=True))
+    return np.array([fold[tuple(answer.token_ids)] for answer in answers])
 
 
 def recall(expected: _Floats, answers: Sequence[Generated]) -> float:

@@ -11,11 +11,14 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 from bench.harness.byte_model import make_byte_model
+from services.chassis.errors import ConfigError
+from services.ranker.cli import _regression
 from services.ranker.config import LanguageModelConfig, RankerConfig
 from services.ranker.features import TurnStart
 from services.ranker.language_model import LanguageModelRegression
 from services.ranker.learner import Memory, learn, recall_of_longest
 from services.ranker.prompt_encoder import PromptEncoder, batches
+from services.ranker.regression import HASHED
 from tests.lib.ranker.support import length, prompts
 
 
@@ -157,3 +160,21 @@ def test_kind_and_model_are_given_together(settings: dict[str, Any]) -> None:
     """Else one of them would do nothing."""
     with pytest.raises(ValueError, match=r"kind is .* and language_model\.model is"):
         RankerConfig(run_id="run", **settings)
+
+
+def test_the_kind_is_made_by_configuration(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unusable folder, and missing packages, are errors of the configuration with a cure."""
+
+    def made(model: Path) -> Any:
+        settings = LanguageModelConfig(model=model)
+        return _regression(
+            RankerConfig(run_id="run", kind="language_model", language_model=settings)
+        )
+
+    assert isinstance(made(folder), LanguageModelRegression)
+    with pytest.raises(ConfigError, match=r"language_model: model .*no such folder; give"):
+        made(folder / "none")
+    monkeypatch.setattr("services.ranker.cli.find_spec", lambda name: name == "sklearn" or None)
+    with pytest.raises(ConfigError, match=r"pip install 'seamflow\[ranker,scoring\]'"):
+        made(folder)
+    assert _regression(RankerConfig(run_id="run")) is HASHED
