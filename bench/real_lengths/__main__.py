@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +42,7 @@ _Floats = NDArray[np.float64]
 
 
 def main() -> None:
-    """Generate, rank, time and publish."""
+    """Generate, rank, time and publish; then train layers, which takes longest, and publish."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of the folds")
     parser.add_argument("--draws", type=int, nargs="+", default=DRAWS, help="of 240 prompts each")
@@ -52,64 +51,66 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     folder, workload = model_folder("smollm2"), load_workload()
+    limit = workload["max_new_tokens"]
     answers = [
         each for draw in arguments.draws for each in generations(folder, workload, seed=draw)
     ]
     raw: dict[str, list[float]] = {}
-    predicted = _recalls(folder, answers, arguments.seeds, arguments.trained_seeds, raw)
-    figures = _recall_figures(answers, raw, workload)
-    figures |= _batches(answers, predicted, arguments.rounds, workload["max_new_tokens"], raw)
+    head = LanguageModelConfig(model=folder, trained_layers=0)
+    rankers: dict[str, Regression] = {
+        "hashed": HASHED,
+        "language_model": LanguageModelRegression(head),
+    }
+    predicted = {
+        name: _recalls(name, regression, answers, arguments.seeds, raw)
+        for name, regression in rankers.items()
+    }
+    batches = _batches(answers, predicted, arguments.rounds, limit, raw)
+    _publish(_recall_figures(answers, raw, limit) | batches, raw, arguments.seeds)
+    if seeds := arguments.seeds[: arguments.trained_seeds]:
+        trained = LanguageModelRegression(LanguageModelConfig(model=folder, trained_layers=2))
+        _recalls("trained_layers", trained, answers, seeds, raw)
+        _publish(_recall_figures(answers, raw, limit) | batches, raw, arguments.seeds)
+
+
+def _publish(
+    figures: Mapping[str, float], raw: Mapping[str, Sequence[float]], seeds: Sequence[int]
+) -> None:
+    packages = ("torch", "transformers", "scikit-learn")
     Report(
-        bench="ranker_language_model",
-        figures=figures,
-        raw=raw,
-        seeds=arguments.seeds,
-        packages=("torch", "transformers", "scikit-learn"),
+        bench="ranker_language_model", figures=figures, raw=raw, seeds=seeds, packages=packages
     ).publish()
 
 
 def _recalls(
-    folder: Path,
+    name: str,
+    regression: Regression,
     answers: Sequence[Generated],
     seeds: Sequence[int],
-    trained_seeds: int,
     raw: dict[str, list[float]],
-) -> dict[str, _Floats]:
-    """Recall and seconds of each ranker; the predictions with the first seed."""
-    predicted: dict[str, _Floats] = {}
-    for name, regression in _rankers(folder).items():
-        for seed in seeds[:trained_seeds] if name == "trained" else seeds:
-            began = time.process_time()
-            expected = predicted_tokens(regression, answers, seed)
-            raw.setdefault(f"{name}_cpu_seconds", []).append(time.process_time() - began)
-            raw.setdefault(f"{name}_recall", []).append(recall(expected, answers))
-            predicted.setdefault(name, expected)
-            print(name, seed, raw[f"{name}_recall"][-1], flush=True)
-    return predicted
-
-
-def _rankers(folder: Path) -> dict[str, Regression]:
-    def language_model(**settings: Any) -> Regression:
-        return LanguageModelRegression(LanguageModelConfig(model=folder, **settings))
-
-    return {
-        "hashed": HASHED,
-        "head": language_model(trained_layers=0),
-        "trained": language_model(),
-    }
+) -> _Floats:
+    """Recall and seconds of a ranker with each seed; the predictions with the first one."""
+    predicted: list[_Floats] = []
+    for seed in seeds:
+        began = time.process_time()
+        predicted.append(predicted_tokens(regression, answers, seed))
+        raw.setdefault(f"{name}_cpu_seconds", []).append(time.process_time() - began)
+        raw.setdefault(f"{name}_recall", []).append(recall(predicted[-1], answers))
+        print(name, seed, raw[f"{name}_recall"][-1], flush=True)
+    return predicted[0]
 
 
 def _recall_figures(
-    answers: Sequence[Generated], raw: Mapping[str, Sequence[float]], workload: Mapping[str, Any]
+    answers: Sequence[Generated], raw: Mapping[str, Sequence[float]], limit: int
 ) -> dict[str, float]:
     lengths = np.array([answer.num_tokens for answer in answers])
-    means = {name: float(np.mean(found)) for name, found in raw.items()}
+    means = {name: float(np.mean(raw[name])) for name in raw if "_engines_" not in name}
     return {
         **means,
         "recall_by_chance": chance(answers),
         "prompts": float(len(answers)),
         "median_tokens": float(np.median(lengths)),
-        "share_at_limit": float((lengths >= workload["max_new_tokens"]).mean()),
+        "share_at_limit": float((lengths >= limit).mean()),
     }
 
 

@@ -18,8 +18,9 @@ class LanguageModelConfig(Settings):
     model: Path | None = None
     """Hugging Face folder of a small causal language model whose tokens are those of the run's
     prompts: the run's own model, or a smaller one with its tokenizer. Required for the kind."""
-    trained_layers: int = Field(2, ge=0)
-    """Last layers that are fine-tuned with the head; 0: the head alone, which takes seconds."""
+    trained_layers: int = Field(0, ge=0)
+    """Last layers that are fine-tuned with the head, for thousands of prompts; 0: the head alone,
+    which takes seconds and is better with hundreds."""
     epochs: int = Field(3, ge=1)
     """Passes over the prompts it learns from, in each training."""
     learning_rate: float = Field(1e-4, gt=0)

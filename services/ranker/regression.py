@@ -121,7 +121,7 @@ def _relevant(prompts: Sequence[Prompt], log_lengths: _Floats) -> tuple[Prompt, 
     return kept[best], weights[best] / norm if norm > 0 else np.ones(len(best))
 
 
-def _rows(prompts: Sequence[Columns], kept: Prompt, weights: _Floats) -> _Rows:
+def _rows(prompts: Sequence[Prompt], kept: Prompt, weights: _Floats) -> _Rows:
     """A row for each prompt, shape [n, k]: the weights of those kept columns that it has."""
     rows: _Rows = _ones(prompts, kept).toarray()
     rows *= weights.astype(np.float32)

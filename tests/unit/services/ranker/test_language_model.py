@@ -15,7 +15,7 @@ from services.chassis.errors import ConfigError
 from services.ranker.cli import _regression
 from services.ranker.config import LanguageModelConfig, RankerConfig
 from services.ranker.features import TurnStart
-from services.ranker.language_model import LanguageModelRegression
+from services.ranker.language_model import LanguageModelRegression, _order
 from services.ranker.learner import Memory, learn, recall_of_longest
 from services.ranker.prompt_encoder import PromptEncoder, batches
 from services.ranker.regression import HASHED
@@ -26,7 +26,7 @@ from tests.lib.ranker.support import length, prompts
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four layers with random weights."""
     torch.manual_seed(0)
-    shape = {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1}
+    shape: Any = {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1}
     config = Qwen3Config(vocab_size=512, hidden_size=32, intermediate_size=64, head_dim=16, **shape)
     found = tmp_path_factory.mktemp("model")
     make_byte_model(found)
@@ -80,7 +80,7 @@ def test_nothing_is_found_where_lengths_depend_on_nothing(folder: Path) -> None:
 
 def test_the_same_data_give_the_same_model(folder: Path) -> None:
     """Also after another fit: none begins with the weights of the one before."""
-    of = regression(folder, epochs=1)
+    of = regression(folder, trained_layers=1, epochs=1)
     examples = remembered(of, [length(ids) for ids in prompts(40)]).examples()
     probe = [start(ids) for ids in prompts(5, seed=2)]
     first = learn(examples, of).expected_tokens(probe)
@@ -133,6 +133,17 @@ def test_batches_hold_each_prompt_once() -> None:
     found = list(batches(lengths))
     assert sorted(i for batch in found for i in batch) == list(range(7))
     assert all(len(b) == 1 or len(b) * max(lengths[i] for i in b) <= 2048 for b in found)
+
+
+def test_an_epoch_trains_on_each_prompt_once() -> None:
+    """In random batches of at most 16; another epoch has other ones."""
+    lengths = [int(n) for n in np.random.default_rng(0).integers(1, 100, 150)]
+    found = list(_order(lengths, 2))
+    half = len(found) // 2
+    for epoch in (found[:half], found[half:]):
+        assert sorted(i for batch in epoch for i in batch) == list(range(150))
+    assert max(map(len, found)) == 16
+    assert found[:half] != found[half:]
 
 
 def test_a_model_that_cannot_be_cut_is_refused_with_the_cure(tmp_path: Path, folder: Path) -> None:
