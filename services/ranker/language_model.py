@@ -32,8 +32,6 @@ _log = get_logger()
 _CURE = "set language_model.model to a model with the tokenizer of the run's model"
 _PENALTIES = np.logspace(0, 6, 13)
 _BATCH = 16
-_SORTED = 128
-"""Random prompts that are sorted by length before they are cut into batches."""
 _SEED = 0
 
 
@@ -172,7 +170,7 @@ def _fine_tune(
     weights = torch.from_numpy(num_answers).float().to(targets.device)
     parameters = [*model.upper.requires_grad_().parameters(), *model.head.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=tuning.learning_rate)
-    order = list(_order([len(each) for each in states], tuning.epochs))
+    order = list(_order(len(states), tuning.epochs))
     for number, batch in enumerate(order):
         for group in optimizer.param_groups:
             group["lr"] = tuning.learning_rate * (1 - number / len(order))
@@ -185,16 +183,13 @@ def _fine_tune(
     model.upper.requires_grad_(requires_grad=False)
 
 
-def _order(lengths: Sequence[int], epochs: int) -> Iterator[list[int]]:
+def _order(number: int, epochs: int) -> Iterator[list[int]]:
     """Batches of indices in random order, each prompt once in an epoch.
 
-    A batch has prompts of similar lengths among 128 random ones: half as much padding.
+    Not sorted by length: answers to prompts of one length may be alike, and steps biased.
     """
     random = np.random.default_rng(_SEED)
     for _ in range(epochs):
-        order = random.permutation(len(lengths)).tolist()
-        found = []
-        for first in range(0, len(order), _SORTED):
-            window = sorted(order[first : first + _SORTED], key=lambda i: lengths[i])
-            found += [window[at : at + _BATCH] for at in range(0, len(window), _BATCH)]
-        yield from (found[i] for i in random.permutation(len(found)))
+        order = random.permutation(number).tolist()
+        for first in range(0, number, _BATCH):
+            yield order[first : first + _BATCH]
