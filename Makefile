@@ -100,8 +100,9 @@ bench-stop-strings: $(VENV)/.dev ## CPU time of a gateway for a long answer with
 bench-gateway: $(VENV)/.dev ## The HTTP gateway next to gRPC, FastAPI and a bare aiohttp server; 1,000 open streams.
 	$(RUN) bench.http_gateway
 
-bench-ranker: $(VENV)/.dev ## Recall of the ranker, and generation on an emulated fleet with skew-aware dispatch.
+bench-ranker: $(VENV)/.quickstart .venv-adapters/reasoning_gym ## Rankers on synthetic lengths and an emulated fleet, then on answers of SmolLM2 and real engines.
 	$(RUN) bench.rollout.ranker
+	$(RUN) bench.real_lengths
 
 bench-pipeline: $(VENV)/.dev ## Six ways to use the same nodes, simulated, then on the real control plane (hours).
 	$(RUN) sim

@@ -36,7 +36,17 @@ from bench.report import MIN_SAMPLES, Report, ratios
 from rollout.server.engines.engine import EngineRequest, Sampling
 from rollout.server.engines.torch.torch_engine import TorchEngine
 
-__all__ = ["PEERS", "SIZES", "Comparison", "Shape", "main", "measure", "model_config", "peers_of"]
+__all__ = [
+    "PEERS",
+    "SIZES",
+    "Comparison",
+    "Shape",
+    "main",
+    "measure",
+    "model_config",
+    "peers_of",
+    "save_model",
+]
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("seamflow", "torch", "transformers")
@@ -180,7 +190,7 @@ def main() -> None:
     wanted = tuple(PEERS) if arguments.peers == "all" else ("hf_generate",)
     comparisons = [each for each in COMPARISONS if each.peer in wanted]
     with tempfile.TemporaryDirectory() as base:
-        folders = {size: _save_model(Path(base) / size, size) for size in RANDOM_SIZES}
+        folders = {size: save_model(Path(base) / size, size) for size in RANDOM_SIZES}
         difference = asyncio.run(_difference(folders["5m"]))
         figures, raw = measure(comparisons, folders, arguments.rounds, arguments.seed)
     Report(
@@ -337,7 +347,7 @@ def model_config(shape: Shape) -> Qwen3Config:
     )
 
 
-def _save_model(folder: Path, size: str) -> Path:
+def save_model(folder: Path, size: str) -> Path:
     """Save a model with random weights, and a tokenizer that nobody asks anything."""
     torch.manual_seed(0)
     Qwen3ForCausalLM(model_config(SIZES[size])).save_pretrained(folder)

@@ -54,6 +54,9 @@ class GatewayConfig(ServerConfig):
     """Estimator of rollout lengths: running_means, ranker, or "package.module:Name"."""
     ranker: str | None = None
     """Address of the ranker, for lengths = "ranker"."""
+    ranker_seconds: float = Field(0.02, gt=0)
+    """Time that the ranker has to answer; no turn waits for it, means are used until then. A ranker
+    with a language model on a CPU needs some tenths of a second for a new prompt."""
     overcommit: float = Field(1.25, gt=0)
     """Turns a server is given, relative to its slots; above 1 no slot is ever idle."""
     max_waiting_turns: int = Field(16_384, ge=1)

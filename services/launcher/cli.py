@@ -14,7 +14,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,6 +33,7 @@ from services.launcher.checks.prerequisites import (
     check_program,
     engine_of,
 )
+from services.launcher.checks.run_settings import deltas_that_cannot_pay
 from services.launcher.checks.thread_numbers import divided_threads, num_cores
 from services.launcher.checks.user_code import (
     adapted_layers,
@@ -145,6 +146,7 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
         check_installed(plans.values(), engine_of(config, layout))
         check_prerequisites(config, layout)
         settings = checked_settings(config, plans)
+        _warn(deltas_that_cannot_pay(settings))
         check_hosts(settings, _addresses(config, layout, plans))
         check_same_run(config, layout)
         check_evaluation(config, evaluation)
@@ -199,6 +201,10 @@ def _divide_threads(plans: Mapping[str, ProcessPlan]) -> None:
     """Set this process's own variables, which its children get."""
     changes, lines = divided_threads(os.environ, plans, num_cores())
     os.environ.update(changes)
+    _warn(lines)
+
+
+def _warn(lines: Iterable[str]) -> None:
     for line in lines:
         print(f"launcher: warning: {line}", file=sys.stderr)
 

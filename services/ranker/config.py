@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pathlib import Path
+from typing import Literal, Self
 
-from services.chassis.config.settings import ServerConfig
+from pydantic import Field, model_validator
 
-__all__ = ["RankerConfig"]
+from services.chassis.config.settings import ServerConfig, Settings
+
+__all__ = ["LanguageModelConfig", "RankerConfig"]
+
+
+class LanguageModelConfig(Settings):
+    """The language model of a ranker of that kind, and how it is trained."""
+
+    model: Path | None = None
+    """Hugging Face folder of a small causal language model whose tokens are those of the run's
+    prompts: the run's own model, or a smaller one with its tokenizer. Required for the kind."""
+    trained_layers: int = Field(0, ge=0)
+    """Last layers that are fine-tuned with the head, for thousands of prompts; 0: the head alone,
+    which takes seconds and is better with hundreds."""
+    epochs: int = Field(3, ge=1)
+    """Passes over the prompts it learns from, in each training."""
+    learning_rate: float = Field(1e-4, gt=0)
+    """Of AdamW at the first step of a training; it falls to 0."""
+    max_prompt_tokens: int = Field(256, ge=2)
+    """Tokens of a prompt that are read: its first and its last half of them."""
+    kept_mib: int = Field(1024, ge=1)
+    """Hidden states of prompts that are kept, so that each is computed once: 1 KiB a token for
+    SmolLM2-135M, and 5 KiB a prompt if no layer is trained."""
+    device: str = "cpu"
+    """cpu, cuda or cuda:N."""
+    threads: int = Field(1, ge=1)
+    """CPU threads of a training, and of a prediction."""
 
 
 class RankerConfig(ServerConfig):
@@ -16,6 +43,10 @@ class RankerConfig(ServerConfig):
     """Training job whose turns it learns from."""
     trajectory_manager: str = "127.0.0.1:50051"
     """Address of the trajectory manager, which holds the recorded turns."""
+    kind: Literal["hashed", "language_model"] = "hashed"
+    """Ridge regressions on hashed words of the prompt, or a small language model with a head."""
+    language_model: LanguageModelConfig = Field(default_factory=LanguageModelConfig)
+    """For the kind language_model."""
     window_prompts: int = Field(4096, ge=16)
     """Newest prompts it learns from. Memory grows with their square (4,096: 0.3 GB), training time
     with their cube (4,096: some seconds of one core)."""
@@ -23,3 +54,12 @@ class RankerConfig(ServerConfig):
     """Turns that end between two trainings."""
     poll_seconds: float = Field(1.0, gt=0)
     """Time between two reads of newly ended turns."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.kind == "language_model") != (self.language_model.model is not None):
+            raise ValueError(
+                f"kind is {self.kind!r} and language_model.model is {self.language_model.model}: "
+                'for a language model give its folder and kind = "language_model", else neither'
+            )
+        return self

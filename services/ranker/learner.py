@@ -12,8 +12,8 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from services.ranker.features import Columns, TurnStart, columns
-from services.ranker.regression import LengthModel
+from services.ranker.features import TurnStart
+from services.ranker.regression import HASHED, LengthModel, Prompt, Regression
 
 __all__ = ["LONGEST_SHARE", "Example", "Learned", "Memory", "learn", "recall_of_longest"]
 
@@ -24,7 +24,7 @@ _HOLD_OUT = 5
 _LEAST_HELD_OUT = 5
 _MAX_LOG = 20.0
 
-_Prompt = tuple[tuple[str, int], Columns, deque[int]]  # place, columns, newest lengths
+_Remembered = tuple[tuple[str, int], Prompt, deque[int]]  # place, prompt, newest lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +33,8 @@ class Example:
 
     place: tuple[str, int]
     """Task and turn index."""
-    columns: Columns
-    """Features of the turn."""
+    prompt: Prompt
+    """What the regression reads of the turn."""
     lengths: tuple[int, ...]
     """Tokens of each answer, at most 32."""
 
@@ -53,6 +53,8 @@ class Example:
 class Learned:
     """An immutable fitted model with its validation."""
 
+    regression: Regression
+    """What it was fitted by."""
     model: LengthModel
     """Predicts log lengths from prompts."""
     earlier: Mapping[tuple[str, int], tuple[float, int]]
@@ -71,7 +73,7 @@ class Learned:
         """Predicted median number of sampled tokens of each turn."""
         if not starts:
             return []
-        by_prompt = self.model.predict([columns(start) for start in starts])
+        by_prompt = self.model.predict([self.regression.read(start) for start in starts])
         return [
             math.exp(min(max(self._with_earlier(start, guess), 0.0), _MAX_LOG))
             for start, guess in zip(starts, by_prompt, strict=True)
@@ -86,13 +88,14 @@ class Learned:
 class Memory:
     """The prompts with the latest answers, at most `max_prompts`."""
 
-    def __init__(self, max_prompts: int) -> None:
+    def __init__(self, max_prompts: int, regression: Regression = HASHED) -> None:
         self._max_prompts = max_prompts
-        self._prompts: OrderedDict[bytes, _Prompt] = OrderedDict()
+        self._regression = regression
+        self._prompts: OrderedDict[bytes, _Remembered] = OrderedDict()
 
     def add(self, start: TurnStart, num_tokens: int) -> None:
         """Add a turn that ended after `num_tokens` sampled tokens."""
-        found = columns(start)
+        found = self._regression.read(start)
         name = repr(start.place).encode()
         key = hashlib.blake2b(name + found.tobytes(), digest_size=16).digest()
         if key not in self._prompts:
@@ -105,37 +108,44 @@ class Memory:
     def examples(self) -> list[Example]:
         """A copy of all prompts, for a fit in another thread."""
         return [
-            Example(place=place, columns=found, lengths=tuple(lengths))
+            Example(place=place, prompt=found, lengths=tuple(lengths))
             for place, found, lengths in self._prompts.values()
         ]
 
 
-def learn(examples: Sequence[Example]) -> Learned:
+def learn(examples: Sequence[Example], regression: Regression = HASHED) -> Learned:
     """Validate a model on held-out tasks, then fit one to all tasks.
 
     Needs at least one example.
     """
     lengths = np.array([length for example in examples for length in example.lengths])
     return Learned(
-        model=_fitted(examples),
+        regression=regression,
+        model=_fitted(examples, regression),
         earlier=_earlier(examples),
         num_turns=len(lengths),
-        recall=_held_out_recall(examples),
+        recall=_held_out_recall(examples, regression),
         median_tokens=float(np.median(lengths)),
         p90_tokens=float(np.quantile(lengths, 0.9)),
     )
 
 
 def recall_of_longest(predicted: NDArray[np.float64], actual: NDArray[np.float64]) -> float:
-    """Share of the longest fifth of `actual` that is in the longest fifth of `predicted`."""
+    """Share of the longest fifth of `actual` that is in the longest fifth of `predicted`.
+
+    Turns as long as the shortest of the longest fifth, such as all that end at a limit of tokens,
+    are equally right: as many of them count as have room in the fifth.
+    """
     number = max(1, round(LONGEST_SHARE * len(actual)))
-    best, true = (set(np.argsort(-a, kind="stable")[:number]) for a in (predicted, actual))
-    return len(best & true) / number
+    found = actual[np.argsort(-predicted, kind="stable")[:number]]
+    shortest = np.sort(actual)[-number]
+    num_longer, room = (found > shortest).sum(), number - (actual > shortest).sum()
+    return float(num_longer + min((found == shortest).sum(), room)) / number
 
 
-def _fitted(examples: Sequence[Example]) -> LengthModel:
-    return LengthModel.fit(
-        [example.columns for example in examples],
+def _fitted(examples: Sequence[Example], regression: Regression) -> LengthModel:
+    return regression.fit(
+        [example.prompt for example in examples],
         np.array([fmean(example.log_lengths) for example in examples]),
         np.array([float(len(example.lengths)) for example in examples]),
     )
@@ -148,12 +158,13 @@ def _earlier(examples: Sequence[Example]) -> dict[tuple[str, int], tuple[float, 
     return {place: (fmean(found), len(found)) for place, found in logs.items()}
 
 
-def _held_out_recall(examples: Sequence[Example]) -> float:
+def _held_out_recall(examples: Sequence[Example], regression: Regression) -> float:
     held_out = [example for example in examples if example.held_out]
     seen = [example for example in examples if not example.held_out]
     if len(held_out) < _LEAST_HELD_OUT or not seen:
         return 0.0
-    log_lengths = _fitted(seen).predict([example.columns for example in held_out])
+    model = _fitted(seen, regression)
+    log_lengths = model.predict([example.prompt for example in held_out])
     counts = [len(example.lengths) for example in held_out]
     actual = np.array([float(length) for example in held_out for length in example.lengths])
     return recall_of_longest(np.repeat(log_lengths, counts), actual)

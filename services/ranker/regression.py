@@ -1,4 +1,4 @@
-"""Log length of an answer from the columns of its prompt: two stacked ridge regressions.
+"""How log lengths are predicted from prompts, and the hashed way: two stacked ridge regressions.
 
 A linear one selects and scales the relevant columns. A kernel one of degree 2 on these adds their
 interactions (a hard word makes a proof longer than a greeting). Both have closed forms: no learning
@@ -8,17 +8,20 @@ rate, no seed, deterministic results.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.ranker.features import Columns
+from services.ranker.features import Columns, TurnStart, columns
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-__all__ = ["LengthModel"]
+__all__ = ["HASHED", "HashedRegression", "LengthModel", "Prompt", "Regression"]
+
+Prompt = NDArray[np.integer[Any]]
+"""What a regression reads of a turn, shape [n]; turns of equal prompts share their lengths."""
 
 _Floats = NDArray[np.float64]
 _Rows = NDArray[np.float32]
@@ -29,24 +32,59 @@ _NOISE = 1.0
 _MAX_COLUMNS = 2048
 
 
-class LengthModel:
-    """An immutable model; construct it with `fit`."""
+class LengthModel(Protocol):
+    """An immutable fitted model."""
+
+    def predict(self, prompts: Sequence[Prompt]) -> _Floats:
+        """Expected log lengths of m prompts, shape [m]."""
+        ...
+
+
+class Regression(Protocol):
+    """A kind of ranker."""
+
+    def read(self, start: TurnStart) -> Prompt:
+        """What is remembered of a turn's start."""
+        ...
+
+    def fit(
+        self, prompts: Sequence[Prompt], log_lengths: _Floats, num_answers: _Floats
+    ) -> LengthModel:
+        """Fit to n prompts, their mean log length and the number of answers it is the mean of."""
+        ...
+
+
+class HashedModel:
+    """Two fitted ridge regressions."""
 
     def __init__(
-        self, kept: Columns, weights: _Floats, rows: _Rows, dual: _Floats, mean: float
+        self, kept: Prompt, weights: _Floats, rows: _Rows, dual: _Floats, mean: float
     ) -> None:
-        """See `fit`: `kept` and `weights` have shape [k], `rows` [n, k], `dual` [n]."""
+        """`kept` and `weights` have shape [k], `rows` [n, k], `dual` [n]."""
         self._kept = kept
         self._weights = weights
         self._rows = rows
         self._dual = dual
         self._mean = mean
 
-    @classmethod
-    def fit(cls, prompts: Sequence[Columns], log_lengths: _Floats, num_answers: _Floats) -> Self:
-        """Fit to n prompts, their mean log length and the number of answers it is the mean of.
+    def predict(self, prompts: Sequence[Prompt]) -> _Floats:
+        """Expected log lengths of m prompts, shape [m]."""
+        rows = _rows(prompts, self._kept, self._weights)
+        return self._mean + _kernel(rows, self._rows) @ self._dual
 
-        Takes a few seconds of one core for 4,096 prompts, and never holds the interpreter for long.
+
+class HashedRegression:
+    """Reads the hashed words of a prompt. Deterministic, and needs numpy and scikit-learn alone."""
+
+    def read(self, start: TurnStart) -> Columns:
+        """Its columns."""
+        return columns(start)
+
+    def fit(
+        self, prompts: Sequence[Prompt], log_lengths: _Floats, num_answers: _Floats
+    ) -> HashedModel:
+        """Takes a few seconds of one core for 4,096 prompts, and never holds the interpreter for
+        long.
         """
         from threadpoolctl import threadpool_limits
 
@@ -59,15 +97,14 @@ class LengthModel:
             kernel.flat[:: len(prompts) + 1] += _NOISE / num_answers
             # sklearn's KernelRidge solves in scipy, which keeps the interpreter for seconds.
             dual = np.linalg.solve(kernel, log_lengths - mean).astype(np.float64)
-        return cls(kept, weights, rows, dual, mean)
-
-    def predict(self, prompts: Sequence[Columns]) -> _Floats:
-        """Expected log lengths of m prompts, shape [m]."""
-        rows = _rows(prompts, self._kept, self._weights)
-        return self._mean + _kernel(rows, self._rows) @ self._dual
+        return HashedModel(kept, weights, rows, dual, mean)
 
 
-def _relevant(prompts: Sequence[Columns], log_lengths: _Floats) -> tuple[Columns, _Floats]:
+HASHED = HashedRegression()
+"""It has no state."""
+
+
+def _relevant(prompts: Sequence[Prompt], log_lengths: _Floats) -> tuple[Prompt, _Floats]:
     """The columns with the most explained variance, and the weight of each."""
     from sklearn.linear_model import Ridge
 
@@ -84,14 +121,14 @@ def _relevant(prompts: Sequence[Columns], log_lengths: _Floats) -> tuple[Columns
     return kept[best], weights[best] / norm if norm > 0 else np.ones(len(best))
 
 
-def _rows(prompts: Sequence[Columns], kept: Columns, weights: _Floats) -> _Rows:
+def _rows(prompts: Sequence[Prompt], kept: Prompt, weights: _Floats) -> _Rows:
     """A row for each prompt, shape [n, k]: the weights of those kept columns that it has."""
     rows: _Rows = _ones(prompts, kept).toarray()
     rows *= weights.astype(np.float32)
     return rows
 
 
-def _ones(prompts: Sequence[Columns], kept: Columns) -> csr_array:
+def _ones(prompts: Sequence[Prompt], kept: Prompt) -> csr_array:
     """A row for each prompt, shape [n, k]: 1 where it has a kept column."""
     from scipy.sparse import csr_array
 

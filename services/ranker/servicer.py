@@ -48,7 +48,8 @@ class RankerServicer(RankerServiceServicer):
             )
             for i, prompt in enumerate(request.prompts)
         ]
-        return pb.PredictLengthsResponse(expected_tokens=learned.expected_tokens(starts))
+        expected = await self._ranker.expected_tokens(learned, starts)
+        return pb.PredictLengthsResponse(expected_tokens=expected)
 
     async def GetRanker(  # noqa: N802
         self, request: pb.GetRankerRequest, context: Context

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RankerLengths"]
 
-_DEADLINE_SECONDS = 0.02
 _FRESH_SECONDS = 60.0
 _MAX_KNOWN = 16_384
 _MAX_BATCH = 64
@@ -54,6 +53,7 @@ class RankerLengths:
         """Open a channel to the configured `ranker`; call this in an event loop."""
         assert config.ranker is not None  # checked by GatewayConfig
         self._run_id = config.run_id
+        self._seconds = config.ranker_seconds
         self._clock = clock
         self._channel = clients.channel(config, config.ranker)
         self._stub = async_stub(RankerServiceStub, self._channel)
@@ -106,7 +106,7 @@ class RankerLengths:
                 for b in queries
             ],
         )
-        response = await self._stub.PredictLengths(request, timeout=_DEADLINE_SECONDS)
+        response = await self._stub.PredictLengths(request, timeout=self._seconds)
         return response.expected_tokens
 
     def _learn(self, batch: Mapping[_Key, LengthQuery], tokens: Sequence[float]) -> None:

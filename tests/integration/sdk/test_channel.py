@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -70,3 +72,48 @@ async def test_without_a_token_none_is_sent(address: str) -> None:
         method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
         method = connected.unary_unary("/test/Unary")
         assert (await seen(method(b""), False))[0] == "none"
+
+
+@asynccontextmanager
+async def slow_link(address: str, delay: float) -> AsyncIterator[str]:
+    """An address that leads to `address`; bytes take `delay` seconds each way."""
+
+    writers: list[asyncio.StreamWriter] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def passed(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(1 << 16):
+            asyncio.get_running_loop().call_later(delay, sink.write, data)
+
+    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await asyncio.sleep(2 * delay)  # the round trip of TCP's handshake, which loopback has not
+        far_reader, far_writer = await asyncio.open_connection(*address.split(":"))
+        writers.append(far_writer)
+        tasks.append(asyncio.create_task(passed(reader, far_writer)))
+        tasks.append(asyncio.create_task(passed(far_reader, writer)))
+
+    server = await asyncio.start_server(accepted, "127.0.0.1", 0)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    await asyncio.sleep(3 * delay)  # connections on their way
+    for writer in writers:
+        writer.close()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("connects", [True, False])
+async def test_a_link_with_a_long_round_trip_connects(
+    address: str, connects: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """800 ms there and back; negative control: the shortest wait between tries that was set once,
+    which gRPC also takes as the time that a connection may take.
+    """
+    if not connects:
+        options = {**dict(channel._OPTIONS), "grpc.min_reconnect_backoff_ms": 100}
+        monkeypatch.setattr(channel, "_OPTIONS", [*options.items()])
+    async with slow_link(address, 0.4) as link, channel.connect(link) as connected:
+        ready = asyncio.create_task(connected.channel_ready())
+        done, _ = await asyncio.wait([ready], timeout=30 if connects else 3)
+        ready.cancel()
+    assert bool(done) is connects

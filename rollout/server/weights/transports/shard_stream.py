@@ -39,6 +39,8 @@ __all__ = ["ShardReceiver", "ShardStream"]
 
 _METHOD = "/seamflow.weights.v1.WeightService/FetchShards"
 _DAMAGED_TRIES = 3
+_PAYING_SHARE = 0.8
+"""Of its bytes that a file takes on the network with deltas that are worth their computation."""
 _TOGETHER = 4
 """Chunks that are written together while the next ones arrive."""
 _ENCODINGS = {
@@ -50,6 +52,12 @@ _RECEIVED = metrics.counter(
     "rollout_server",
     "weight_received_bytes_total",
     "Bytes of weights received, by transport.",
+    ("transport",),
+)
+_DECODED = metrics.counter(
+    "rollout_server",
+    "weight_decoded_bytes_total",
+    "Bytes of weights that the received ones stand for, by transport.",
     ("transport",),
 )
 _DAMAGED = metrics.counter(
@@ -168,16 +176,33 @@ class ShardReceiver:
             request_serializer=FetchShardsRequest.SerializeToString,
             response_deserializer=bytes,
         )(self._request(incoming, file, start))
-        received, position = _RECEIVED.labels(self.transport), start
+        received, position, num_received = _RECEIVED.labels(self.transport), start, 0
         try:
             async for message in call:
                 received.inc(len(message))
                 incoming.received_bytes += len(message)
+                num_received += len(message)
                 chunk = self._checked(message, file, position)
                 yield chunk
                 position += chunk.num_bytes
         finally:
             call.cancel()
+            _DECODED.labels(self.transport).inc(position - start)
+        if self._accepted and position - start >= CHUNK_BYTES:
+            self._report_share(num_received / (position - start), incoming, file)
+
+    def _report_share(self, share: float, incoming: Incoming, file: WeightFile) -> None:
+        """How much smaller the encodings made a file; warns of deltas that save nothing."""
+        report = get_logger().bind(file=file.name, share_of_bytes=round(share, 3))
+        is_delta = ShardEncoding.SHARD_ENCODING_DELTA in self._accepted
+        if is_delta and incoming.base is not None and share > _PAYING_SHARE:
+            report.warning(
+                "deltas_do_not_pay",
+                cure="too many 16-bit words change in a step: train with dtype bfloat16 and a "
+                'smaller learning rate, or take "delta" out of weight_encodings',
+            )
+        else:
+            report.info("weights_encoded")
 
     def _request(self, incoming: Incoming, file: WeightFile, start: int) -> FetchShardsRequest:
         manifest: Manifest = incoming.manifest

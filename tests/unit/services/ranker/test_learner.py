@@ -32,6 +32,18 @@ def test_recall_is_the_share_of_the_longest_fifth() -> None:
     assert recall_of_longest(np.array([0, 0, 0, 0, 0, 0, 0, 5, 1, 9.0]), actual) == 0.5
 
 
+def test_turns_that_end_at_a_limit_are_equally_right() -> None:
+    """Four of ten end there, any two of them are the longest fifth; a short one is not."""
+    actual = np.array([1.0, 2, 3, 4, 5, 6, 9, 9, 9, 9])
+    for found in ((6, 7), (9, 6)):
+        predicted = np.zeros(10)
+        predicted[list(found)] = 1.0
+        assert recall_of_longest(predicted, actual) == 1.0
+    assert recall_of_longest(-actual, actual) == 0.0
+    one_longer = np.array([1.0, 2, 3, 4, 5, 6, 9, 9, 9, 10])  # and only one of the others
+    assert recall_of_longest(np.array([0.0, 0, 0, 0, 0, 0, 1, 1, 0, 0]), one_longer) == 0.5
+
+
 def test_lengths_that_depend_on_words_are_learned() -> None:
     """And the ranker's own recall on held-out tasks agrees."""
     lengths = [length(ids) for ids in prompts(400)]

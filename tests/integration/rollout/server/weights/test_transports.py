@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2 import WeightFile
+from structlog.testing import capture_logs
 
 from rollout.server.weights.transport import (
     DamagedChunk,
@@ -181,6 +182,23 @@ async def test_a_delta_gives_the_same_files_for_few_bytes(
         await ShardStream(to.context).fetch(to.incoming(new))
     assert same_files(new, to.folder)
     assert full.sent_bytes > size
+
+
+async def test_deltas_that_save_nothing_are_named(version: LocalVersion, tmp_path: Path) -> None:
+    """A version of which every word is another; control: the one that few words change."""
+    other = np.frombuffer((version.folder / BIG).read_bytes(), np.uint8) ^ 0xA5
+    dense = make_version(tmp_path / "dense", 2, **{BIG: other.tobytes()})
+    sparse = sparse_change(version, tmp_path / "sparse")
+    for new, event in ((dense, "deltas_do_not_pay"), (sparse, "weights_encoded")):
+        to_folder = tmp_path / f"to-{event}"
+        with capture_logs() as logs:
+            async with receiver(
+                Sender({1: version, 2: new}), to_folder, weight_encodings=("delta",)
+            ) as to:
+                await ShardStream(to.context).fetch(to.incoming(new, base=version))
+        (line,) = [each for each in logs if each.get("file") == BIG]
+        assert line["event"] == event
+        assert (line["share_of_bytes"] > 0.8) == (new is dense)
 
 
 async def test_a_base_that_the_sender_has_not_is_answered_in_full(

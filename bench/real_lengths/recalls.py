@@ -1,0 +1,63 @@
+"""Recall of the longest fifth by cross-validation: a prompt is predicted by a fit without it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.real_lengths.generations import Generated
+from services.ranker.features import TurnStart
+from services.ranker.learner import recall_of_longest
+from services.ranker.regression import Regression
+
+__all__ = ["chance", "predicted_tokens", "recall"]
+
+_FOLDS = 5
+_SHUFFLES = 1000
+
+_Floats = NDArray[np.float64]
+
+
+def predicted_tokens(
+    regression: Regression, answers: Sequence[Generated], seed: int, folds: int = _FOLDS
+) -> _Floats:
+    """Tokens of each answer, expected by a fit to the prompts of the other folds, shape [n]."""
+    prompts = [
+        regression.read(TurnStart(task_id=str(i), token_ids=answer.token_ids, turn_index=0))
+        for i, answer in enumerate(answers)
+    ]
+    logs = np.array([math.log(answer.num_tokens) for answer in answers])
+    fold = _folds_of(answers, seed, folds)
+    expected = np.empty(len(answers))
+    for held_out in range(folds):
+        seen, new = np.flatnonzero(fold != held_out), np.flatnonzero(fold == held_out)
+        model = regression.fit([prompts[i] for i in seen], logs[seen], np.ones(len(seen)))
+        expected[new] = model.predict([prompts[i] for i in new])
+    return np.exp(expected)
+
+
+def _folds_of(answers: Sequence[Generated], seed: int, folds: int) -> NDArray[np.int64]:
+    """A fold for each answer; those to one prompt are in one fold."""
+    found = {tuple(answer.token_ids): 0 for answer in answers}
+    folds_of = np.random.default_rng(seed).permutation(len(found)) % folds
+    fold = dict(zip(found, folds_of.tolist(), strict=True))
+    return np.array([fold[tuple(answer.token_ids)] for answer in answers])
+
+
+def recall(expected: _Floats, answers: Sequence[Generated]) -> float:
+    """Of all prompts together."""
+    return recall_of_longest(expected, _lengths(answers))
+
+
+def chance(answers: Sequence[Generated]) -> float:
+    """Mean recall of random rankings; more than a fifth where more reach the limit of tokens."""
+    random, lengths = np.random.default_rng(0), _lengths(answers)
+    found = [recall_of_longest(random.random(len(lengths)), lengths) for _ in range(_SHUFFLES)]
+    return float(np.mean(found))
+
+
+def _lengths(answers: Sequence[Generated]) -> _Floats:
+    return np.array([float(answer.num_tokens) for answer in answers])
