@@ -32,8 +32,7 @@ _WARNINGS = frozenset(
 def overview(run: ShownRun, snapshot: Snapshot, failures: Sequence[Cause] = ()) -> Values:
     """All of the screen; a run without services has its end, its signals and its warnings."""
     findings = why_stuck(snapshot) if run.is_live else []
-    health = {finding.rule for finding in _health(run, snapshot)}
-    waits = [each for each in findings if each.rule not in _WARNINGS | health]
+    waits = _waits(run, snapshot, findings)
     warned = [each for each in findings if each.rule in _WARNINGS - {"nothing_waits"}]
     return {
         "state": run_state(run, snapshot),
@@ -58,8 +57,14 @@ def run_state(run: ShownRun, snapshot: Snapshot) -> str:
     state = trainer_pb.TRAINER_STATE_UNSPECIFIED if not snapshot.trainer else snapshot.trainer.state
     if state == trainer_pb.TRAINER_STATE_FINISHED:
         return "finished"
-    stuck = any(not each.normal and each.rule not in _WARNINGS for each in why_stuck(snapshot))
+    stuck = any(not each.normal for each in _waits(run, snapshot, why_stuck(snapshot)))
     return "waiting" if stuck and state != trainer_pb.TRAINER_STATE_TRAINING else "running"
+
+
+def _waits(run: ShownRun, snapshot: Snapshot, findings: Sequence[Finding]) -> list[Finding]:
+    """Findings that say what waits, without those that speak against learning."""
+    others = _WARNINGS | {finding.rule for finding in _health(run, snapshot)}
+    return [each for each in findings if each.rule not in others]
 
 
 def _health(run: ShownRun, snapshot: Snapshot) -> Sequence[Finding]:

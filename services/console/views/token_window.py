@@ -24,7 +24,7 @@ async def token_window(
 ) -> dict[str, Any]:
     """Tokens [start, start + count) of the sequence; lists of equal length.
 
-    `train_logprob` and `advantage` are None where the trainer has recorded nothing.
+    `trained`, `train_logprob` and `advantage` are None where the trainer has recorded nothing.
     """
     before = min(start, _BEFORE)
     read = await store.window(rollout_id, turn_id, start - before, count + before)
@@ -49,7 +49,7 @@ async def token_window(
         for own, place in zip(values["logprob"], places, strict=True)
     ]
     values["advantage"] = [trained.advantage(place) for place in places]
-    values["trained"] = [int(trained.has(place)) for place in places]
+    values["trained"] = [int(trained.has(place)) if trained.is_known else None for place in places]
     values["ids"] = ids
     values = {name: each[before:] for name, each in values.items()}
     texts = store.text.texts(ids[before:], ids[:before])

@@ -19,8 +19,10 @@ _Values = tuple[float | None, float | None]
 class TrainedTokens:
     """Advantage and train − rollout log-prob by place in a turn's whole sequence."""
 
-    def __init__(self, by_place: Mapping[int, _Values]) -> None:
+    def __init__(self, by_place: Mapping[int, _Values], *, is_known: bool = True) -> None:
         self._by_place = by_place
+        self.is_known = is_known
+        """Whether what was trained is recorded; of older steps it is not."""
 
     @classmethod
     async def of(cls, store: RunStore, rollout_id: str, turn_id: str) -> Self:
@@ -32,7 +34,7 @@ class TrainedTokens:
         samples = store.trained(step, (rollout_id,), with_tokens=True)
         listed = [sample async for sample in samples]
         turns = (await store.headers(rollout_id)).turns if listed else []
-        return cls(trained_places(turns, listed, turn_id))
+        return cls(trained_places(turns, listed, turn_id), is_known=bool(listed))
 
     def has(self, place: int) -> bool:
         """Whether the token was trained."""

@@ -54,8 +54,8 @@ def _none_serves(snapshot: Snapshot, waiting: str) -> Finding:
     answering = any(server.info is not None for server in snapshot.servers)
     if not answering:
         cure = (
-            "Restart them (`python -m rollout.server`), or check that their addresses can be "
-            "reached from here."
+            "Their logs, and those of their node agents, say why. An agent restarts a server that "
+            "ended; one that stands still must be ended. Or their addresses cannot be reached."
         )
     elif trains:
         cure = "They continue when the step is done and nodes return to rollout."
@@ -68,9 +68,18 @@ def _none_serves(snapshot: Snapshot, waiting: str) -> Finding:
         rule="no_server_serves",
         sentence=f"{waiting}: {states}.",
         cure=cure,
-        since=last_event(snapshot, "assigned"),
+        since=last_event(snapshot, "assigned") if answering else _silent_since(snapshot),
         normal=trains and answering,
     )
+
+
+def _silent_since(snapshot: Snapshot) -> float | None:
+    """When a node agent last reported another state of a silent server, or, if that is later, when
+    the oldest rollout that still runs began; else when nodes were assigned."""
+    nodes = {server.node_id for server in snapshot.servers}
+    reports = (last_event(snapshot, "reported", node_id) for node_id in nodes)
+    known = [time for time in (*reports, created(snapshot)) if time is not None]
+    return max(known, default=last_event(snapshot, "assigned"))
 
 
 def _all_are_behind(snapshot: Snapshot, waiting: str, serving: list[ServerSnapshot]) -> Finding:

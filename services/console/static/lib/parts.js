@@ -10,8 +10,13 @@ const BAD = new Set(["failed", "discarded", "rejected", "dead_letter"]);
 /** A state in its colour; the word itself is always there. */
 export function badge(state) {
   const word = String(state ?? "unknown");
-  const tone = GOOD.has(word) ? "good" : BAD.has(word) ? "bad" : "calm";
+  const tone = GOOD.has(word) ? "good" : BAD.has(word) ? "bad" : word === "waiting" ? "warn" : "calm";
   return h("span", { class: `badge badge-${tone}` }, word.replaceAll("_", " "));
+}
+
+/** Text in which what stands between backticks is code. */
+export function withCode(text) {
+  return String(text ?? "").split("`").map((part, index) => (index % 2 ? h("code", {}, part) : part));
 }
 
 /** Names and values side by side; those without a value are left out. */

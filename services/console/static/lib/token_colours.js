@@ -49,7 +49,7 @@ export const COLOURS = {
   },
   trained: {
     title: "Trained",
-    has: (window) => Boolean(window.trained),
+    has: (window) => window.trained?.some(known),
     classOf: (window) => (index) => (window.trained[index] ? "plus-2" : "none"),
     legend: () => [["plus-2", "trained"], ["none", "not trained"]],
   },

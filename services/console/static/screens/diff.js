@@ -38,7 +38,7 @@ function sideHead(view, side, read) {
   return h("section", { class: "side", "aria-label": `Rollout ${side}` },
     select(choices, query[side], (id) => (location.hash = link(run, "diff", null, { ...query, [side]: id })), { "aria-label": `Rollout ${side}` }),
     facts([["Reward", fixed(row.reward)], ["Tokens", integer(row.tokens)], ["Turns", integer(row.turns)], ["Ended", row.failure ?? row.finish], ["Advantage", fixed(row.advantage)]]),
-    h("a", { href: link(run, "rollouts", query[side]) }, "Open"));
+    h("p", { class: "more" }, h("a", { href: link(run, "rollouts", query[side]) }, "Open"), row.step ? " · " : null, row.step ? h("a", { href: link(run, "steps", row.step, { group: row.group_id }) }, `Its group in step ${integer(row.step)}`) : null));
 }
 
 function bindMembers({ run, query, signal }, read) {
@@ -54,7 +54,7 @@ function bindMembers({ run, query, signal }, read) {
 function rowOf(row) {
   if (row.same) return sharedPart(row.a);
   const runs = row.a && row.b && row.a.role === row.b.role ? wordDiff(row.a.text.slice(0, LONGEST), row.b.text.slice(0, LONGEST)) : null;
-  return h("div", { class: "pair" }, sidePart(row.a, runs?.[0], "removed"), sidePart(row.b, runs?.[1], "added"));
+  return h("div", { class: "pair" }, sidePart(row.a, runs?.[0], "of-a"), sidePart(row.b, runs?.[1], "of-b"));
 }
 
 function sharedPart(part) {

@@ -2,7 +2,7 @@
 
 import { get, isBundle } from "../lib/api.js";
 import { fill, h } from "../lib/dom.js";
-import { clock, duration, number, percent } from "../lib/format.js";
+import { clock, duration, integer, number, percent } from "../lib/format.js";
 import { empty, loading, panel, table } from "../lib/parts.js";
 import { axisOf, laneOf, spansWithin } from "../lib/timeline.js";
 
@@ -78,12 +78,23 @@ function sharesOf(node, [from, to]) {
 function audit(entries) {
   const columns = [
     { title: "When", numeric: true, cell: (entry) => clock(entry.time) },
-    { title: "What", wide: true, cell: (entry) => entry.text },
+    { title: "What", wide: true, cell: (entry) => (entry.times > 1 ? `${entry.text} (${integer(entry.times)} times)` : entry.text) },
     { title: "Why", wide: true, cell: (entry) => entry.reason ?? "" },
     { title: "Numbers", cell: (entry) => numbersOf(entry.numbers) },
   ];
-  const newest = [...entries].sort((one, other) => other.time - one.time).slice(0, MOST_AUDIT);
+  const newest = withoutRepeats([...entries].sort((one, other) => other.time - one.time)).slice(0, MOST_AUDIT);
   return panel("Decisions", newest.length ? table("Decisions of the scheduler, newest first", columns, newest) : empty("No decision was recorded."));
+}
+
+/** Entries of which those that follow each other with the same words are one, with their number. */
+function withoutRepeats(entries) {
+  const kept = [];
+  for (const entry of entries) {
+    const last = kept.at(-1);
+    if (last && last.text === entry.text && last.reason === entry.reason) last.times += 1;
+    else kept.push({ ...entry, times: 1 });
+  }
+  return kept;
 }
 
 /** "remaining 12, freed 2" of an object of numbers. */

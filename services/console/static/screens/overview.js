@@ -3,7 +3,7 @@
 import { get } from "../lib/api.js";
 import { fill, h } from "../lib/dom.js";
 import { clock, duration, fixed, integer, number, percent } from "../lib/format.js";
-import { badge, empty, loading, panel, tile } from "../lib/parts.js";
+import { badge, empty, loading, panel, tile, withCode } from "../lib/parts.js";
 import { link } from "../lib/route.js";
 import { LineChart } from "../lib/chart.js";
 
@@ -65,13 +65,13 @@ function known(value) {
 function waiting({ waiting: cards = [] }) {
   const list = cards.map((card) =>
     h("li", { class: card.normal ? "card" : "card card-bad" },
-      h("h3", {}, card.what),
+      h("h3", {}, withCode(card.what)),
       card.for ? h("p", {}, card.for) : null,
       h("dl", { class: "facts" },
         fact("Since", card.since ? [sinceThen(card.since), ` (${clock(card.since)})`] : null),
         fact("Attempts", card.attempts ? integer(card.attempts) : null),
         fact("Last error", card.last_error),
-        fact("Next", card.next_action))));
+        fact("Next", card.next_action ? withCode(card.next_action) : null))));
   return panel("Waiting", list.length ? h("ul", { class: "cards" }, list) : empty("Nothing waits."));
 }
 
@@ -97,7 +97,7 @@ function meter(queue) {
 }
 
 function warnings(list) {
-  const items = list.map((one) => h("li", { class: "card card-warn" }, h("h3", {}, one.name), h("p", {}, one.text), one.cure ? h("p", { class: "cure" }, one.cure) : null));
+  const items = list.map((one) => h("li", { class: "card card-warn" }, h("h3", {}, one.name), h("p", {}, one.text), one.cure ? h("p", { class: "cure" }, withCode(one.cure)) : null));
   return items.length ? panel("Warnings", h("ul", { class: "cards" }, items)) : null;
 }
 

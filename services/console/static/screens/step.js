@@ -10,7 +10,7 @@ import { link } from "../lib/route.js";
 import { rewardDots } from "../lib/reward_dots.js";
 
 const ORDERS = [["", "As trained"], ["spread", "Widest spread"], ["low", "Lowest reward"], ["high", "Highest reward"]];
-const SHOWN = [["", "All"], ["equal", "Equal rewards"], ["discarded", "Not trained"]];
+const SHOWN = [["", "All"], ["different", "Different rewards"], ["equal", "Equal rewards"], ["discarded", "Not trained"]];
 const KEY_METRICS = ["reward_mean", "completion_tokens_mean", "entropy", "loss", "grad_norm", "staleness_mean", "train_rollout_logprob_abs_diff", "seconds.wait", "seconds.train"];
 
 /** A step by its number; without one, the newest. */
@@ -26,6 +26,7 @@ export async function showStep(view) {
   const data = await loading(place, `Reading step ${step}`, () => get(["runs", run, "steps", String(step)], {}, { signal }));
   drawStep(view, place, step, data);
   bindRows(main, signal);
+  view.live.on("step", (made) => made.step && fill(main.querySelector("[data-newest]"), `of ${integer(made.step)}`), signal);
 }
 
 function neighbours(steps, step) {
@@ -43,17 +44,18 @@ function heading(run, steps, step) {
   const [before, after] = neighbours(steps, step);
   const arrow = (to, text, name) => (to === undefined ? h("span", { class: "button off", "aria-hidden": "true" }, text) : h("a", { class: "button", href: link(run, "steps", to), "aria-label": name }, text));
   const goTo = h("input", { type: "number", min: steps[0], max: steps.at(-1), value: step, "aria-label": "Go to step", onchange: (event) => (location.hash = link(run, "steps", Number(event.target.value))) });
-  return h("div", { class: "title" }, h("h1", {}, `Step ${integer(step)}`), arrow(before, "‹", "Step before"), goTo, arrow(after, "›", "Next step"), h("span", { class: "quiet" }, `of ${integer(steps.at(-1))}`));
+  return h("div", { class: "title" }, h("h1", {}, `Step ${integer(step)}`), arrow(before, "‹", "Step before"), goTo, arrow(after, "›", "Next step"), h("span", { class: "quiet", "data-newest": true }, `of ${integer(steps.at(-1))}`));
 }
 
 function drawStep(view, place, step, data) {
   const groups = h("div", { class: "groups" });
-  fill(place, metricsOf(data.metrics ?? {}), pictures(view, step, data), groupsBar(view, data, groups), groups);
+  const note = data.recorded === false && data.groups?.length ? h("p", { class: "quiet" }, "Advantages, ratios and staleness of this step are not recorded: the trainer keeps those of its newest steps (recorded_steps in [trainer.tracking]).") : null;
+  fill(place, metricsOf(data.metrics ?? {}), note, pictures(view, step, data), groupsBar(view, data, groups), groups);
   drawGroups(view, data, groups);
 }
 
 function metricsOf(metrics) {
-  const names = Object.keys(metrics).filter((name) => metrics[name] !== null);
+  const names = Object.keys(metrics).filter((name) => metrics[name] !== null && name !== "time");
   const first = KEY_METRICS.filter((name) => names.includes(name));
   const head = (first.length >= 3 ? first : names).slice(0, 9);
   const row = (name) => h("div", {}, h("dt", {}, name), h("dd", { class: "num" }, number(metrics[name], 4)));
@@ -63,7 +65,7 @@ function metricsOf(metrics) {
 
 function pictures({ run }, step, { rewards = [], lengths = {} }) {
   const ofRewards = (bin) => link(run, "rollouts", null, { step, reward_min: round(bin.low), reward_max: round(bin.high) });
-  const shown = [{ name: "trained", values: lengths.trained ?? [] }, { name: "generated", values: lengths.generated ?? [] }].filter((one) => one.values.length);
+  const shown = [{ name: "trained", values: lengths.trained ?? [] }, { name: "generated meanwhile", values: lengths.generated ?? [] }].filter((one) => one.values.length);
   return h("div", { class: "columns" }, histogram("Rewards", [{ name: "samples", values: rewards }], { linkOf: ofRewards }), shown.length ? histogram("Lengths in tokens", shown) : null);
 }
 
@@ -89,6 +91,7 @@ function drawGroups(view, { groups = [] }, place) {
 
 function isShown(group, show) {
   if (show === "equal") return group.reward_std === 0;
+  if (show === "different") return group.reward_std > 0;
   if (show === "discarded") return group.state !== "trained";
   return true;
 }
@@ -133,5 +136,5 @@ function drawSamples(view, group, place) {
 function compareLink(run, samples) {
   const scored = samples.filter((row) => row.reward !== null && row.reward !== undefined).sort((one, other) => other.reward - one.reward);
   if (scored.length < 2) return null;
-  return h("p", { class: "more" }, h("a", { href: link(run, "diff", null, { a: scored[0].rollout_id, b: scored.at(-1).rollout_id }) }, "Compare the best with the worst"));
+  return h("p", { class: "more" }, h("a", { href: link(run, "diff", null, { a: scored[0].rollout_id, b: scored.at(-1).rollout_id }) }, scored[0].reward > scored.at(-1).reward ? "Compare the best with the worst" : "Compare two attempts, whose rewards are equal"));
 }

@@ -97,6 +97,10 @@ function tick(event) {
   return h("span", { class: `tick tick-${event.kind}`, title: eventText(event), role: "img", "aria-label": eventText(event) }, text);
 }
 
+function trainedText(trained) {
+  return trained === null || trained === undefined ? "not recorded" : trained ? "yes" : "no";
+}
+
 function inspect(state, place, index, tokens = state.tokens) {
   const { window, start } = state;
   tokens[state.at]?.classList.remove("chosen");
@@ -106,6 +110,6 @@ function inspect(state, place, index, tokens = state.tokens) {
   const gap = difference(window, index);
   const value = (name, decimals) => (window[name] ? fixed(window[name][index], decimals) : null);
   fill(place, facts([["Token", integer(start + index)], ["Text", h("code", { dir: "auto" }, shownText(window.texts[index]))], ["Id", String(window.ids[index])], ["Wrote it", window.origin[index] === "p" ? "policy" : "environment"],
-    ["Trained", window.trained?.[index] ? "yes" : "no"], ["Log-prob", value("logprob", 4)], ["Trainer's", value("train_logprob", 4)], ["Train − rollout", fixed(gap, 4)], ["Ratio", gap === null ? null : fixed(Math.exp(gap), 4)],
+    ["Trained", trainedText(window.trained?.[index])], ["Log-prob", value("logprob", 4)], ["Trainer's", value("train_logprob", 4)], ["Train − rollout", fixed(gap, 4)], ["Ratio", gap === null ? null : fixed(Math.exp(gap), 4)],
     ["Advantage", value("advantage", 3)], ["Version", window.version?.[index] === null || window.version?.[index] === undefined ? null : `v${window.version[index]}`], ["Server", window.server?.[index]]]));
 }

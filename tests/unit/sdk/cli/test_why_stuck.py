@@ -374,6 +374,13 @@ def test_a_crashed_server_is_a_problem_even_while_training() -> None:
     assert not findings(servers=(server(None),))["no_server_serves"].normal
 
 
+def test_a_silent_server_waits_since_its_node_reported_it() -> None:
+    """Not since it was assigned; reports of other nodes do not count."""
+    events = (assigned("n0", 500), assigned("n0", 20, "reported"), assigned("n1", 5, "reported"))
+    finding = findings(servers=(server(None),), events=events)["no_server_serves"]
+    assert finding.since == NOW - 20
+
+
 def test_servers_too_far_behind_get_no_turns() -> None:
     """No traffic before current weights: both versions are named."""
     finding = findings(servers=(server(version=4),))["no_current_server"]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
+import pytest
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2 as pb
+from seamflow.trajectory.v1 import trajectory_service_pb2 as service_pb
 
-from services.console.views.trained_tokens import trained_places
+from services.console.sources.run_store import RunStore
+from services.console.views.trained_tokens import TrainedTokens, trained_places
 
 
 def turn(name: str, prefix: str, prefix_length: int, num_tokens: int) -> pb.Turn:
@@ -56,3 +59,40 @@ def test_what_is_not_recorded_is_unknown() -> None:
     bare.ClearField("logprob_differences")
     assert trained_places(TURNS, [bare], "left") == {5: (None, None)}
     assert trained_places(TURNS, [], "left") == {}
+
+
+class Store(RunStore):
+    """A store in which a step may have trained the rollout, and the trainer has recorded it."""
+
+    def __init__(self, step: int, samples: Sequence[pb.TrainedSample]) -> None:
+        self.step, self.recorded = step, samples
+
+    async def found(
+        self, search: service_pb.SearchRolloutsRequest
+    ) -> service_pb.SearchRolloutsResponse:
+        """The rollout."""
+        return service_pb.SearchRolloutsResponse(rollouts=[pb.RolloutSummary(step=self.step)])
+
+    async def trained(
+        self, step: int, rollout_ids: tuple[str, ...] = (), *, with_tokens: bool = False
+    ) -> AsyncIterator[pb.TrainedSample]:
+        """What is recorded."""
+        for each in self.recorded:
+            yield each
+
+    async def headers(self, rollout_id: str) -> pb.Trajectory:
+        """Its turns."""
+        return pb.Trajectory(turns=TURNS)
+
+
+@pytest.mark.parametrize(
+    ("step", "samples", "is_known"),
+    [(0, [], True), (3, [sample("left", 5)], True), (3, [], False)],
+)
+async def test_a_step_that_is_no_longer_recorded_says_nothing(
+    step: int, samples: list[pb.TrainedSample], is_known: bool
+) -> None:
+    """What no step trained is known not to be trained."""
+    trained = await TrainedTokens.of(Store(step, samples), "rollout", "left")
+    assert trained.is_known is is_known
+    assert trained.has(5) is bool(samples)
