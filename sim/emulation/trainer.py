@@ -72,6 +72,20 @@ class EmulatedGang:
         return ("",)
 
     @property
+    def max_replicas(self) -> int:
+        """That one share."""
+        return 1
+
+    @property
+    def wanted_replicas(self) -> int:
+        """It never changes."""
+        return 1
+
+    def nodes_of(self, replicas: int) -> tuple[str, ...]:
+        """Those of its one share."""
+        return self.nodes
+
+    @property
     def vocabulary_size(self) -> int:
         """Any token id: no model looks them up."""
         return 2**31

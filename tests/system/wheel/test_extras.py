@@ -24,6 +24,8 @@ WITHOUT_TOKENIZER = (
 )
 """What a server in front of SGLang imports and never calls, and what asks transformers if it is
 there."""
+ENCODER = "-services.ranker.prompt_encoder"
+"""With the language model the ranker needs the extra scoring, too."""
 TRACKERS = ("-trainer.tracking.mlflow", "-trainer.tracking.wandb", "-trainer.tracking.tensorboard")
 PROCESSES = {
     "trajectory-manager": ("trajectory_manager",),
@@ -36,7 +38,7 @@ PROCESSES = {
     "weights": ("services.weights",),
     "node-agent": ("services.node_agent",),
     "dataloader": ("services.dataloader",),
-    "ranker": ("services.ranker",),
+    "ranker": ("services.ranker", "-services.ranker.language_model", ENCODER),
     "evaluator": ("services.evaluator",),
     "scoring": ("services.scoring",),
     "environments": ("services.environments",),
