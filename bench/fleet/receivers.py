@@ -25,7 +25,7 @@ __all__ = ["download", "receivers", "seconds_until_loaded"]
 _SGLANG_FLAGS = (
     *("--device", "cpu", "--dtype", "bfloat16", "--attention-backend", "torch_native"),
     *("--sampling-backend", "pytorch", "--grammar-backend", "none"),
-    *("--disable-overlap-schedule", "--sleep-on-idle", "--skip-tokenizer-init"),
+    *("--disable-overlap-schedule", "--sleep-on-idle"),
     *("--max-total-tokens", "2048", "--mem-fraction-static", "0.1"),
 )
 _LOOK_SECONDS = 0.05

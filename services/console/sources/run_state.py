@@ -14,6 +14,7 @@ from seamflow.cli.snapshot import Snapshot, gather
 from seamflow.errors import SeamflowError
 from seamflow.failure_causes import Cause
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
+from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.console.sources.allocation_log import AllocationLog
 from services.console.sources.rollout_states import FailedRollouts, oldest_running
@@ -24,6 +25,8 @@ __all__ = ["RunState"]
 
 _SECONDS = 5.0
 _PATIENCE_SECONDS = 1.0
+_SEARCH_SECONDS = 5.0
+"""Between searches of the store for what runs and what failed: they look at many rollouts."""
 _NO_TRAINER = "127.0.0.1:1"
 """Errors of an address without a listener: no node of the run trains yet."""
 
@@ -44,6 +47,8 @@ class RunState:
         self._asking: asyncio.Task[None] | None = None
         self._asked = 0.0
         self._snapshot: Snapshot | None = None
+        self._searched = float("-inf")
+        self._oldest: trajectory_pb2.Trajectory | None = None
 
     async def snapshot(self) -> Snapshot:
         """Of now, or of a moment ago; the one before where services do not answer soon."""
@@ -103,9 +108,15 @@ class RunState:
     async def _with_history(self, snapshot: Snapshot) -> Snapshot:
         """With what why-stuck looks at besides: the audit log, the oldest rollout, failures."""
         try:
-            oldest, self.causes, events = await asyncio.gather(
-                oldest_running(self._store), self._failed.causes(), self.events()
-            )
+            _, events = await asyncio.gather(self._search(), self.events())
         except (SeamflowError, grpc.aio.AioRpcError):
             return snapshot  # its `problems` tell which service does not answer
-        return replace(snapshot, events=tuple(events), oldest_rollout=oldest)
+        return replace(snapshot, events=tuple(events), oldest_rollout=self._oldest)
+
+    async def _search(self) -> None:
+        if time.monotonic() - self._searched < _SEARCH_SECONDS:
+            return
+        self._oldest, self.causes = await asyncio.gather(
+            oldest_running(self._store), self._failed.causes()
+        )
+        self._searched = time.monotonic()
