@@ -149,12 +149,14 @@ def rates(workload: Workload, own: Costs, other: Costs) -> Rates:
 
 
 def throughput(mix: Mix, generating: int, rate: Rates, workload: Workload, own: Costs) -> float:
-    """Rollouts a second where so many nodes of the reference kind generate: the slower stage's.
+    """Rollouts per second of a split; `generating`: nodes of the reference kind that generate.
 
-    A step's R rollouts take (R + sum of g_k u_k) / sum of g_k seconds to generate, over all nodes k
-    that do, of rates g_k and of u_k seconds for new weights, and R / sum of t_k + s to train, with
-    s seconds of each optimizer step. In large steps, at the best mix, the gain over one kind is
-    c (1/g + 1/t) / (1/g' + c/t): c the ratio of prices, g, g' and t the rates.
+    It is the rate of the slower stage. Generating the R rollouts of a step takes
+    (R + sum of g_k u_k) / sum of g_k seconds: k are the nodes that generate, g_k their rates, u_k
+    the seconds that new weights cost each. Training takes R / sum of t_k + s: t_k are the rates of
+    the nodes that train, s the seconds of an optimizer step. In large steps, at the best mix, the
+    gain over one kind is c (1/g + 1/t) / (1/g' + c/t): c is the ratio of prices, g, g' and t are
+    the rates of single nodes.
     """
     batch = workload.rollouts_per_step
     own_rate, other_rate = generating * rate.generate, mix.other * rate.generate_other

@@ -95,7 +95,7 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
     async def SetReplicas(  # noqa: N802 -- named by the contract
         self, request: trainer_pb2.SetReplicasRequest, context: Context
     ) -> trainer_pb2.SetReplicasResponse:
-        """Train on so many copies of the models from the next step on."""
+        """Set the number of model copies that train, from the next step on."""
         try:
             self._trainer.replicas.want(request.replicas)
         except ValueError as error:

@@ -71,7 +71,7 @@ class _Training:
         return file.read_bytes().count(b"\n") if file.exists() else 0
 
     def until(self, number: int, seconds: float = _STALLED_SECONDS) -> float:
-        """Seconds until so many steps are done."""
+        """Seconds until step `number` is done."""
         began = time.monotonic()
         while self.num_steps < number:
             if self.process.poll() is not None or time.monotonic() - began > seconds:
@@ -81,13 +81,13 @@ class _Training:
         return time.monotonic() - began
 
     def steps_per_second(self, number: int, round_trip_ms: float) -> float:
-        """Over so many steps, from the end of one."""
+        """Measured over `number` steps, from the end of a step."""
         self.link.round_trip_ms = round_trip_ms
         self.until(self.num_steps + 1)
         return number / self.until(self.num_steps + number)
 
     def cut(self, seconds: float) -> float:
-        """Cut the link for so long; seconds from its end to that of the next step."""
+        """Cut the link for `seconds`; seconds from its end to that of the next step."""
         self.link.is_cut = True
         time.sleep(seconds)
         self.link.is_cut = False

@@ -1,6 +1,6 @@
 """A run in virtual time whose lengths double, with splits of its nodes that are fixed or move.
 
-The scheduler's own transactions and policy decide; tokens, engines and training are played
+The scheduler's own transactions and policy decide; tokens, engines and training are simulated
 (`sim/simulator/simulation.py`). Prompts are longer than most answers: when answers double,
 generation has twice the work, training less than twice, and another split is the best.
 """
@@ -79,7 +79,7 @@ def drifting_setting(seed: int) -> Setting:
 
 
 def fixed(setting: Setting, num_training: int) -> Result:
-    """The run with so many nodes that train alone; the others generate."""
+    """The run in which `num_training` nodes train and all others generate, from start to end."""
     split = Split(rollout=NODES - num_training, train=num_training, both=0)
     return simulate(replace(setting, split=split))
 

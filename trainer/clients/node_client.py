@@ -68,7 +68,7 @@ class NodeClient:
         return self._stub is not None
 
     def offer(self, unit_nodes: int, max_nodes: int) -> None:
-        """Tell the scheduler that the gang can use units of so many nodes each, up to so many."""
+        """Tell the scheduler the nodes of a data-parallel unit, and the most the gang can use."""
         self._unit_nodes, self._max_nodes = unit_nodes, max_nodes
 
     def need(self, rank_nodes: Sequence[str]) -> None:

@@ -97,7 +97,7 @@ class Rank0:
         return self._ranks.nodes[: replicas * self._unit]
 
     def want(self, replicas: int) -> None:
-        """Let the next `form` that takes ranks in make a group of so many copies of the models.
+        """Set the number of model copies of the next group that `form` makes with `join`.
 
         Raises:
             ValueError: it is not within 1 and the copies on all ranks.

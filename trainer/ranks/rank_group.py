@@ -103,9 +103,10 @@ class RankGroup:
         return await self._run(lambda: self._started().form(join=join))
 
     async def resize(self, replicas: int) -> bool:
-        """Form a process group with so many copies of the models; whether it has so many now.
+        """Form a process group with this number of model copies; whether that succeeded.
 
-        It has others if a rank is lost meanwhile. Between two steps: a gradient would be forgotten.
+        If a rank is lost meanwhile, the number is another. Call it between two steps: a gradient
+        would be forgotten.
 
         Raises:
             RankFailedError: no rank is left that has some part of the state.

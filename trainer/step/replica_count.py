@@ -35,7 +35,7 @@ class ReplicaCount:
             nodes.offer(self._unit, self._unit * ranks.max_replicas)
 
     def want(self, replicas: int) -> None:
-        """Have so many copies from the next step on.
+        """Set the number of copies, from the next step on.
 
         Raises:
             ValueError: none, or more than the ranks can hold.

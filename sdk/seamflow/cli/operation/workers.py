@@ -28,7 +28,7 @@ def register(verbs: Verbs) -> None:
     update.add_argument("server", metavar="HOST:PORT")
     update.add_argument("--version", type=int, help="a committed version; default: the newest")
     verbs.add("save-checkpoint", "Let the trainer write a checkpoint now.", save_checkpoint)
-    about = "Let so many copies of the models train, from the trainer's next step on."
+    about = "Set the number of model copies that train, from the trainer's next step on."
     verbs.add("set-replicas", about, set_replicas).add_argument("replicas", type=int)
 
 

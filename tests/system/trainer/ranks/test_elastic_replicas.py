@@ -28,7 +28,7 @@ KEYS = ("parameter", "exp_avg", "exp_avg_sq")
 
 
 def train(num_ranks: int, model: Path, out: Path, **job: Any) -> Path:
-    """Four steps on so many ranks."""
+    """Four steps on a fixed number of ranks."""
     out.mkdir()
     values = {"config": JOB_CONFIG, "model": str(model), "out": str(out), "steps": STEPS}
     run_forked(num_ranks, run_mortal, {**values, **job})

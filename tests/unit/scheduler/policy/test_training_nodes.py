@@ -24,7 +24,7 @@ RULE = SplitRule(max_nodes=NODES - 1)
 
 
 class World:
-    """Eight nodes, of which some only roll out; batches of so many node-seconds of either work.
+    """Measurements of eight nodes: `generation` and `training` are node-seconds of a batch.
 
     The gang has as many nodes as the scheduler advises, from the next batch on.
     """

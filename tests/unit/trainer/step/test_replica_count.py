@@ -24,7 +24,7 @@ class FakeRanks:
         return tuple(self._nodes[: 2 * replicas])
 
     async def resize(self, replicas: int) -> bool:
-        """Have so many."""
+        """Take the new number."""
         self._done.append(f"resize {replicas}")
         self.wanted_replicas = replicas
         return True
