@@ -222,7 +222,8 @@ def _file_name(number: int, total: int) -> str:
 class _Traced(torch.Tensor):
     """A tensor that knows the sources it is computed from."""
 
-    names: frozenset[str]
+    source_names: frozenset[str]
+    """Not `names`, which tensors had for their dimensions until torch 2.12."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -230,13 +231,13 @@ class _Traced(torch.Tensor):
         names = frozenset[str]().union(*map(_names, (*args, *(kwargs or {}).values())))
         for each in result if isinstance(result, tuple | list) else (result,):
             if isinstance(each, _Traced):
-                each.names = names | _names(each)
+                each.source_names = names | _names(each)
         return result
 
 
 def _names(value: Any) -> frozenset[str]:
     if isinstance(value, _Traced):
-        return getattr(value, "names", frozenset())
+        return getattr(value, "source_names", frozenset())
     if isinstance(value, tuple | list):
         return frozenset[str]().union(*map(_names, value))
     return frozenset()
@@ -247,7 +248,7 @@ def _groups(sources: Sequence[Source], convert: Convert) -> list[Group]:
     traced: dict[str, torch.Tensor] = {}
     for source in sources:
         tensor = source.meta.as_subclass(_Traced)
-        tensor.names = frozenset({source.name})
+        tensor.source_names = frozenset({source.name})
         traced[source.name] = tensor
     by_name = {source.name: source for source in sources}
     converted = convert(traced)
