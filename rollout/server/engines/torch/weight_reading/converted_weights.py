@@ -16,7 +16,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rollout.server.engines.engine import WeightsError
-from rollout.server.engines.torch.weight_reading.safetensors_reader import Storages, weight_files
+from rollout.server.engines.torch.weight_reading.safetensors_reader import (
+    Storages,
+    is_finite,
+    weight_files,
+)
 from services.lib.transformer.load_causal import dequantized
 
 __all__ = ["has_module_names", "load_converted"]
@@ -53,7 +57,7 @@ def load_converted(folder: Path, expected: Storages, dtype: torch.dtype) -> dict
     for name, tensor in state.items():
         if name not in expected or tensor.shape != expected[name].shape:
             raise WeightsError(f"{folder}: {name} is not of this model, or has another shape")
-        if not tensor.isfinite().all():
+        if not is_finite(tensor):
             raise WeightsError(f"{folder}: {name} has infinite or NaN values")
     return {name: _as(tensor, dtype) for name, tensor in state.items()}
 
