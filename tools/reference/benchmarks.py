@@ -18,9 +18,10 @@ _HEADER = """# Benchmarks
 
 Generated from `bench/results/*.json` by `make docs`; do not edit.
 
-Every figure is of a machine with two CPU cores and no GPU. Ratios are of interleaved runs on
-the same machine, ours over the other side's; `_lowest` and `_highest` are single rounds. A
-figure holds for its commit and may differ today; those of earlier releases are not shown.
+Every figure is of the machine that its line names: two CPU cores and no GPU but for
+`make bench-gpu`. Ratios are of interleaved runs on the same machine, ours over the other
+side's; `_lowest` and `_highest` are single rounds. A figure holds for its commit and may differ
+today; those of earlier releases are not shown.
 """
 _EARLIER = """## Results of earlier releases
 
