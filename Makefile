@@ -5,7 +5,7 @@ RUN = $(VENV)/bin/python -m
 # Of suites: whatever they started ends with them, also when they are killed.
 CONTAINED = $(RUN) tools.suites.contained $(RUN)
 SEED ?= 0
-WORKERS ?= 2
+WORKERS ?= 3
 # How often `make test` repeats a test that fails; it says which.
 RERUNS ?= 0
 PEERS ?= default
@@ -27,7 +27,7 @@ SGLANG_TESTS ?= tests/integration/rollout/server tests/system/rollout/server tes
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-wheel bench-model bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion bench-size bench-gpu bench-fleet bench-wan bench-cost bench-allocation \
 	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-console test-health test-models test-publish-kills test-slurm test-roundtrips \
-	test test-unit test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs site lock proto descriptors up images health down clean help .venv-sglang $(ADAPTERS)
+	test test-unit test-long test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs site lock proto descriptors up images health down clean help .venv-sglang $(ADAPTERS)
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
@@ -216,8 +216,11 @@ test-models: $(VENV)/.dev ## Model folders of 18 architectures: two optimizer st
 model-store: $(VENV)/.dev ## Redis against the in-memory model, 10,000 random operations and more.
 	$(RUN) tests.suites.state_machine
 
-test: $(VENV)/.dev ## The tests, distributed by file over WORKERS processes (2; 0: in this one).
+test: $(VENV)/.dev ## The tests, distributed by file over WORKERS processes (3; 0: in this one).
 	$(RUN) pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=25 --reruns $(RERUNS) -rfER
+
+test-long: $(VENV)/.dev ## The tests that `make test` leaves out, each with a short form there.
+	$(CONTAINED) pytest -m "long and not sglang" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=25 --reruns $(RERUNS) -rfER
 
 test-unit: $(VENV)/.dev ## The tests without processes and Redis, in a minute.
 	$(RUN) pytest -n $(WORKERS) --dist worksteal --durations=25 tests/unit

@@ -1,6 +1,7 @@
 """For every test: its tier as a marker, a private Redis server, one thread, no limit of time.
 
-The tier is the folder below `tests/`; a unit test that starts a process fails (`tier_guard`).
+The tier is the folder below `tests/`; a unit test that starts a process fails (`tier_guard`). A
+test that is `long` names the file which has its short form.
 """
 
 from __future__ import annotations
@@ -31,11 +32,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with its tier, so that `-m unit` selects by folder."""
     for item in items:
         item.add_marker(getattr(pytest.mark, tier(item)))
+        check_short_form(item)
 
 
 def tier(item: pytest.Item) -> str:
     """The folder of a test below `tests/`."""
     return item.path.relative_to(TESTS).parts[0]
+
+
+def check_short_form(item: pytest.Item) -> None:
+    """Refuse a test that is `long` and does not name a file of tests with its short form."""
+    for marker in item.iter_markers("long"):
+        short = marker.kwargs.get("short", "")
+        if not short or not (TESTS.parent / short).is_file():
+            raise pytest.UsageError(
+                f"{item.nodeid}: long(short={short!r}): name the test file with its short form"
+            )
 
 
 def _guard(item: pytest.Item) -> AbstractContextManager[None]:

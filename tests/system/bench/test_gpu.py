@@ -21,6 +21,7 @@ _POSITIVE = (
 )
 
 
+@pytest.mark.long(short="tests/system/bench/test_gpu.py")
 def test_every_part_is_measured_without_a_gpu(tmp_path: Path) -> None:
     """Figures are positive, and the forecast of a rank's bytes is right here too."""
     done = _bench("--device", "cpu", "--out", str(tmp_path))

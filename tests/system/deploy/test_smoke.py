@@ -11,7 +11,10 @@ import pytest
 from tests.lib.end_to_end.support import ROOT, child_environment
 
 
-@pytest.mark.parametrize("works", [True, False])
+@pytest.mark.parametrize(
+    "works",
+    [pytest.param(True, marks=pytest.mark.long(short="tests/system/deploy/test_smoke.py")), False],
+)
 def test_a_part_that_cannot_be_imported_fails(tmp_path: Path, works: bool) -> None:
     """And is named; *control*: here all can be."""
     if not works:

@@ -45,6 +45,7 @@ epochs = 0
 """
 
 
+@pytest.mark.long(short="tests/system/end_to_end/test_training_run.py")
 @pytest.mark.timeout(300)
 def test_an_environment_trains_without_an_agent(tmp_path: Path) -> None:
     """Its episodes become rollouts of several turns, with the rewards that it named."""

@@ -221,6 +221,7 @@ async def test_kills_lose_and_double_nothing(
     assert servers == {"server-0", "server-1"}, "no turn moved: nothing was interrupted"
 
 
+@pytest.mark.long(short="tests/system/end_to_end/test_kill.py")
 async def test_forwarding_before_recording_loses_tokens(
     redis_server: RedisServer, stack: ExitStack, folder: Path
 ) -> None:

@@ -26,8 +26,15 @@ from tests.lib.trainer.support import make_model
 
 RUN = f"mutated-{uuid.uuid4().hex}"
 """Of its own: the Redis is that of other tests too."""
-NUM_REQUESTS = 1000
-CONCURRENCY = 50
+COUNTS = [
+    100,
+    pytest.param(
+        1000, marks=pytest.mark.long(short="tests/system/end_to_end/test_mutated_requests.py")
+    ),
+]
+"""Requests to an rpc."""
+CONCURRENCY = 100
+"""Of which many wait for something until their time is up."""
 TIMEOUT = 1.0
 OURS_TO_MEND = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNIMPLEMENTED}
 UNSIGNED = {
@@ -202,9 +209,9 @@ def mutated(content: bytes, rng: random.Random) -> bytes:
     return bytes(data)
 
 
-def requests(descriptor: Descriptor, rng: random.Random) -> Iterator[bytes]:
+def requests(descriptor: Descriptor, rng: random.Random, count: int) -> Iterator[bytes]:
     """Half of them well-formed nonsense, half of them broken bytes."""
-    for number in range(NUM_REQUESTS):
+    for number in range(count):
         content = random_message(descriptor, rng).SerializeToString()
         yield content if number % 2 else mutated(content, rng)
 
@@ -222,11 +229,12 @@ async def outcome(call: object, request: bytes, streams: bool) -> tuple[grpc.Sta
     return grpc.StatusCode.OK, ""
 
 
+@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize(("process", "rpc"), RPCS, ids=[f"{p}-{r}" for p, r in RPCS])
 async def test_no_request_makes_a_process_fail(
-    process: str, rpc: str, addresses: dict[str, str]
+    process: str, rpc: str, count: int, addresses: dict[str, str]
 ) -> None:
-    """1,000 requests: none ends UNKNOWN or INTERNAL, none tells of our exceptions."""
+    """Of many requests none ends UNKNOWN or INTERNAL, none tells of our exceptions."""
     method = next(m for m in methods(process) if m.name == rpc)
     rng = random.Random(f"{process}.{rpc}")
     path = f"/{method.containing_service.full_name}/{rpc}"
@@ -247,8 +255,8 @@ async def test_no_request_makes_a_process_fail(
             assert "Traceback" not in message and "Error(" not in message, message
 
         async with asyncio.TaskGroup() as group:
-            for request in requests(method.input_type, rng):
+            for request in requests(method.input_type, rng, count):
                 group.create_task(one(request))
-    assert seen.total() == NUM_REQUESTS
+    assert seen.total() == count
     # Requests without fields have nothing that could be wrong, save the bytes themselves.
     assert seen[grpc.StatusCode.INVALID_ARGUMENT] > 0

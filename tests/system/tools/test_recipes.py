@@ -13,10 +13,19 @@ from tests.lib.end_to_end.support import ROOT, child_environment
 from tests.lib.sparse_model import make_sparse_model
 
 RECIPES = sorted((ROOT / "examples" / "recipes").glob("*.toml"))
+_IN_SHORT = "qwen3_30b_a3b_agents_64k"
+"""The quickest."""
+_LONG = pytest.mark.long(short="tests/system/tools/test_recipes.py")
 _MODEL_OF = {"qwen3_4b": "qwen3-4b", "qwen3_32b": "qwen3-32b", "qwen3_30b": "qwen3-30b-a3b"}
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(path, id=path.stem, marks=() if path.stem == _IN_SHORT else _LONG)
+        for path in RECIPES
+    ],
+)
 def test_a_recipe_passes_the_dry_run(recipe: Path, tmp_path: Path) -> None:
     """That of Qwen3-4B passes the forecast too, which takes long for the others."""
     name = next(model for start, model in _MODEL_OF.items() if recipe.stem.startswith(start))

@@ -11,7 +11,7 @@ from tests.suites.roundtrips.__main__ import trips
 from tests.suites.roundtrips.controls import RolesOnlyPrompt, reencoded
 from tests.suites.roundtrips.families import FAMILIES
 
-CONVERSATIONS = 100
+CONVERSATIONS = 30
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -21,7 +21,7 @@ async def test_prompts_continue_the_record(name: str, tmp_path: Path) -> None:
     assert failures == []
     # They have tried what they are meant to.
     kinds = ("turns_continued", "turns_after_rewritten_history", "tool_calls", "parse_errors")
-    assert min(counts[kind] for kind in kinds) > 10
+    assert min(counts[kind] for kind in kinds) > 3
     assert bool(counts["turns_rewritten_by_template"]) == FAMILIES[name].rewrites_history
 
 

@@ -28,6 +28,7 @@ _SETTINGS = {
 }
 
 
+@pytest.mark.long(short="tests/system/end_to_end/test_training_run.py")
 @pytest.mark.parametrize(("mode", "bound"), [("sequential_pull", 0), ("asynchronous_push_pull", 2)])
 def test_no_sample_is_older_than_its_mode_allows(
     mode: str, bound: int, redis_server: RedisServer, tmp_path: Path

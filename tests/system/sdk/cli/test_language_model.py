@@ -115,6 +115,7 @@ def smollm2() -> Path:
         pytest.skip(str(error))
 
 
+@pytest.mark.long(short="tests/system/sdk/cli/test_language_model.py")
 @pytest.mark.timeout(600)  # of which the first run fetches and converts
 def test_the_model_that_is_fetched_adds(smollm2: Path) -> None:
     """Wrong weights, tokens or chat template would not."""

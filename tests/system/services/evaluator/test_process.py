@@ -31,6 +31,7 @@ from tests.lib.trajectory_manager.memory.store import memory_store
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
 
+LONG = pytest.mark.long(short="tests/system/services/evaluator/test_process.py")
 _LOOK_SECONDS = 0.05
 TASKS = '{"task_id": "a", "payload": {}}\n{"task_id": "b", "payload": {}}\n'
 BEFORE, BESIDE, FINISHED = (
@@ -152,7 +153,7 @@ async def test_a_run_is_evaluated_from_before_to_after(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("oldest_version", "evaluated"), [(1, 4), (5, 5)])
+@pytest.mark.parametrize(("oldest_version", "evaluated"), [(1, 4), pytest.param(5, 5, marks=LONG)])
 async def test_steps_that_outrun_the_look_are_evaluated_where_a_checkpoint_is(
     tmp_path: Path, oldest_version: int, evaluated: int
 ) -> None:
@@ -168,7 +169,7 @@ async def test_steps_that_outrun_the_look_are_evaluated_where_a_checkpoint_is(
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("knows_what_ran", [True, False])
+@pytest.mark.parametrize("knows_what_ran", [True, pytest.param(False, marks=LONG)])
 async def test_one_that_is_killed_repeats_the_evaluation(
     tmp_path: Path, knows_what_ran: bool
 ) -> None:

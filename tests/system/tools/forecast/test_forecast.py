@@ -7,12 +7,14 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
 from bench.size.forecast import memory_error
 from bench.size.small_models import KINDS, make_model
+from tools.forecast.forecast_command import main
 
 ROOT = Path(__file__).parents[4]
 PAGE = ROOT / "docs" / "forecast.md"
@@ -30,11 +32,19 @@ MODEL = {
 """Qwen3-4B."""
 
 
-def forecast(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Of the page's file, in a folder with the model's config.json alone."""
+LONG = pytest.mark.long(short="tests/system/tools/forecast/test_forecast.py")
+
+
+def write_run(folder: Path) -> None:
+    """The page's file, and the model's config.json alone."""
     (folder / "model").mkdir(exist_ok=True)
     (folder / "model" / "config.json").write_text(json.dumps(MODEL))
     (folder / "train.toml").write_text(block("toml"))
+
+
+def forecast(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Of the page's file."""
+    write_run(folder)
     return subprocess.run(
         [sys.executable, "-m", "tools.forecast", *flags],
         cwd=folder,
@@ -53,12 +63,15 @@ def block(language: str) -> str:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind == "tied" else LONG) for kind in KINDS]
+)
 def test_real_ranks_allocate_what_is_forecast(kind: str) -> None:
     """By torch's own allocator, on two ranks that train."""
     assert memory_error(kind) < 0.1
 
 
+@LONG
 @pytest.mark.timeout(400)
 def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
     """All of it: what does not fit, and the cure, which was counted."""
@@ -80,12 +93,22 @@ def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
         (("--device", "h100-80", "--model", "nowhere"), "has no config.json"),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path: Path, flags: tuple[str, ...], said: str) -> None:
+def test_a_mistake_is_one_line(
+    tmp_path: Path,
+    flags: tuple[str, ...],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """It names the setting and the cure."""
-    done = forecast(tmp_path, *flags)
-    assert done.returncode in (64, 78)
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    write_run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended, warnings.catch_warnings():
+        main(flags)
+    assert ended.value.code in (64, 78)
+    found = capsys.readouterr().err
+    assert said in found
+    assert len(found.splitlines()) == 1
 
 
 def dry_run(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:

@@ -114,6 +114,7 @@ def contents(neighbours: Neighbours) -> dict[int, set[str]]:
     return found
 
 
+@pytest.mark.long(short="tests/system/trainer/checkpoint/test_repeated_steps.py")
 async def test_a_killed_trainer_repeats_the_steps_since_its_checkpoint(
     tmp_path: Path, model: Path, neighbours: Neighbours, straight_run: Path
 ) -> None:

@@ -14,6 +14,7 @@ from tests.lib.launcher.evaluation.killing_run import check, make_run
 from tests.lib.launcher.evaluation.labelled_agent import FOLDER_VARIABLE, SCORES
 
 
+@pytest.mark.long(short="tests/system/services/evaluator/test_process.py")
 @pytest.mark.timeout(240)
 async def test_a_run_is_evaluated_beside_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -103,6 +103,7 @@ def calls_without_certificate(run: Path) -> grpc.StatusCode:
     return grpc.StatusCode(error.code())
 
 
+@pytest.mark.long(short="tests/unit/services/launcher/hosts/test_host_plan.py")
 @pytest.mark.timeout(300)
 def test_a_run_on_two_hosts_goes_on_when_one_is_killed(tmp_path: Path) -> None:
     """The host joins again and the run ends in order; controls: a wrong secret, no certificate."""
