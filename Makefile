@@ -1,4 +1,6 @@
 # Every target makes the environment it needs; nothing has to be installed by hand.
+# Modules are compiled once, not by each of the processes that tests start.
+unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python -m

@@ -83,6 +83,7 @@ def test_another_seed_deals_other_mini_batches(model: Path, whole: Path, tmp_pat
     assert greatest_difference(out, whole) > 1e-4
 
 
+@pytest.mark.long(short="tests/system/trainer/test_mini_batches.py")
 async def test_a_crash_between_two_updates_repeats_the_whole_step(
     tmp_path: Path, model: Path, whole: Path
 ) -> None:

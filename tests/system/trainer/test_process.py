@@ -85,6 +85,7 @@ async def test_two_ranks_train_publish_and_lend_their_nodes_while_no_batch_is_re
         assert record["staleness_mean"] == pytest.approx(base - versions.mean())
 
 
+@pytest.mark.long(short="tests/system/trainer/test_process.py")
 async def test_a_crash_between_checkpoint_and_commit_trains_each_sample_once(
     tmp_path: Path, model: Path, neighbours: Neighbours, straight_run: Path
 ) -> None:

@@ -53,6 +53,13 @@ BROKEN = {
 }
 
 
+SLOW = {"append lets a replaced writer write", "append takes other tokens for a repetition"}
+"""Found after many histories."""
+LONG = pytest.mark.long(
+    short="tests/integration/trajectory_manager/state_machine/test_state_machine.py"
+)
+
+
 def test_both_stores_agree(tmp_path: Path) -> None:
     """Whatever agents, gateways, trainers and consumers do, with retries and dying managers."""
     with rig(tmp_path, restarts=False) as on:
@@ -67,7 +74,9 @@ def test_both_stores_agree_after_a_crash_of_redis(tmp_path: Path) -> None:
     assert counts["store_restarts"] > 0
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=LONG if name in SLOW else ()) for name in BROKEN]
+)
 def test_the_machine_finds_a_broken_script(tmp_path: Path, name: str) -> None:
     """Negative control: one condition less in one script, and the stores disagree."""
     kind, script, protection, without, first_seed = BROKEN[name]

@@ -62,10 +62,9 @@ def block(language: str) -> str:
     return found[1]
 
 
+@LONG
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind == "tied" else LONG) for kind in KINDS]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_real_ranks_allocate_what_is_forecast(kind: str) -> None:
     """By torch's own allocator, on two ranks that train."""
     assert memory_error(kind) < 0.1

@@ -8,6 +8,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from safetensors.torch import load_file
 
 from tests.lib.trainer.child import Child
@@ -28,6 +29,7 @@ def pid_of_rank(rank: int, launcher: int) -> int:
     return sorted(children)[rank]
 
 
+@pytest.mark.long(short="tests/system/trainer/pipeline/test_pipelined_policy.py")
 async def test_a_pipeline_trains_publishes_and_loses_a_rank_and_fsdp_goes_on(
     tmp_path: Path, model: Path
 ) -> None:

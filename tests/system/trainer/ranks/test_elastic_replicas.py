@@ -97,6 +97,7 @@ def test_a_state_that_is_not_handed_over_is_noticed(
     assert greatest(found, one_rank) > 1e-3
 
 
+@pytest.mark.long(short="tests/system/trainer/ranks/test_elastic_replicas.py")
 async def test_an_operator_sets_the_replicas_of_a_trainer_that_goes_on(
     tmp_path: Path, model: Path, straight_run: Path
 ) -> None:

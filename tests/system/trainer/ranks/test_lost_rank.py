@@ -72,6 +72,7 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).abs().max() / other.abs().max())
 
 
+@pytest.mark.long(short="tests/system/trainer/ranks/test_lost_rank.py")
 def test_steps_in_which_ranks_are_killed_are_those_of_the_whole_batch(
     model: Path, tmp_path: Path, undisturbed: Path
 ) -> None:
