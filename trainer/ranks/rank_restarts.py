@@ -52,9 +52,13 @@ class _Keeper:
 
     def run(self, work: Callable[[int], None], life: int) -> int:
         """The exit code of a child; negative: the signal that killed it."""
-        keeper, self._child = os.getpid(), os.fork()
+        keeper = os.getpid()
+        # A signal that comes before either side can act on it waits.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        self._child = os.fork()
         if self._child == 0:
             _live(work, life, keeper)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         return os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
 
     def _hand_on(self, number: int, _frame: FrameType | None) -> None:
@@ -67,6 +71,7 @@ class _Keeper:
 def _live(work: Callable[[int], None], life: int, keeper: int) -> NoReturn:
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != keeper:  # it ended before that
         end_process(1)

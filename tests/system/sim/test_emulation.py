@@ -102,15 +102,8 @@ def test_a_valid_run_is_kept_and_an_invalid_one_is_run_again(
     assert kept(tmp_path, replace(run, seed=run.seed + 1)).control_plane_cores == 0.4
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
-        "multiplexed",
-        pytest.param(
-            "one-step-async", marks=pytest.mark.long(short="tests/system/sim/test_emulation.py")
-        ),
-    ],
-)
+@pytest.mark.long(short="tests/system/sim/test_emulation.py")
+@pytest.mark.parametrize("mode", ["multiplexed", "one-step-async"])
 async def test_the_real_control_plane_trains_on_emulated_nodes(mode: str) -> None:
     """Every node-second is accounted for once, and nothing is older than the bound."""
     run = replace(setting(mode), warm_up=1, steps=1)

@@ -109,6 +109,7 @@ def test_ranks_of_a_context_group_have_a_slice_each(folder: Path) -> None:
     assert shared.exchanged_bytes == 7 * 3 * (64 * 4 * 2 * 16 * 2) / 2
 
 
+@pytest.mark.long(short="tests/integration/tools/forecast/test_training_count.py")
 def test_what_saves_is_a_cure_as_far_as_model_and_ranks_allow(folder: Path) -> None:
     """Four ranks and two heads: pairs. The other settings that save activations are there."""
     settings: dict[str, Any] = {"activation_checkpointing": True, "activation_offload": True}

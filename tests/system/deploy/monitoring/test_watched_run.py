@@ -16,7 +16,10 @@ from tests.lib.monitoring.monitoring_files import dashboards, metrics_in, rules
 from tests.system.deploy.monitoring.collector import Collector, SpanRecord, reached
 from tests.system.deploy.monitoring.run_rig import RUN_ID, RunRig, run_rig
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.long(short="tests/integration/services/chassis/rpc/test_interceptors.py"),
+]
 _WAIT_SECONDS = 30.0
 _SUFFIXES = ("_bucket", "_sum", "_count", "_created")
 _OF_PROMETHEUS = {"up"}

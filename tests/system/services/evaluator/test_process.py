@@ -207,6 +207,7 @@ async def test_one_that_is_killed_repeats_the_evaluation(
         assert len(run.lines()) == 1
 
 
+@LONG
 @pytest.mark.timeout(120)
 async def test_weights_that_come_too_early_are_evaluated_in_place_of_the_first(
     tmp_path: Path,
@@ -224,6 +225,7 @@ async def test_weights_that_come_too_early_are_evaluated_in_place_of_the_first(
         assert (line["label"], line["weight_version"], line["num_rollouts"]) == ("before", 1, 4)
 
 
+@LONG
 @pytest.mark.timeout(120)
 async def test_the_last_weights_are_evaluated_when_no_further_step_comes(tmp_path: Path) -> None:
     """As the launcher asks when all tasks are used up; the trainer waits for ever."""

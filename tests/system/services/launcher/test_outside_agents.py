@@ -150,6 +150,7 @@ def summary_of(folder: Path) -> dict[str, Any]:
     return summary
 
 
+@pytest.mark.long(short="tests/system/end_to_end/test_training_run.py")
 @pytest.mark.timeout(300)
 def test_train_without_an_agent_trains_on_agents_from_outside(tmp_path: Path) -> None:
     """It evaluates, trains and ends; the agent learns of the end and ends well too."""
@@ -176,7 +177,7 @@ def test_train_without_an_agent_trains_on_agents_from_outside(tmp_path: Path) ->
     assert "Traceback" not in out
 
 
-@pytest.mark.long(short="tests/system/services/launcher/test_outside_agents.py")
+@pytest.mark.long(short="tests/system/end_to_end/test_training_run.py")
 @pytest.mark.timeout(300)
 def test_train_starts_the_agents_program(tmp_path: Path) -> None:
     """With the addresses and its token in its environment; it ends when the run has ended.
@@ -195,7 +196,7 @@ def test_train_starts_the_agents_program(tmp_path: Path) -> None:
     assert "the run has ended" in (tmp_path / "runs/outside/logs/agent.log").read_text()
 
 
-@pytest.mark.long(short="tests/system/services/launcher/test_outside_agents.py")
+@pytest.mark.long(short="tests/system/end_to_end/test_training_run.py")
 @pytest.mark.timeout(300)
 def test_serve_leases_tasks_until_ctrl_c(tmp_path: Path) -> None:
     """The agent of the file is not started; Ctrl-C ends every process, with exit code 0."""

@@ -124,6 +124,7 @@ def dry_run(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long(short="tests/system/tools/forecast/test_forecast.py")
 @pytest.mark.timeout(400)
 def test_a_dry_run_ends_with_a_forecast_where_a_device_is_given(tmp_path: Path) -> None:
     """Control: without the setting there is none."""

@@ -47,6 +47,7 @@ async def test_a_dumped_step_replays_to_the_last_digit(training: Training, tmp_p
         assert "grad_norm" in done.stdout
 
 
+@pytest.mark.long(short="tests/system/trainer/checkpoint/test_step_dump.py")
 async def test_a_dumped_step_of_a_pipeline_replays_to_the_last_digit(
     training: Training, tmp_path: Path
 ) -> None:
@@ -58,6 +59,7 @@ async def test_a_dumped_step_of_a_pipeline_replays_to_the_last_digit(
     assert "critic_grad_norm" in done.stdout
 
 
+@pytest.mark.long(short="tests/system/trainer/checkpoint/test_step_dump.py")
 async def test_another_step_is_noticed(training: Training, tmp_path: Path) -> None:
     """Negative control: twice the advantages are another gradient."""
     folder = await dumped(training, tmp_path) / "step_000000002"

@@ -145,6 +145,7 @@ async def test_a_killed_weights_service_gets_only_the_rest(
     assert sent.num_bytes - size_of(whole) < size_of(whole)
 
 
+@pytest.mark.long(short="tests/system/trainer/publish/test_uploader.py")
 async def test_a_killed_publisher_sends_only_the_rest(
     service: WeightsProcess, model: Path, tmp_path: Path, sent: SentBytes, whole: dict[str, bytes]
 ) -> None:

@@ -20,13 +20,21 @@ def work(life):
     if sys.argv[1] == "waits":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     print(life, os.getpid(), flush=True)
-    if sys.argv[1] == "waits":
+    if sys.argv[1] in ("waits", "is signalled at once"):
         time.sleep(60)
     if sys.argv[1] == "fails":
         raise SystemExit(78)
     if life < 3:
         os.kill(os.getpid(), signal.SIGKILL)
 
+def fork(real=os.fork):
+    child = real()
+    if child:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return child
+
+if sys.argv[1] == "is signalled at once":
+    os.fork = fork
 sys.exit(keep_rank(work))
 """
 
@@ -45,6 +53,13 @@ def test_a_killed_rank_begins_another_life_until_it_ends_by_itself() -> None:
     assert output[::2] == ["1", "2", "3"]
     assert len(set(output[1::2])) == 3
     assert process.returncode == 0
+
+
+def test_a_signal_within_the_fork_is_handed_on() -> None:
+    """The rank ends by it, and no other life begins."""
+    with kept("is signalled at once") as process:
+        process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
 
 
 def test_a_rank_that_fails_is_not_replaced() -> None:
