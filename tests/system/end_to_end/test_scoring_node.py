@@ -166,6 +166,7 @@ def _node_agent(
     )
 
 
+@pytest.mark.long(short="tests/system/end_to_end/test_scoring_node.py")
 async def test_a_node_scores_between_two_spells_of_rollout(world: World) -> None:
     """Once enough samples lack the column; none is scored while the node rolls out."""
     world.allow(99)

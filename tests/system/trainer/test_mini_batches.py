@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from services.chassis.errors import ConfigError
+from tests.lib.mostly_long import mostly_long
 from tests.lib.trainer.child import Child
 from tests.lib.trainer.ranks.whole_run import greatest_difference, losses, run, same_rows
 from tests.lib.trainer.services import Neighbours
@@ -57,7 +58,7 @@ def test_a_resume_equals_no_interruption(model: Path, whole: Path, tmp_path: Pat
     assert losses(again) == losses(whole)[2:]
 
 
-@pytest.mark.parametrize("backend", ["fsdp", "pipeline"])
+@pytest.mark.parametrize("backend", mostly_long(["fsdp", "pipeline"], "fsdp", short=__file__))
 def test_two_ranks_and_one_train_the_same(
     model: Path, whole: Path, tmp_path: Path, backend: str
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from services.launcher.checks.installed_extras import extra_of
 from services.launcher.checks.run_settings import CLASSES
+from tests.lib.mostly_long import mostly_long
 from tests.system.wheel.only_packages import link_packages, names_of, run_with
 
 OPTIONAL = "peft,tensorboard,wandb,mlflow,datasets,opentelemetry"
@@ -48,6 +49,8 @@ PROCESSES = {
     "quickstart": ("tools.forecast",),
 }
 """Packages of each process, by its extra."""
+IN_SHORT = PROCESSES.keys() - {"rollout-server", "sglang", "scoring", "quickstart"}
+"""But those that import torch, of which the trainer is tried."""
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +73,7 @@ def imported(
     return run_with(sites, program, OPTIONAL, *packages, cwd=folder)
 
 
-@pytest.mark.parametrize("extra", PROCESSES)
+@pytest.mark.parametrize("extra", mostly_long(PROCESSES, *IN_SHORT, short=__file__))
 def test_an_extra_brings_all_that_its_process_imports(
     compiled: Path, tmp_path: Path, extra: str
 ) -> None:

@@ -64,7 +64,9 @@ def count(
 @pytest.mark.parametrize(
     ("kind", "checkpointing"),
     [
-        pytest.param(kind, checkpointing, marks=() if checkpointing == (kind != "tied") else LONG)
+        pytest.param(
+            kind, checkpointing, marks=() if kind == "tied" and not checkpointing else LONG
+        )
         for kind in KINDS
         for checkpointing in (False, True)
     ],
@@ -90,6 +92,7 @@ def test_each_setting_takes_what_it_says(folder: Path) -> None:
     assert few.by_part[LOGITS] < plain.by_part[LOGITS]
 
 
+@pytest.mark.long(short="tests/integration/tools/forecast/test_training_count.py")
 def test_ranks_of_a_context_group_have_a_slice_each(folder: Path) -> None:
     """Activations and operations halve; a few blocks tell of all, exchanges included.
 

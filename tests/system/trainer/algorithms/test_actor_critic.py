@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from services.chassis.errors import ConfigError
+from tests.lib.mostly_long import mostly_long
 from tests.lib.trainer.ranks.gradients import config, greatest_error, make_case, ours, rollouts_of
 from tests.lib.trainer.ranks.whole_run import greatest_difference, losses, run
 from tests.lib.trainer.support import JOB_CONFIG, ROUNDING, make_model, trainer_config
@@ -69,7 +70,7 @@ def critic_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("critic"), seed=1)
 
 
-@pytest.mark.parametrize("critic", ["layer", "model"])
+@pytest.mark.parametrize("critic", mostly_long(["layer", "model"], "layer", short=__file__))
 def test_a_critic_is_sharded_resumed_and_left_out_of_what_is_published(
     model: Path, critic_model: Path, tmp_path: Path, critic: str
 ) -> None:

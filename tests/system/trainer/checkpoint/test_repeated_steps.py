@@ -165,6 +165,7 @@ async def test_what_is_published_is_not_published_again(
     assert neighbours.ledger.bases[6] == 5
 
 
+@pytest.mark.long(short="tests/system/trainer/checkpoint/test_repeated_steps.py")
 async def test_a_ledger_that_forgets_the_steps_is_noticed(
     tmp_path: Path, model: Path, neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +178,7 @@ async def test_a_ledger_that_forgets_the_steps_is_noticed(
     assert len(set(numbers)) == len(numbers)
 
 
+@pytest.mark.long(short="tests/system/trainer/checkpoint/test_repeated_steps.py")
 async def test_steps_that_come_out_otherwise_are_published_under_a_new_number(
     tmp_path: Path, model: Path, neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.lib.mostly_long import mostly_long
 from tests.lib.trainer.support import ROOT, environment
 from tests.lib.trainer.training import Training
 from trainer.data.computations import Accumulate
@@ -74,7 +75,9 @@ async def test_another_step_is_noticed(training: Training, tmp_path: Path) -> No
     assert "differs" in done.stdout
 
 
-@pytest.mark.parametrize("missing", ["folder", "step.json"])
+@pytest.mark.parametrize(
+    "missing", mostly_long(["folder", "step.json"], "step.json", short=__file__)
+)
 def test_a_missing_dump_is_reported(tmp_path: Path, missing: str) -> None:
     """No traceback, but the folder and the cure."""
     folder = tmp_path / "nothing"

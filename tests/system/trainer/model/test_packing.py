@@ -7,6 +7,7 @@ from statistics import fmean
 
 import pytest
 
+from tests.lib.mostly_long import mostly_long
 from tests.lib.trainer.ranks.whole_run import greatest_difference, losses, run
 from tests.lib.trainer.support import JOB_CONFIG
 from tests.lib.trainer.support import ROUNDING as OF_A_RUN
@@ -23,7 +24,7 @@ from tests.unit.trainer.model.test_packing import packing
     ],
     ids=str,
 )
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", mostly_long([1, 2], 1, short=__file__))
 def test_a_run_is_the_same_packed_padded_and_with_less_memory(
     model: Path, straight_run: Path, tmp_path: Path, ranks: int, setting: dict[str, int]
 ) -> None:

@@ -148,6 +148,7 @@ def compare_all(model: Path) -> None:
         compare(model, name)
 
 
+@pytest.mark.long(short="tests/system/trainer/model/test_toy_device.py")
 def test_a_step_computes_on_its_device_alone(model: Path) -> None:
     """No tensor of the host is among its operations; results are those of the host."""
     run_forked(1, compare_all, model)

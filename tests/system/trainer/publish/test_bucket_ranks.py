@@ -18,6 +18,7 @@ from safetensors.torch import load, load_file
 from seamflow.channel import connect
 
 from services.lib.weight_files.shard_chunks import encode_upload
+from tests.lib.mostly_long import mostly_long
 from tests.lib.trainer.ranks.forked_ranks import exit_codes, run_forked
 from tests.lib.trainer.ranks.gang_run import Ranks, run_rank, train
 from tests.lib.trainer.ranks.published_weights import write_snapshot, written_tensors
@@ -45,7 +46,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_long(KINDS, "tied, bfloat16", "a pipeline", short=__file__))
 def test_the_files_are_the_whole_model(tmp_path: Path, kind: str) -> None:
     """Bit for bit what is exported from a checkpoint, by one process that holds all of it.
 
@@ -131,6 +132,7 @@ def beside_training(job: dict[str, Any]) -> None:
     with_ranks(job, lead)
 
 
+@pytest.mark.long(short="tests/system/trainer/publish/test_bucket_ranks.py")
 def test_training_goes_on_while_its_weights_are_gathered(tmp_path: Path) -> None:
     """The files have the weights of the snapshot, not those of the step that was trained since."""
     out = tmp_path / "out"
@@ -165,7 +167,7 @@ def losing_a_rank(job: dict[str, Any]) -> None:
     with_ranks(job, lead)
 
 
-@pytest.mark.parametrize("dies", [True, False])
+@pytest.mark.parametrize("dies", mostly_long([True, False], True, short=__file__))
 def test_a_killed_rank_ends_the_attempt_at_once(tmp_path: Path, dies: bool) -> None:
     """The others notice it and go on; without the death (control) all files are there."""
     out = tmp_path / "out"
@@ -201,6 +203,7 @@ def sending(job: dict[str, Any]) -> None:
     with_ranks(job, lead)
 
 
+@pytest.mark.long(short="tests/system/trainer/publish/test_bucket_ranks.py")
 async def test_every_rank_sends_its_own_files(tmp_path: Path, redis_url: str) -> None:
     """To a service that sees no path of theirs; what arrives damaged is sent again."""
     folder, out = tmp_path / f"service-{uuid.uuid4().hex}", tmp_path / "out"

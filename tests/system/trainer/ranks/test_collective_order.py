@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.lib.mostly_long import mostly_long
 from tests.lib.trainer.ranks.forked_ranks import exit_codes
 from tests.lib.trainer.ranks.gang_run import run_rank
 from tests.lib.trainer.support import JOB_CONFIG
@@ -23,6 +24,7 @@ from trainer.policy.sharded_backend import ShardedBackend
 from trainer.policy.totals import Totals
 
 RANKS = 5
+LONG = pytest.mark.long(short="tests/system/trainer/ranks/test_collective_order.py")
 # Of four sequences: one of five ranks gets none.
 ONE_GROUP = {"steps": [1, 2], "parts": [[0]]}
 JOBS: dict[str, dict[str, Any]] = {
@@ -88,7 +90,7 @@ def mortal(job: dict[str, Any]) -> None:
     compared(job, run_mortal)
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", mostly_long(JOBS, "several updates", short=__file__))
 def test_ranks_with_different_data_make_the_same_calls(
     model: Path, tmp_path: Path, name: str
 ) -> None:
@@ -99,7 +101,11 @@ def test_ranks_with_different_data_make_the_same_calls(
 
 
 @pytest.mark.parametrize(
-    ("mutated", "steps"), [(without_empty, ONE_GROUP), (without_last, {"steps": [1]})]
+    ("mutated", "steps"),
+    [
+        (without_empty, ONE_GROUP),
+        pytest.param(without_last, {"steps": [1]}, marks=LONG),
+    ],
 )
 def test_a_rank_that_skips_a_forward_pass_is_an_error_at_once(
     model: Path, tmp_path: Path, mutated: Callable[[dict[str, Any]], None], steps: dict[str, Any]
@@ -111,6 +117,7 @@ def test_a_rank_that_skips_a_forward_pass_is_an_error_at_once(
     assert None not in codes
 
 
+@LONG
 def test_those_that_are_left_make_the_same_calls(model: Path, tmp_path: Path) -> None:
     """A rank dies in its backward pass: the others form a group, and it joins again."""
     death = Death(rank=3, kind="Accumulate", number=2)

@@ -69,6 +69,7 @@ def test_a_trainer_that_grows_and_shrinks_makes_the_steps_of_one_world(
     assert moved > 1e-3
 
 
+@pytest.mark.long(short="tests/system/trainer/ranks/test_elastic_replicas.py")
 def test_the_same_sequence_of_sizes_is_the_same_bit_for_bit(
     model: Path, tmp_path: Path, elastic: Path
 ) -> None:
@@ -76,6 +77,7 @@ def test_the_same_sequence_of_sizes_is_the_same_bit_for_bit(
     assert greatest(train(2, model, tmp_path / "again", **ELASTIC), elastic) == 0.0
 
 
+@pytest.mark.long(short="tests/system/trainer/ranks/test_elastic_replicas.py")
 def test_a_rank_that_is_killed_while_it_joins_or_leaves_loses_nothing(
     model: Path, tmp_path: Path, one_rank: Path
 ) -> None:

@@ -113,6 +113,7 @@ def test_a_part_that_is_not_computed_again_is_noticed(
     assert difference(gradient(found, KILL_STEP), expected) > 1e-2
 
 
+@pytest.mark.long(short="tests/system/trainer/ranks/test_lost_rank.py")
 def test_the_loss_of_all_copies_of_a_part_is_an_error(model: Path, tmp_path: Path) -> None:
     """Two ranks that have the same part die at once: the trainer restarts from its checkpoint."""
     deaths = [Death(rank=rank, kind="Accumulate", number=2 * KILL_STEP) for rank in (1, 3)]
@@ -134,6 +135,7 @@ def test_ranks_that_are_left_get_the_rows_of_mini_batches_again(
     assert difference(whole(found / "state_2", "parameter"), end) < 1e-6
 
 
+@pytest.mark.long(short="tests/system/trainer/ranks/test_lost_rank.py")
 def test_a_rank_without_its_context_group_waits_for_the_others(
     model: Path, tmp_path: Path, undisturbed: Path
 ) -> None:
