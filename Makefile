@@ -7,7 +7,7 @@ RUN = $(VENV)/bin/python -m
 # Of suites: whatever they started ends with them, also when they are killed.
 CONTAINED = $(RUN) tools.suites.contained $(RUN)
 SEED ?= 0
-WORKERS ?= 4
+WORKERS ?= 3
 # How often `make test` repeats a test that fails; it says which.
 RERUNS ?= 0
 PEERS ?= default

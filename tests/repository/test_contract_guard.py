@@ -258,6 +258,7 @@ def test_the_released_set_holds_the_whole_contract(tmp_path: Path) -> None:
     assert now - released == UNRELEASED, "run `make descriptors` at the release"
 
 
+@pytest.mark.long(short="tests/repository/test_contract_guard.py")
 def test_every_kind_of_break_is_refused(tmp_path: Path) -> None:
     """Each mutation is refused by its rule."""
     refused = []

@@ -42,6 +42,7 @@ async def neighbours(tmp_path: Path) -> AsyncIterator[Neighbours]:
         yield around
 
 
+@pytest.mark.long(short="tests/system/trainer/test_process.py")
 async def test_two_ranks_train_publish_and_lend_their_nodes_while_no_batch_is_ready(
     tmp_path: Path, model: Path, neighbours: Neighbours
 ) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import seamflow as seamflow_package
 
+from tests.lib.mostly_long import mostly_long
 from tests.lib.sdk.run_services import Run, environment, policy, trajectory, turn, write_addresses
 from tests.lib.sdk.support import serving
 
@@ -165,7 +166,9 @@ async def test_wrong_usage_ends_with_64(tmp_path: Path) -> None:
     assert "there is no command 'trian'; did you mean train?" in err
 
 
-@pytest.mark.parametrize("verb", ["train", "serve", "evaluate", "export-model"])
+@pytest.mark.parametrize(
+    "verb", mostly_long(["train", "serve", "evaluate", "export-model"], "train", short=__file__)
+)
 async def test_verbs_of_other_modules_have_the_same_form_of_help(tmp_path: Path, verb: str) -> None:
     """Exit code 0, and a usage line with the command that was typed."""
     code, out, _ = await seamflow(verb, "--help", cwd=tmp_path)

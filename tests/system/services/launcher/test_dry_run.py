@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[4]
+LONG = pytest.mark.long(short="tests/system/services/launcher/test_dry_run.py")
 RUN = """
 [launcher]
 name = "run"
@@ -78,8 +79,13 @@ def test_the_plan_comes_when_everything_is_right(tmp_path: Path) -> None:
     [
         (RUN.replace("num_steps", "nmu_steps"), 78, "unknown key; did you mean num_steps?"),
         (RUN.replace("my_agent:Agent", "my_agent:Agnet"), 78, "has no attribute 'Agnet'"),
-        (TOOL_LOOP, 78, "score"),
-        (RUN + "[agent_runner]\nconcurrency = 3\n", 78, "[agent_runner], which no process reads"),
+        pytest.param(TOOL_LOOP, 78, "score", marks=LONG),
+        pytest.param(
+            RUN + "[agent_runner]\nconcurrency = 3\n",
+            78,
+            "[agent_runner], which no process reads",
+            marks=LONG,
+        ),
     ],
 )
 def test_a_mistake_is_told_alone(tmp_path: Path, text: str, code: int, mistake: str) -> None:

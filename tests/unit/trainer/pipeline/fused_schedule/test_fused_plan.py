@@ -8,6 +8,7 @@ import random
 import pytest
 
 from bench.fusion.settings import SETTINGS, Setting
+from tests.lib.mostly_long import mostly_long
 from trainer.pipeline.fused_schedule.annealing import anneal
 from trainer.pipeline.fused_schedule.dispatch import Rule, dispatch
 from trainer.pipeline.fused_schedule.greedy import greedy
@@ -35,7 +36,9 @@ def test_serial_greedy_and_bound_are_those_of_the_paper(setting: Setting) -> Non
     assert lower_bound(problem) == setting.bound
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize(
+    "setting", mostly_long(SETTINGS, SETTINGS[0], SETTINGS[2], short=__file__), ids=str
+)
 def test_the_plan_reaches_the_bound(setting: Setting) -> None:
     """Without a capacity: also where the paper's own search stops at 613 of 606."""
     plan = fused_plan(setting.problem(), cpu_seconds=60.0)
