@@ -102,10 +102,11 @@ def _move(batch: BatchTimes, balance: StageBalance, gang: Gang, rule: SplitRule)
         best = split_nodes(generation, within, counts.generating + counts.training)
     except ValueError:  # the bounds leave nothing
         return 0
+    if best.training_nodes == counts.training:
+        return 0
     present = max(_generated(batch), batch.trained)
     move = unit if best.training_nodes > counts.training else -unit
-    is_faster = _pace(batch, balance, counts.training + move) < present
-    if best.training_nodes == counts.training or not is_faster:
+    if _pace(batch, balance, counts.training + move) >= present:
         return 0
     goes_back = any(nodes == counts.training + move for nodes, _ in balance.training_points)
     gain = rule.gain * (_BACK if goes_back else 1)

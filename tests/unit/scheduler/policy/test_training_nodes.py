@@ -212,3 +212,10 @@ def _report(load: GenerationLoad, name: str, now: float, rate: float) -> None:
     assignment = Assignment(tag="rollout", epoch=1)
     at_work = {"assignment": assignment, "state": NodeState.ACTIVE, "reported_epoch": 1}
     load.observe(node(name, *BOTH, report=report, **at_work), now)
+
+
+def test_a_gang_of_one_unit_keeps_it_where_generation_is_slow() -> None:
+    """There is nothing less than a unit, of which no seconds can be expected."""
+    world = World(generation=40.0, training=0.5, first=1).train(8)
+    assert world.moves == []
+    assert world.num_training == 1

@@ -1,0 +1,1 @@
+"""A running training job whose nodes move between training and generation."""

@@ -1,0 +1,28 @@
+"""The quickstart's agent, whose environment takes as long for each answer as a file says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from seamflow.agent import Task
+from seamflow.client import Rollout
+
+from examples.quickstart.agent import ElevatorAgent
+
+__all__ = ["PACE_FILE", "PacedAgent"]
+
+PACE_FILE = "SEAMFLOW_TEST_PACE_FILE"
+"""Environment variable with the file's path; the file has seconds."""
+
+
+class PacedAgent(ElevatorAgent):
+    """Waits before it begins."""
+
+    async def run(self, task: Task, rollout: Rollout) -> Mapping[str, float]:
+        """As the quickstart's."""
+        pace = await asyncio.to_thread(Path(os.environ[PACE_FILE]).read_text)
+        await asyncio.sleep(float(pace))
+        return await super().run(task, rollout)
