@@ -28,7 +28,7 @@ SGLANG_TESTS ?= tests/integration/rollout/server tests/system/rollout/server tes
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-wheel bench-model bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion bench-size bench-gpu bench-fleet bench-wan bench-cost bench-allocation \
-	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-console test-health test-models test-publish-kills test-slurm test-roundtrips \
+	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-console test-health test-models test-allocation test-publish-kills test-slurm test-roundtrips \
 	test test-unit test-long test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs site lock proto descriptors up images health down clean help .venv-sglang $(ADAPTERS)
 
 help: ## List the targets.
@@ -211,6 +211,9 @@ test-console: $(VENV)/.dev ## The console in Chromium beside a run that trains: 
 
 test-slurm: $(VENV)/.dev ## A run as a job of a real Slurm of three nodes: one drained, the job requeued and resumed (needs root and Slurm).
 	$(CONTAINED) tests.suites.slurm
+
+test-allocation: $(VENV)/.dev ## Nodes move between training and generation while a real job goes on: by the operator, by measured seconds, with kills.
+	$(CONTAINED) tests.suites.allocation --seed $(SEED)
 
 test-models: $(VENV)/.dev ## Model folders of 18 architectures: two optimizer steps each; 15 others: refused in one line.
 	$(CONTAINED) tests.suites.models --seed $(SEED)

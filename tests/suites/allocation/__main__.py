@@ -63,7 +63,7 @@ def main() -> None:
     given = parser.parse_args()
     with TemporaryDirectory(prefix="seamflow-allocation-") as folder:
         figures = asyncio.run(_measured(Path(folder), given.seed, is_quick=given.quick))
-    report = Report(bench="allocation-moves", figures=figures, seeds=[given.seed])
+    report = Report(bench="allocation_moves", figures=figures, seeds=[given.seed])
     report.publish(ROOT / "runs" / "bench" if given.quick else RESULTS)
     if broken := [name for name in _ZERO if figures.get(name)]:
         sys.exit(f"not 0: {', '.join(broken)}")
