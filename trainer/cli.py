@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from seamflow.errors import StaleEpochError
+from seamflow.network.keepalive import WEIGHTS_KEEPALIVE
 from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
 
 from services.chassis import log
@@ -110,7 +111,7 @@ async def connect_services(
     `rank_nodes` has the node of each rank.
     """
     samples = await stack.enter_async_context(channel(config, config.trajectory_manager))
-    weights = await stack.enter_async_context(channel(config, config.weights))
+    weights = await stack.enter_async_context(channel(config, config.weights, WEIGHTS_KEEPALIVE))
     nodes = (
         await stack.enter_async_context(channel(config, config.scheduler))
         if config.scheduler

@@ -6,6 +6,7 @@ import gc
 
 import torch
 import torch.distributed as dist
+from seamflow.network.keepalive import WEIGHTS_KEEPALIVE
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from services.chassis.rpc.clients import channel
@@ -206,7 +207,9 @@ class Worker:
 def _bucket_writer(config: TrainerConfig, store: Store) -> BucketWriter:
     """This rank's; rank 0's files are sent by its client of the weights service."""
     uploader = ThreadUploader(
-        lambda: channel(config, config.weights), config.run_id, compress=config.publish.compress
+        lambda: channel(config, config.weights, WEIGHTS_KEEPALIVE),
+        config.run_id,
+        compress=config.publish.compress,
     )
     number = dist.get_rank() if dist.is_initialized() else 0
     rank = WritingRank(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
+from seamflow.network.keepalive import WEIGHTS_KEEPALIVE
 from seamflow.stubs import async_stub
 from seamflow.weights.v1.weight_service_pb2_grpc import (
     WeightServiceStub,
@@ -97,7 +98,7 @@ class _Channels:
 
     def connect(self, target: str) -> grpc.aio.Channel:
         if target not in self._channels:
-            self._channels[target] = clients.channel(self._config, target)
+            self._channels[target] = clients.channel(self._config, target, WEIGHTS_KEEPALIVE)
         return self._channels[target]
 
     async def _close(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import grpc.aio
 from seamflow.channel import connect
 from seamflow.credentials import Credentials
+from seamflow.network.keepalive import KEEPALIVE, Keepalive
 
 from services.chassis.config.file_secret import FileSecret
 from services.chassis.config.settings import ServerConfig
@@ -19,17 +20,20 @@ if TYPE_CHECKING:
 __all__ = ["channel", "credentials", "with_token"]
 
 
-def channel(config: ServerConfig, target: str) -> grpc.aio.Channel:
+def channel(
+    config: ServerConfig, target: str, keepalive: Keepalive = KEEPALIVE
+) -> grpc.aio.Channel:
     """A channel to `target` ("host:port") with this process's token and certificate.
 
     Close it when done: `async with channel(config, config.scheduler) as scheduler_channel`.
-    Services start in any order, so calls wait for one that was never reached.
+    Services start in any order, so calls wait for one that was never reached. Weights go over a
+    channel with `WEIGHTS_KEEPALIVE`.
 
     Raises:
         ConfigError: an address of IPv6 has no brackets, or no port.
     """
     try:
-        return connect(target, credentials(config), connect_timeout=None)
+        return connect(target, credentials(config), connect_timeout=None, keepalive=keepalive)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

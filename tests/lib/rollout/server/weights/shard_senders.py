@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc.aio
 import numpy as np
+from seamflow.network.keepalive import KEEPALIVE, Keepalive
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import (
     WeightServiceServicer,
@@ -102,9 +103,10 @@ class Sender(WeightServiceServicer):
         return message[:-100] + bytes([message[-100] ^ 4]) + message[-99:]
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[int]:
+    async def serving(self, keepalive: Keepalive = KEEPALIVE) -> AsyncIterator[int]:
         """Serve on a free port."""
-        service = Service(servicers=[(add_WeightServiceServicer_to_server, self)])
+        servicers = [(add_WeightServiceServicer_to_server, self)]
+        service = Service(servicers=servicers, keepalive=keepalive)
         async with started(service, ServerConfig(drain_seconds=0.0), "sender") as port:
             yield port
 
