@@ -6,10 +6,9 @@ import gc
 
 import torch
 import torch.distributed as dist
-from seamflow.network.keepalive import WEIGHTS_KEEPALIVE
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
-from services.chassis.rpc.clients import channel
+from services.chassis.rpc.clients import weights_channel
 from services.lib.routed_experts import RoutingShape
 from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint import checkpoint_files
@@ -206,8 +205,9 @@ class Worker:
 
 def _bucket_writer(config: TrainerConfig, store: Store) -> BucketWriter:
     """This rank's; rank 0's files are sent by its client of the weights service."""
+    connections = config.publish.weight_connections
     uploader = ThreadUploader(
-        lambda: channel(config, config.weights, WEIGHTS_KEEPALIVE),
+        lambda: weights_channel(config, config.weights, connections),
         config.run_id,
         compress=config.publish.compress,
     )
@@ -216,6 +216,7 @@ def _bucket_writer(config: TrainerConfig, store: Store) -> BucketWriter:
         number=number,
         seconds=config.publish.phase_seconds,
         upload=uploader.upload if number else None,
+        uploads=connections,
     )
     return BucketWriter(rank, store)
 

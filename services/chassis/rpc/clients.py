@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import grpc.aio
 from seamflow.channel import connect
 from seamflow.credentials import Credentials
-from seamflow.network.keepalive import KEEPALIVE, Keepalive
+from seamflow.network.keepalive import KEEPALIVE, WEIGHTS_KEEPALIVE, Keepalive
+from seamflow.network.many_connections import ManyConnections
 
 from services.chassis.config.file_secret import FileSecret
 from services.chassis.config.settings import ServerConfig
@@ -17,7 +18,7 @@ from services.chassis.errors import ConfigError
 if TYPE_CHECKING:
     from pydantic import SecretStr
 
-__all__ = ["channel", "credentials", "with_token"]
+__all__ = ["channel", "credentials", "weights_channel", "with_token"]
 
 
 def channel(
@@ -26,8 +27,7 @@ def channel(
     """A channel to `target` ("host:port") with this process's token and certificate.
 
     Close it when done: `async with channel(config, config.scheduler) as scheduler_channel`.
-    Services start in any order, so calls wait for one that was never reached. Weights go over a
-    channel with `WEIGHTS_KEEPALIVE`.
+    Services start in any order, so calls wait for one that was never reached.
 
     Raises:
         ConfigError: an address of IPv6 has no brackets, or no port.
@@ -36,6 +36,12 @@ def channel(
         return connect(target, credentials(config), connect_timeout=None, keepalive=keepalive)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def weights_channel(config: ServerConfig, target: str, connections: int) -> grpc.aio.Channel:
+    """As `channel`, to send or receive weights over this number of connections."""
+    opened = [channel(config, target, WEIGHTS_KEEPALIVE) for _ in range(connections)]
+    return ManyConnections(opened) if connections > 1 else opened[0]
 
 
 def credentials(config: ServerConfig) -> Credentials:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import numpy as np
 from seamflow.network.keepalive import KEEPALIVE, Keepalive
 from seamflow.weights.v1 import weight_service_pb2 as pb
@@ -19,6 +18,7 @@ from seamflow.weights.v1.weight_service_pb2_grpc import (
 )
 
 from rollout.server.config import RolloutServerConfig
+from rollout.server.weights.open_weights import WeightChannels
 from rollout.server.weights.transport import Incoming, LocalVersion
 from rollout.server.weights.transports import TransportContext
 from services.chassis.config.settings import ServerConfig
@@ -156,17 +156,10 @@ async def receiver(sender: Sender, folder: Path, **config: Any) -> AsyncIterator
     """A receiver of `sender`, which stands for the weights service."""
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(sender.serving())
-        channels: list[grpc.aio.Channel] = []
-
-        def connect(address: str) -> grpc.aio.Channel:
-            channels.append(grpc.aio.insecure_channel(address))
-            return channels[-1]
-
-        weights = connect(f"127.0.0.1:{port}")
         settings = RolloutServerConfig(engine="fake", run_id="run", **config)
+        connect = WeightChannels(settings, stack).connect
+        weights = connect(f"127.0.0.1:{port}")
         yield Receiver(TransportContext(config=settings, weights=weights, connect=connect), folder)
-        for channel in channels:
-            await channel.close()
 
 
 def same_files(version: LocalVersion, folder: Path) -> bool:
