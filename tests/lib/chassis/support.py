@@ -43,7 +43,9 @@ class WithoutPingTimeout(Keepalive):
 
 def fast_keepalive(*, sees: bool) -> Keepalive:
     """The usual one at a tenth of its times; or one that does not see a frozen peer."""
-    return (Keepalive if sees else WithoutPingTimeout)(ping_seconds=1.0, pong_seconds=0.5)
+    return (Keepalive if sees else WithoutPingTimeout)(
+        ping_seconds=1.0, pong_seconds=0.5, silence_seconds=0.5
+    )
 
 
 class InnerConfig(Settings):

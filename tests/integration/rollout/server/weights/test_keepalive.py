@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,14 @@ from tests.lib.trainer.support import trainer_config
 from tests.lib.weights.support import in_memory
 from trainer.cli import connect_services
 
-PAUSE_SECONDS = 2.0
-"""A tenth of 20 s, as the times of the keep-alive below are."""
+PAUSE_SECONDS = 1.7
+"""A fifth of 8.5 s, as what the keep-alive below waits for."""
 
 
-def _tenth(keepalive: Keepalive) -> Keepalive:
-    return replace(
-        keepalive,
-        ping_seconds=keepalive.ping_seconds / 10,
-        pong_seconds=keepalive.pong_seconds / 10,
-    )
+def _fifth(keepalive: Keepalive) -> Keepalive:
+    """A fifth of its patience, and pings so often that one is under way when the pause begins."""
+    waits = {name: seconds / 5 for name, seconds in asdict(keepalive).items()}
+    return Keepalive(**{**waits, "ping_seconds": 0.2})
 
 
 @pytest.mark.parametrize(
@@ -61,9 +59,9 @@ async def test_weights_survive_a_link_that_holds_everything_up(
     version = make_version(tmp_path / "published", big=bytes(32 * MIB))
     sender = Sender({1: version})
     async with (
-        sender.serving(_tenth(server)) as port,
+        sender.serving(_fifth(server)) as port,
         Proxy(port).serving() as proxy,
-        channel(ServerConfig(), f"127.0.0.1:{proxy.port}", _tenth(client)) as link,
+        channel(ServerConfig(), f"127.0.0.1:{proxy.port}", _fifth(client)) as link,
         receiver(sender, tmp_path / "to") as to,
     ):
         incoming, file = to.incoming(version), version.manifest.files[0]
