@@ -17,6 +17,7 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from bench.report import Report
 from bench.wan.publish_over_link import NUM_BYTES, Case
@@ -27,7 +28,7 @@ __all__ = ["main"]
 
 _PARTS = ("publish", "training", "on_policy")
 _ON_POLICY = Schedule(mode="sequential_pull", rounds=3, cuts=2, flaps=0)
-_QUICK = {"rounds": 1, "stretch_steps": 3, "long_cut": 20.0, "cuts": 2, "flaps": 4}
+_QUICK: dict[str, Any] = {"rounds": 1, "stretch_steps": 3, "long_cut": 20.0, "cuts": 2, "flaps": 4}
 """What is shorter where no result is recorded."""
 _ROUND_TRIP_MS, _MEGABITS = 60.0, 100.0
 _CASES = (

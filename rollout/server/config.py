@@ -44,7 +44,7 @@ class RolloutServerConfig(ServerConfig):
     """Place of the server, such as a datacentre: servers of a zone relay weights to each other, so
     that about one copy of each file enters it. Empty: a zone of its own name."""
     weight_streams: int = Field(2, ge=1)
-    """Files received concurrently."""
+    """Files received concurrently from each sender."""
     weight_connections: int = Field(1, ge=1)
     """Connections to each sender of weights, over which the streams are spread: one carries no more
     than a TCP window in a round trip. At most weight_streams."""
