@@ -15,7 +15,7 @@ from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
 from services.chassis import log
 from services.chassis.config.load import load_or_exit
 from services.chassis.errors import ConfigError, DependencyUnavailable
-from services.chassis.rpc.clients import channel
+from services.chassis.rpc.clients import channel, weights_channel
 from services.chassis.rpc.server import Service, run
 from trainer.checkpoint.best_checkpoint import best_of
 from trainer.checkpoint.resume import find_checkpoint
@@ -110,7 +110,8 @@ async def connect_services(
     `rank_nodes` has the node of each rank.
     """
     samples = await stack.enter_async_context(channel(config, config.trajectory_manager))
-    weights = await stack.enter_async_context(channel(config, config.weights))
+    connections = config.publish.weight_connections
+    weights = await stack.enter_async_context(weights_channel(config, config.weights, connections))
     nodes = (
         await stack.enter_async_context(channel(config, config.scheduler))
         if config.scheduler
@@ -124,6 +125,7 @@ async def connect_services(
         phase_seconds=config.publish.phase_seconds,
         find_folder=config.publish.find_folder,
         compress=config.publish.compress,
+        uploads=connections,
         adapter=adapter_settings(config) if config.publish.content == "adapter" else None,
     )
     return (

@@ -15,8 +15,9 @@ import argparse
 import json
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from bench.report import Report
 from bench.wan.publish_over_link import NUM_BYTES, Case
@@ -27,7 +28,8 @@ __all__ = ["main"]
 
 _PARTS = ("publish", "training", "on_policy")
 _ON_POLICY = Schedule(mode="sequential_pull", rounds=3, cuts=2, flaps=0)
-_QUICK = Schedule(rounds=1, stretch_steps=3, long_cut=20.0, cuts=2, flaps=4)
+_QUICK: dict[str, Any] = {"rounds": 1, "stretch_steps": 3, "long_cut": 20.0, "cuts": 2, "flaps": 4}
+"""What is shorter where no result is recorded."""
 _ROUND_TRIP_MS, _MEGABITS = 60.0, 100.0
 _CASES = (
     Case(west=2, east=14, zones=True),
@@ -43,22 +45,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS)
     parser.add_argument("--seed", type=int, default=0, help="of the lengths of cuts")
-    parser.add_argument("--quick", action="store_true", help="try it: training, with fake engines")
+    parser.add_argument("--quick", action="store_true", help="try it: runs, with fake engines")
     given = parser.parse_args()
-    if given.quick:
-        Report(bench="wan_training", figures=figures(_QUICK, given.seed, is_quick=True)).show()
-        return
-    if "publish" in given.parts:
+    if "publish" in given.parts and not given.quick:
         Report(bench="wan", figures=_published(), packages=("grpcio",)).publish()
     if "training" in given.parts:
-        _train("wan_training", Schedule(), given.seed)
+        _train("wan_training", Schedule(), given.seed, is_quick=given.quick)
     if "on_policy" in given.parts:
-        _train("wan_on_policy", _ON_POLICY, given.seed)
+        _train("wan_on_policy", _ON_POLICY, given.seed, is_quick=given.quick)
 
 
-def _train(bench: str, schedule: Schedule, seed: int) -> None:
-    found = figures(schedule, seed, is_quick=False)
-    Report(bench=bench, figures=found, seeds=[seed]).publish()
+def _train(bench: str, schedule: Schedule, seed: int, *, is_quick: bool) -> None:
+    shorter = replace(schedule, **_QUICK) if is_quick else schedule
+    found = Report(bench=bench, figures=figures(shorter, seed, is_quick=is_quick), seeds=[seed])
+    if is_quick:
+        found.show()
+    else:
+        found.publish()
 
 
 def _published() -> dict[str, float]:

@@ -18,10 +18,13 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 __all__ = ["ADDRESSES", "NAMESPACES", "SlowLink"]
 
-NAMESPACES = ("sf-wan-west", "sf-wan-east")
+_OWNER = os.environ.setdefault("SLOW_LINK_OWNER", str(os.getpid()))
+"""Process that makes the link; those that it starts inherit it. Several may each have one."""
+NAMESPACES = (f"sf-west-{_OWNER}", f"sf-east-{_OWNER}")
 """Of the two sides; their interfaces have these names, too."""
 ADDRESSES = ("10.97.0.1", "10.97.0.2")
 """Of the two sides."""
@@ -66,6 +69,7 @@ class SlowLink:
     @contextmanager
     def open(self) -> Iterator[None]:
         """Make the namespaces and carry packets; both are gone afterwards."""
+        _forget_killed()
         with ExitStack() as stack:
             devices = [
                 self._side(stack, name, address)
@@ -82,7 +86,6 @@ class SlowLink:
         stack.callback(os.close, device)
         request = struct.pack("16sH22s", name.encode(), _TUN_WITHOUT_HEADER, b"")
         fcntl.ioctl(device, _SET_INTERFACE, request)
-        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)  # of a kill
         _ip("netns", "add", name)
         stack.callback(_ip, "netns", "del", name)
         _ip("link", "set", name, "netns", name)
@@ -125,6 +128,13 @@ def _deliver(direction: _Direction, device: int) -> None:
     now = time.monotonic()
     while direction.packets and direction.packets[0][0] <= now:
         os.write(device, direction.packets.popleft()[1])
+
+
+def _forget_killed() -> None:
+    """Delete the namespaces of owners that were killed."""
+    for name in Path("/run/netns").glob("sf-*-*"):
+        if not Path("/proc", name.name.rpartition("-")[2]).exists():
+            _ip("netns", "del", name.name)
 
 
 def _ip(*arguments: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NoReturn
 
+from seamflow.network.keepalive import KEEPALIVE, WEIGHTS_KEEPALIVE
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import (
     add_RolloutServerServiceServicer_to_server,
 )
@@ -87,6 +88,8 @@ def _service(
         background=background,
         ready=ready,
         drain=server.drain,
+        # With others' servicers it sends weights, too.
+        keepalive=WEIGHTS_KEEPALIVE if servicers else KEEPALIVE,
     )
 
 

@@ -44,7 +44,10 @@ class RolloutServerConfig(ServerConfig):
     """Place of the server, such as a datacentre: servers of a zone relay weights to each other, so
     that about one copy of each file enters it. Empty: a zone of its own name."""
     weight_streams: int = Field(2, ge=1)
-    """Files received concurrently."""
+    """Files received concurrently from each sender."""
+    weight_connections: int = Field(1, ge=1)
+    """Connections to each sender of weights, over which the streams are spread: one carries no more
+    than a TCP window in a round trip. At most weight_streams."""
     weight_encodings: tuple[Literal["zstd", "delta"], ...] = ()
     """Compression of weights on the network: "zstd", "delta" (against the version before, where few
     16-bit words changed)."""
@@ -124,4 +127,9 @@ class RolloutServerConfig(ServerConfig):
     def _check(self) -> Self:
         if self.max_context is not None and self.max_context < 2:
             raise ValueError(f"max_context is {self.max_context}: must be at least 2")
+        if self.weight_connections > self.weight_streams:
+            raise ValueError(
+                f"weight_connections is {self.weight_connections}, weight_streams "
+                f"{self.weight_streams}: a connection needs a stream; raise weight_streams"
+            )
         return self

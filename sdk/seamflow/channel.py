@@ -22,6 +22,7 @@ import grpc.aio
 from seamflow.credentials import Credentials
 from seamflow.errors import UnavailableError
 from seamflow.network.host_port import check_target
+from seamflow.network.keepalive import KEEPALIVE, Keepalive
 from seamflow.release import HEADER, RELEASE
 from seamflow.retry import current_attempt
 from seamflow.trace_context import HEADER as TRACEPARENT
@@ -62,11 +63,6 @@ _SERVICE_CONFIG = {
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    # Without this a frozen server is detected only after a minute.
-    ("grpc.http2.ping_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     # Also the time that a connection may take to come about: several round trips of a slow link.
     ("grpc.min_reconnect_backoff_ms", 4_000),
@@ -88,18 +84,20 @@ def connect(
     credentials: Credentials | None = None,
     *,
     connect_timeout: float | None = CONNECT_TIMEOUT,
+    keepalive: Keepalive = KEEPALIVE,
 ) -> grpc.aio.Channel:
     """Open a channel to `target` (host:port, or several: "ipv4:127.0.0.1:1,127.0.0.1:2").
 
     Returns immediately; the first call connects. If no connection comes about within
     `connect_timeout` seconds of it (None: wait for ever), later calls raise `UnavailableError`
-    until one does; once connected, an interruption of any length may be retried.
+    until one does; once connected, an interruption of any length may be retried. `keepalive` says
+    when a silent server counts as lost.
 
     Raises:
         ValueError: an address of IPv6 has no brackets, or no port.
     """
     check_target(target)
-    return _Channel(target, credentials or Credentials(), connect_timeout)
+    return _Channel(target, credentials or Credentials(), connect_timeout, keepalive)
 
 
 class _Channel(grpc.aio.Channel):
@@ -110,14 +108,18 @@ class _Channel(grpc.aio.Channel):
     """
 
     def __init__(
-        self, target: str, credentials: Credentials, connect_timeout: float | None
+        self,
+        target: str,
+        credentials: Credentials,
+        connect_timeout: float | None,
+        keepalive: Keepalive,
     ) -> None:
         self._target = target
-        self._credentials = credentials
+        self._credentials, self._keepalive = credentials, keepalive
         self._certificates = credentials.watch()
         self._bearer = credentials.bearer()
         self._metadata = _metadata(self._bearer())
-        self._channel = _opened(target, credentials)
+        self._channel = _opened(target, credentials, keepalive)
         self._replaced: deque[tuple[float, grpc.aio.Channel]] = deque()
         self._closing: set[asyncio.Task[None]] = set()
         self._contact = None if connect_timeout is None else _Contact(self, connect_timeout)
@@ -185,7 +187,7 @@ class _Channel(grpc.aio.Channel):
         """
         if self._certificates.changed():
             with suppress(OSError):  # a file is being replaced: its next change is seen, too
-                renewed = _opened(self._target, self._credentials)
+                renewed = _opened(self._target, self._credentials, self._keepalive)
                 self._replaced.append((time.monotonic() + STREAM_TIMEOUT, self._channel))
                 self._channel = renewed
             if self._replaced and self._replaced[0][0] < time.monotonic():
@@ -216,10 +218,12 @@ class _Channel(grpc.aio.Channel):
         await self.close()
 
 
-def _opened(target: str, credentials: Credentials) -> grpc.aio.Channel:
+def _opened(target: str, credentials: Credentials, keepalive: Keepalive) -> grpc.aio.Channel:
     tls = credentials.tls()
-    # What listens on this machine is never behind a proxy, whatever the environment says.
-    options = [*_OPTIONS, ("grpc.enable_http_proxy", 0)] if _is_local(target) else _OPTIONS
+    options = [*_OPTIONS, *keepalive.options()]
+    if _is_local(target):
+        # What listens on this machine is never behind a proxy, whatever the environment says.
+        options.append(("grpc.enable_http_proxy", 0))
     if tls is None:
         return grpc.aio.insecure_channel(target, options=options)
     return grpc.aio.secure_channel(target, tls, options=[*options, *_checked_name(target)])

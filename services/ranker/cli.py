@@ -49,7 +49,8 @@ def _regression(config: RankerConfig) -> Regression:
     if find_spec("torch") is None or find_spec("transformers") is None:
         raise ConfigError(
             'kind is "language_model", which needs torch and transformers: pip install '
-            "'seamflow[ranker,scoring]', or set kind = \"hashed\""
+            "'seamflow[ranker-language-model]' (image ranker-language-model), or set "
+            'kind = "hashed"'
         )
     from services.ranker.language_model import LanguageModelRegression
 

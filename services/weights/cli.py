@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from seamflow.network.keepalive import WEIGHTS_KEEPALIVE
 from seamflow.weights.v1.weight_service_pb2_grpc import add_WeightServiceServicer_to_server
 
 from services.chassis.errors import DependencyUnavailable
@@ -56,6 +57,7 @@ def service(config: WeightsConfig, store: Store) -> Service:
         background=[feed.poll],
         ready=store.reachable,
         drain=feed.close,
+        keepalive=WEIGHTS_KEEPALIVE,
     )
 
 

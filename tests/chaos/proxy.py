@@ -1,4 +1,4 @@
-"""A TCP proxy between a client and a server that can lose answers."""
+"""A TCP proxy between a client and a server that can lose answers, or hold everything up."""
 
 from __future__ import annotations
 
@@ -19,6 +19,20 @@ class Proxy:
         self.port = 0
         self._target = target
         self._swallow = False
+        self._before_hold: int | None = None
+        self._released = asyncio.Event()
+        self.holds = asyncio.Event()
+        """Set while nothing passes."""
+
+    def hold(self, after_bytes: int) -> None:
+        """Pass on this many bytes of answers, then nothing in either direction until `release`."""
+        self._before_hold = after_bytes
+
+    def release(self) -> None:
+        """Pass on what waits, in order."""
+        self._before_hold = None
+        self.holds.clear()
+        self._released.set()
 
     def swallow(self) -> None:
         """Lose the next answer of the server: the command was executed, nobody is told."""
@@ -36,23 +50,36 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answers, requests = await asyncio.open_connection("127.0.0.1", self._target)
-        with suppress(ConnectionError):
-            await asyncio.wait(
-                [
-                    asyncio.create_task(self._pass(reader, requests, answers=False)),
-                    asyncio.create_task(self._pass(answers, writer, answers=True)),
-                ],
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+        await asyncio.wait(
+            [
+                asyncio.create_task(self._pass(reader, requests, answers=False)),
+                asyncio.create_task(self._pass(answers, writer, answers=True)),
+            ],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
         requests.close()
         writer.close()
 
     async def _pass(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool
     ) -> None:
-        while data := await reader.read(_BLOCK_BYTES):
-            if answers and self._swallow:
-                self._swallow = False
-                return
-            writer.write(data)
-            await writer.drain()
+        with suppress(ConnectionError):
+            while data := await reader.read(_BLOCK_BYTES):
+                if answers and self._swallow:
+                    self._swallow = False
+                    return
+                if answers:
+                    self._count(len(data))
+                if self.holds.is_set():
+                    await self._released.wait()
+                writer.write(data)
+                await writer.drain()
+
+    def _count(self, num_bytes: int) -> None:
+        """Begin to hold once enough bytes of answers have come."""
+        if self._before_hold is None or self.holds.is_set():
+            return
+        self._before_hold -= num_bytes
+        if self._before_hold <= 0:
+            self._released.clear()
+            self.holds.set()

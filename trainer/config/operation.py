@@ -133,6 +133,9 @@ class PublishConfig(Settings):
     ranks; unset: `upload` in the checkpoint folder."""
     compress: bool = False
     """Compress uploaded weights (Zstandard), for a slow network."""
+    weight_connections: int = Field(1, ge=1)
+    """Files that each rank uploads concurrently, each over a connection of its own: one carries no
+    more than a TCP window in a round trip."""
 
 
 class TrackingConfig(Settings):

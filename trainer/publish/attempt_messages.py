@@ -63,7 +63,8 @@ class WrittenFile:
 
 
 class AttemptMessages:
-    """The messages of one attempt to publish. Each side calls from one thread at a time."""
+    """The messages of one attempt to publish. Several threads may report; else each side
+    calls from one thread at a time."""
 
     def __init__(self, store: Store, attempt: int) -> None:
         """`store`: of the ranks' commands; `attempt`: its number, unlike any other."""

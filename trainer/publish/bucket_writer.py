@@ -80,6 +80,8 @@ class WritingRank:
     """Of a phase."""
     upload: Upload | None = None
     """Sends what the weights service cannot see; None: who reads the reports does."""
+    uploads: int = 1
+    """Files that are sent concurrently."""
 
 
 class BucketWriter:
@@ -189,7 +191,8 @@ class _Attempt:
     def _write_buckets(self, gather: BucketGather) -> None:
         written: list[Future[None]] = []
         sent: list[Future[None]] = []
-        with ThreadPoolExecutor(1) as writer, ThreadPoolExecutor(1) as sender:
+        uploads = self._rank.uploads
+        with ThreadPoolExecutor(1) as writer, ThreadPoolExecutor(uploads) as sender:
 
             def write(bucket: Bucket, tensors: dict[str, torch.Tensor]) -> None:
                 sent.append(sender.submit(self._send, self._write(bucket, tensors)))

@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc.aio
-from seamflow.errors import NotFoundError, PreconditionError, StaleEpochError, decode
+from seamflow.errors import NotFoundError, PreconditionError
 from seamflow.stubs import async_stub
 from seamflow.weights.v1 import weight_service_pb2 as weight_pb2
 from seamflow.weights.v1 import weight_service_pb2_grpc as weight_grpc
@@ -29,6 +29,7 @@ from services.chassis.log import get_logger
 from services.chassis.rpc.retries import retry_forever
 from services.lib.weight_files.folder_names import folder_name
 from trainer.config import Setting
+from trainer.publish.announcement import Announcement
 from trainer.publish.attempt_messages import Place, WrittenFile
 from trainer.publish.folder_probe import SharedFolder, shared_folder
 from trainer.publish.snapshot_weights import Attempt, SnapshotWeights
@@ -39,8 +40,6 @@ __all__ = ["CommitUnknown", "PublishPostponed", "PublishTimeout", "Publisher"]
 
 _UPLOADS = 3
 """Times a version is uploaded at most: again what the service lost or refused at the commit."""
-_ANNOUNCE_SECONDS = 10.0
-"""The service checks a file meanwhile; what it could not is announced with the next one."""
 _UPLOAD_AGAIN = (Reason.CHECKSUM_MISMATCH, Reason.INCOMPLETE_PUBLISH)
 
 
@@ -77,11 +76,13 @@ class Publisher:
         adapter: Mapping[str, Setting] | None = None,
         find_folder: bool = True,
         compress: bool = False,
+        uploads: int = 1,
     ) -> None:
         """Args as the settings of `trainer.publish`, and:
 
         upload_folder: holds a version while it is uploaded, for this process alone.
         adapter: settings of a LoRA adapter; None: whole weights are published.
+        uploads: files that are uploaded concurrently.
         """
         # The generated constructor is typed for blocking channels.
         self._stub = async_stub(weight_grpc.WeightServiceStub, channel)
@@ -90,7 +91,7 @@ class Publisher:
         self._phase_seconds = phase_seconds
         self._adapter = adapter
         self._upload_folder, self._find_folder = upload_folder, find_folder
-        self._uploader = Uploader(channel, compress=compress)
+        self._uploader, self._uploads = Uploader(channel, compress=compress), uploads
 
     async def newest(self) -> weight_pb2.Manifest | None:
         """The newest committed version; None if nothing was published yet."""
@@ -191,14 +192,29 @@ class Publisher:
             request.files.extend(settings)
             if shared is None:
                 await self._upload(request, settings)
-            announcement = _Announcement(self._stub, request)
-            async for written in writing.files():
-                await self._upload_here(request, written)
-                request.files.append(written.described)
-                await announcement.add(written.described)
+            await self._bring_weights(request, writing)
             request.files.sort(key=lambda file: file.name)
             if shared is not None:
                 await asyncio.to_thread(seal, folder, request.files)
+
+    async def _bring_weights(
+        self, request: weight_pb2.CommitPublishRequest, writing: Attempt
+    ) -> None:
+        """Upload files as they are written, a few concurrently, and announce each."""
+        slots, announcement = asyncio.Semaphore(self._uploads), Announcement(self._stub, request)
+
+        async def bring(written: WrittenFile) -> None:
+            async with slots:
+                await self._upload_here(request, written)
+            request.files.append(written.described)
+            await announcement.add(written.described)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                async for written in writing.files():
+                    tasks.create_task(bring(written))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
 
     async def _upload_here(
         self, request: weight_pb2.CommitPublishRequest, written: WrittenFile
@@ -272,34 +288,6 @@ class Publisher:
             if not deadline.expired():
                 raise
             raise error(phase, self._phase_seconds, cure) from late
-
-
-class _Announcement:
-    """Tells the weights service of files before the commit; without it they are checked then."""
-
-    def __init__(
-        self, stub: weight_grpc.WeightServiceAsyncStub, commit: weight_pb2.CommitPublishRequest
-    ) -> None:
-        self._stub, self._is_known = stub, True
-        self._request = weight_pb2.AnnounceFilesRequest(
-            run_id=commit.run_id, weight_version=commit.weight_version, epoch=commit.epoch
-        )
-
-    async def add(self, file: weight_pb2.WeightFile) -> None:
-        """Announce a file, and those that could not be before. Raises `StaleEpochError`."""
-        self._request.files.append(file)
-        if not self._is_known:
-            return
-        try:
-            await self._stub.AnnounceFiles(self._request, timeout=_ANNOUNCE_SECONDS)
-            del self._request.files[:]
-        except grpc.aio.AioRpcError as error:
-            # A service of the release before does not know it.
-            self._is_known = error.code() != grpc.StatusCode.UNIMPLEMENTED
-            refused = decode(error)
-            if isinstance(refused, StaleEpochError):
-                raise refused from error
-            get_logger().debug("files_not_announced", error=str(refused))
 
 
 def _is_here(written: WrittenFile | None) -> bool:

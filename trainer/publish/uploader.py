@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import wait
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 
 import grpc.aio
 from seamflow.errors import (
@@ -158,6 +158,7 @@ class ThreadUploader:
         """
         self._connect, self._run_id, self._compress = connect, run_id, compress
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = Lock()
         self._uploader: Uploader | None = None
 
     def upload(
@@ -167,21 +168,25 @@ class ThreadUploader:
         file: pb.WeightFile,
         is_over: Callable[[], bool],
     ) -> None:
-        """Send what the service lacks of a file; see `Uploader.upload`.
+        """Send what the service lacks of a file; see `Uploader.upload`. Threads may do so at once.
 
         Raises:
             SeamflowError: it was refused, or `is_over` is true: the attempt has ended.
         """
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            Thread(target=self._loop.run_forever, daemon=True, name="upload").start()
         head.run_id = self._run_id
-        sending = asyncio.run_coroutine_threadsafe(self._send(head, folder, file), self._loop)
+        sending = asyncio.run_coroutine_threadsafe(self._send(head, folder, file), self._started())
         while not sending.done():
             wait({sending}, timeout=1.0)
             if is_over() and sending.cancel():
                 raise UnavailableError(f"{file.name} was not uploaded in time")
         sending.result()
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._starting:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                Thread(target=self._loop.run_forever, daemon=True, name="upload").start()
+            return self._loop
 
     async def _send(self, head: pb.UploadShardsRequest, folder: Path, file: pb.WeightFile) -> None:
         if self._uploader is None:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
-from services.chassis.rpc.clients import channel
+from services.chassis.rpc.clients import weights_channel
 from services.lib.routed_experts import RoutingShape
 from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint import checkpoint_files
@@ -205,14 +205,18 @@ class Worker:
 
 def _bucket_writer(config: TrainerConfig, store: Store) -> BucketWriter:
     """This rank's; rank 0's files are sent by its client of the weights service."""
+    connections = config.publish.weight_connections
     uploader = ThreadUploader(
-        lambda: channel(config, config.weights), config.run_id, compress=config.publish.compress
+        lambda: weights_channel(config, config.weights, connections),
+        config.run_id,
+        compress=config.publish.compress,
     )
     number = dist.get_rank() if dist.is_initialized() else 0
     rank = WritingRank(
         number=number,
         seconds=config.publish.phase_seconds,
         upload=uploader.upload if number else None,
+        uploads=connections,
     )
     return BucketWriter(rank, store)
 

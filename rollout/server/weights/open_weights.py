@@ -26,7 +26,7 @@ from services.chassis.rpc import clients
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
-__all__ = ["WeightSource", "open_weight_source"]
+__all__ = ["WeightChannels", "WeightSource", "open_weight_source"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ async def open_weight_source(
     stack: AsyncExitStack,
 ) -> WeightSource:
     """Connect to the weights service at `target`; `stack` closes all resources."""
-    channels = _Channels(config, stack)
+    channels = WeightChannels(config, stack)
     channel = channels.connect(target)
     stub = async_stub(WeightServiceStub, channel)
     names = {"run_id": config.run_id, "model": config.model_name}
@@ -87,17 +87,20 @@ async def open_weight_source(
     )
 
 
-class _Channels:
-    """One channel for each address; the stack closes them."""
+class WeightChannels:
+    """One channel for each address, over `weight_connections`."""
 
     def __init__(self, config: RolloutServerConfig, stack: AsyncExitStack) -> None:
+        """`stack` closes them."""
         self._config = config
         self._channels: dict[str, grpc.aio.Channel] = {}
         stack.push_async_callback(self._close)
 
     def connect(self, target: str) -> grpc.aio.Channel:
+        """The channel to `target`, as "host:port"; the same at each call."""
         if target not in self._channels:
-            self._channels[target] = clients.channel(self._config, target)
+            number = self._config.weight_connections
+            self._channels[target] = clients.weights_channel(self._config, target, number)
         return self._channels[target]
 
     async def _close(self) -> None:

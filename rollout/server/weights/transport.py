@@ -210,13 +210,19 @@ class Incoming:
 
 
 async def for_each_missing(
-    incoming: Incoming, limit: int, fetch: Callable[[WeightFile], Awaitable[None]]
+    incoming: Incoming,
+    limit: int,
+    fetch: Callable[[WeightFile], Awaitable[None]],
+    sender: Callable[[WeightFile], str] = lambda _: "",
 ) -> None:
-    """Call `fetch` for each missing file, `limit` concurrently. Raises the first failure."""
-    slots = asyncio.Semaphore(limit)
+    """Call `fetch` for each missing file, `limit` of a sender's concurrently, in order.
+
+    Raises the first failure.
+    """
+    slots: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(limit))
 
     async def in_turn(file: WeightFile) -> None:
-        async with slots:
+        async with slots[sender(file)]:
             await fetch(file)
 
     try:

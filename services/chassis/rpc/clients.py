@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import grpc.aio
 from seamflow.channel import connect
 from seamflow.credentials import Credentials
+from seamflow.network.keepalive import KEEPALIVE, WEIGHTS_KEEPALIVE, Keepalive
+from seamflow.network.many_connections import ManyConnections
 
 from services.chassis.config.file_secret import FileSecret
 from services.chassis.config.settings import ServerConfig
@@ -16,10 +18,12 @@ from services.chassis.errors import ConfigError
 if TYPE_CHECKING:
     from pydantic import SecretStr
 
-__all__ = ["channel", "credentials", "with_token"]
+__all__ = ["channel", "credentials", "weights_channel", "with_token"]
 
 
-def channel(config: ServerConfig, target: str) -> grpc.aio.Channel:
+def channel(
+    config: ServerConfig, target: str, keepalive: Keepalive = KEEPALIVE
+) -> grpc.aio.Channel:
     """A channel to `target` ("host:port") with this process's token and certificate.
 
     Close it when done: `async with channel(config, config.scheduler) as scheduler_channel`.
@@ -29,9 +33,15 @@ def channel(config: ServerConfig, target: str) -> grpc.aio.Channel:
         ConfigError: an address of IPv6 has no brackets, or no port.
     """
     try:
-        return connect(target, credentials(config), connect_timeout=None)
+        return connect(target, credentials(config), connect_timeout=None, keepalive=keepalive)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def weights_channel(config: ServerConfig, target: str, connections: int) -> grpc.aio.Channel:
+    """As `channel`, to send or receive weights over this number of connections."""
+    opened = [channel(config, target, WEIGHTS_KEEPALIVE) for _ in range(connections)]
+    return ManyConnections(opened) if connections > 1 else opened[0]
 
 
 def credentials(config: ServerConfig) -> Credentials:

@@ -9,34 +9,28 @@ from contextlib import suppress
 import grpc
 import grpc.aio
 from seamflow.channel import MAX_MESSAGE_BYTES
+from seamflow.network.keepalive import KEEPALIVE, Keepalive
 
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError, DependencyUnavailable
 
 __all__ = ["bind", "port_error", "server_options"]
 
-_PING_MILLISECONDS = 10_000
-_PONG_MILLISECONDS = 5_000
 _MAX_PENDING = 1 << 20
 """Limit on calls received but not yet handled; services apply their own, lower limits and report
 them as errors."""
 
 
-def server_options(max_request_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, int]]:
-    """Channel arguments of every server.
-
-    `http2.ping_timeout_ms` detects a frozen client: `keepalive_timeout_ms` alone leaves one
-    undetected for a minute, because its kernel still acknowledges the packets.
-    """
+def server_options(
+    max_request_bytes: int = MAX_MESSAGE_BYTES, keepalive: Keepalive = KEEPALIVE
+) -> list[tuple[str, int]]:
+    """Channel arguments of every server; `keepalive` says when a silent client counts as lost."""
     return [
         ("grpc.max_receive_message_length", max_request_bytes),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.keepalive_time_ms", _PING_MILLISECONDS),
-        ("grpc.keepalive_timeout_ms", _PONG_MILLISECONDS),
-        ("grpc.http2.ping_timeout_ms", _PONG_MILLISECONDS),
-        ("grpc.keepalive_permit_without_calls", 1),
+        *keepalive.options(),
         # Below the clients' ping interval, or their pings would count as abuse.
-        ("grpc.http2.min_ping_interval_without_data_ms", _PING_MILLISECONDS // 2),
+        ("grpc.http2.min_ping_interval_without_data_ms", round(500 * keepalive.ping_seconds)),
         # By default gRPC cancels at random beyond 1,000, which clients take for a failure.
         ("grpc.server.max_pending_requests", _MAX_PENDING),
         ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),

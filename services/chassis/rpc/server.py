@@ -22,6 +22,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from seamflow.channel import MAX_MESSAGE_BYTES
+from seamflow.network.keepalive import KEEPALIVE, Keepalive
 
 from services.chassis import log
 from services.chassis.config.load import load_or_exit
@@ -56,6 +57,8 @@ class Service:
     """Further ports that the parts listen on, by name, to be announced."""
     max_request_bytes: int = MAX_MESSAGE_BYTES
     """Largest request; gRPC refuses larger ones with RESOURCE_EXHAUSTED."""
+    keepalive: Keepalive = KEEPALIVE
+    """When a silent client counts as lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +147,7 @@ async def _listening(
 ) -> AsyncIterator[_Listening]:
     server = grpc.aio.server(
         interceptors=[CallInterceptor(table, Permissions(config))],
-        options=listen.server_options(service.max_request_bytes),
+        options=listen.server_options(service.max_request_bytes, service.keepalive),
     )
     registrar = _Registrar(server)
     for add, servicer in service.servicers:

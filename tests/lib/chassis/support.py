@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import Field, SecretStr
+from seamflow.network.keepalive import Keepalive
 from seamflow.rollout.v1 import rollout_service_pb2, rollout_service_pb2_grpc
 
 from services.chassis.config.settings import ServerConfig, Settings
@@ -30,6 +31,21 @@ from services.chassis.rpc.server import Service, run
 
 ROOT = Path(__file__).parents[3]
 CANARY = "canary-9f3b"
+
+
+class WithoutPingTimeout(Keepalive):
+    """Keep-alive that does not see a frozen peer."""
+
+    def options(self) -> list[tuple[str, int]]:
+        """All but one."""
+        return [pair for pair in super().options() if pair[0] != "grpc.http2.ping_timeout_ms"]
+
+
+def fast_keepalive(*, sees: bool) -> Keepalive:
+    """The usual one at a tenth of its times; or one that does not see a frozen peer."""
+    return (Keepalive if sees else WithoutPingTimeout)(
+        ping_seconds=1.0, pong_seconds=0.5, silence_seconds=0.5
+    )
 
 
 class InnerConfig(Settings):

@@ -297,6 +297,19 @@ def test_an_image_can_be_pinned_by_its_digest() -> None:
     assert "@" not in images["seamflow-weights"]
 
 
+def test_a_ranker_with_a_language_model_has_torch_and_the_model() -> None:
+    """Its own image and the data; *control*: by default neither."""
+    model = {"kind": "language_model", "language_model": {"model": "/data/ranker"}}
+    given: dict[str, object] = {"services.ranker.enabled": True}
+    for image, uses_data in (("ranker", False), ("ranker-language-model", True)):
+        if uses_data:
+            given |= {"services.ranker.image": image, "services.ranker.usesData": True}
+            given |= {f"services.ranker.settings.{name}": value for name, value in model.items()}
+        found = dict(containers(render(given=given)))["seamflow-ranker"]
+        assert found["image"].split(":")[0].endswith(f"/{image}")
+        assert any(each["mountPath"] == "/data" for each in found["volumeMounts"]) is uses_data
+
+
 def test_memory_follows_from_the_model() -> None:
     """32 billion parameters, two pods that train together; *control*: resources as given."""
     for given, wanted in ((0, ("64Gi", "256Gi")), (3.2e10, ("515Gi", "772Gi"))):

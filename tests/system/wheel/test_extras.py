@@ -25,8 +25,8 @@ WITHOUT_TOKENIZER = (
 )
 """What a server in front of SGLang imports and never calls, and what asks transformers if it is
 there."""
-ENCODER = "-services.ranker.prompt_encoder"
-"""With the language model the ranker needs the extra scoring, too."""
+LANGUAGE_MODEL = ("-services.ranker.language_model", "-services.ranker.prompt_encoder")
+"""What a ranker of the kind hashed never imports."""
 TRACKERS = ("-trainer.tracking.mlflow", "-trainer.tracking.wandb", "-trainer.tracking.tensorboard")
 PROCESSES = {
     "trajectory-manager": ("trajectory_manager",),
@@ -39,7 +39,8 @@ PROCESSES = {
     "weights": ("services.weights",),
     "node-agent": ("services.node_agent",),
     "dataloader": ("services.dataloader",),
-    "ranker": ("services.ranker", "-services.ranker.language_model", ENCODER),
+    "ranker": ("services.ranker", *LANGUAGE_MODEL),
+    "ranker-language-model": ("services.ranker",),
     "evaluator": ("services.evaluator",),
     "scoring": ("services.scoring",),
     "environments": ("services.environments",),
@@ -96,6 +97,7 @@ def test_every_process_of_a_run_has_an_extra() -> None:
         "sglang",
         "launcher",
         "quickstart",
+        "ranker-language-model",
     } == set(PROCESSES)
     assert extra_of("rollout_server", "sglang") == "sglang"
     assert extra_of("rollout_server", "my_engine:Engine") == "chassis"

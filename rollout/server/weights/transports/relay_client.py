@@ -38,13 +38,17 @@ class Relay:
         sources = await self._sources(incoming.manifest)
         failures: list[TransferError] = []
 
+        def source(file: pb.WeightFile) -> str:
+            return sources.get(file.name, "")
+
         async def fetch_file(file: pb.WeightFile) -> None:
             try:
-                await self._fetch_from_any(incoming, file, sources.get(file.name, ""))
+                await self._fetch_from_any(incoming, file, source(file))
             except TransferError as error:
                 failures.append(error)
 
-        await for_each_missing(incoming, self._context.config.weight_streams, fetch_file)
+        # A leader waits for no other before it fetches its own files: the link is never idle.
+        await for_each_missing(incoming, self._context.config.weight_streams, fetch_file, source)
         if failures:
             raise failures[0]
 

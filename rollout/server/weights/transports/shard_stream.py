@@ -1,7 +1,8 @@
 """Shards over gRPC: checked chunk by chunk, resumed where they stopped, in bounded memory.
 
-A chunk is verified (XXH3-64) and decoded. Four are written and hashed (SHA-256) together in a
-thread while the next four arrive, so a stream holds eight chunks and gRPC's window in memory.
+A chunk is verified (XXH3-64) and decoded. What has arrived is written and hashed (SHA-256) in a
+thread, at most four chunks together while the next four arrive, so a stream holds eight chunks and
+gRPC's window in memory. On a slow link each chunk is written, and relayed, as it comes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _DAMAGED_TRIES = 3
 _PAYING_SHARE = 0.8
 """Of its bytes that a file takes on the network with deltas that are worth their computation."""
 _TOGETHER = 4
-"""Chunks that are written together while the next ones arrive."""
+"""Most chunks that are written together while the next ones arrive."""
 _ENCODINGS = {
     "zstd": ShardEncoding.SHARD_ENCODING_ZSTD,
     "delta": ShardEncoding.SHARD_ENCODING_DELTA,
@@ -290,11 +291,11 @@ class _Writing:
         self._incoming, self._file = incoming, file
         self._opened, self._digest = opened, digest
         self._waiting: list[bytes | memoryview] = []
-        self._writing: asyncio.Task[int] | None = None
+        self._writing: asyncio.Task[None] | None = None
 
     async def add(self, plain: bytes | memoryview) -> None:
         self._waiting.append(plain)
-        if len(self._waiting) == _TOGETHER:
+        if self._writing is None or self._writing.done() or len(self._waiting) == _TOGETHER:
             await self._flush()
 
     async def finish(self) -> None:
@@ -308,10 +309,13 @@ class _Writing:
             # Not awaited itself: it would be cancelled with this call, but its thread goes on.
             await asyncio.wait({self._writing})
             writing, self._writing = self._writing, None
-            self.size += writing.result()
-            self._incoming.advance(self._file, self.size)
+            writing.result()
         if waiting:
-            self._writing = asyncio.create_task(asyncio.to_thread(self._take, waiting))
+            self._writing = asyncio.create_task(self._write(waiting))
+
+    async def _write(self, chunks: list[bytes | memoryview]) -> None:
+        self.size += await asyncio.to_thread(self._take, chunks)
+        self._incoming.advance(self._file, self.size)
 
     def _take(self, chunks: list[bytes | memoryview]) -> int:
         for plain in chunks:

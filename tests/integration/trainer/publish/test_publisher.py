@@ -25,8 +25,12 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.chassis.config.settings import ServerConfig
+from services.chassis.rpc.clients import weights_channel
 from services.chassis.rpc.server import Service, started
 from services.lib.weight_files.folder_probe import own_probe, sees
+from services.weights.config import WeightsConfig
+from services.weights.servicer import WeightServicer
+from tests.lib.weights.support import in_memory
 from trainer.publish import bucket_writer, publisher, weight_folder
 from trainer.publish.bucket_plan import plan_buckets, whole_tensors
 from trainer.publish.bucket_writer import BucketWriter, Snapshot, WriteBuckets, WritingRank
@@ -241,3 +245,34 @@ async def test_while_a_write_hangs_no_other_begins(
             with suppress(publisher.PublishTimeout):
                 await trainer.publish(newest(), step=4, parent=0, epoch=1)
     assert (set(begun), set(service.committed)) == ({"1", "4"}, {4})
+
+
+@pytest.mark.parametrize("connections", [1, 3])
+async def test_files_are_uploaded_over_as_many_connections_as_are_set(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connections: int
+) -> None:
+    """The service counts them, of as many streams at once, and holds every byte."""
+    together, streams = asyncio.Barrier(connections), list[str]()
+    upload = WeightServicer.UploadShards
+
+    async def counted(self: WeightServicer, requests: Any, context: Any) -> Any:
+        streams.append(context.peer())
+        if 1 < len(streams) <= 1 + connections:  # the first stream has the settings
+            await together.wait()
+        return await upload(self, requests, context)
+
+    monkeypatch.setattr(WeightServicer, "UploadShards", counted)
+    config, tensors = WeightsConfig(folder=tmp_path, redis_url="redis://oracle"), weights(model)
+    async with (
+        started(in_memory(config), ServerConfig(drain_seconds=0.0)) as port,
+        weights_channel(ServerConfig(), f"127.0.0.1:{port}", connections) as channel,
+    ):
+        trainer = publisher.Publisher(
+            channel, "run", model, tmp_path / "up", find_folder=False, uploads=connections
+        )
+        await trainer.publish(held_weights(tensors, bucket_bytes=1), step=1, parent=0, epoch=1)
+    assert len(set(streams[1:])) == connections
+    found = dict[str, torch.Tensor]()
+    for file in tmp_path.glob("run/policy/weight_v000001/*.safetensors"):
+        found |= load_file(file)
+    torch.testing.assert_close(found, tensors, rtol=0, atol=0)

@@ -185,6 +185,6 @@ def test_the_kind_is_made_by_configuration(folder: Path, monkeypatch: pytest.Mon
     with pytest.raises(ConfigError, match=r"language_model: model .*no such folder; give"):
         made(folder / "none")
     monkeypatch.setattr("services.ranker.cli.find_spec", lambda name: name == "sklearn" or None)
-    with pytest.raises(ConfigError, match=r"pip install 'seamflow\[ranker,scoring\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'seamflow\[ranker-language-model\]'"):
         made(folder)
     assert _regression(RankerConfig(run_id="run")) is HASHED

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import numpy as np
+from seamflow.network.keepalive import KEEPALIVE, Keepalive
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import (
     WeightServiceServicer,
@@ -18,6 +18,7 @@ from seamflow.weights.v1.weight_service_pb2_grpc import (
 )
 
 from rollout.server.config import RolloutServerConfig
+from rollout.server.weights.open_weights import WeightChannels
 from rollout.server.weights.transport import Incoming, LocalVersion
 from rollout.server.weights.transports import TransportContext
 from services.chassis.config.settings import ServerConfig
@@ -102,9 +103,10 @@ class Sender(WeightServiceServicer):
         return message[:-100] + bytes([message[-100] ^ 4]) + message[-99:]
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[int]:
+    async def serving(self, keepalive: Keepalive = KEEPALIVE) -> AsyncIterator[int]:
         """Serve on a free port."""
-        service = Service(servicers=[(add_WeightServiceServicer_to_server, self)])
+        servicers = [(add_WeightServiceServicer_to_server, self)]
+        service = Service(servicers=servicers, keepalive=keepalive)
         async with started(service, ServerConfig(drain_seconds=0.0), "sender") as port:
             yield port
 
@@ -154,17 +156,10 @@ async def receiver(sender: Sender, folder: Path, **config: Any) -> AsyncIterator
     """A receiver of `sender`, which stands for the weights service."""
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(sender.serving())
-        channels: list[grpc.aio.Channel] = []
-
-        def connect(address: str) -> grpc.aio.Channel:
-            channels.append(grpc.aio.insecure_channel(address))
-            return channels[-1]
-
-        weights = connect(f"127.0.0.1:{port}")
         settings = RolloutServerConfig(engine="fake", run_id="run", **config)
+        connect = WeightChannels(settings, stack).connect
+        weights = connect(f"127.0.0.1:{port}")
         yield Receiver(TransportContext(config=settings, weights=weights, connect=connect), folder)
-        for channel in channels:
-            await channel.close()
 
 
 def same_files(version: LocalVersion, folder: Path) -> bool:

@@ -15,11 +15,10 @@ from seamflow.rollout.v1 import rollout_service_pb2, rollout_service_pb2_grpc
 
 from services.chassis.config.load import ConfigError
 from services.chassis.config.settings import ServerConfig
-from services.chassis.rpc import listen
 from services.chassis.rpc.clients import channel
 from services.chassis.rpc.server import Service, started
 from tests.lib.certificates import Authority
-from tests.lib.chassis.support import DemoServicer, demo_service, frozen_caller
+from tests.lib.chassis.support import DemoServicer, demo_service, fast_keepalive, frozen_caller
 
 CHECK = "/grpc.health.v1.Health/Check"
 
@@ -139,17 +138,15 @@ class _Talking(DemoServicer):
 
 
 @pytest.mark.parametrize("sees", [True, False])
-async def test_a_frozen_caller_is_noticed(monkeypatch: pytest.MonkeyPatch, sees: bool) -> None:
+async def test_a_frozen_caller_is_noticed(sees: bool) -> None:
     """A stopped caller's call is cancelled; without the ping timeout it would continue."""
-    options = listen.server_options()
-    if not sees:
-        options = [pair for pair in options if pair[0] != "grpc.http2.ping_timeout_ms"]
-    faster = [(name, value // 10 if name.endswith("_ms") else value) for name, value in options]
-    monkeypatch.setattr(listen, "server_options", lambda _: faster)
+    faster = fast_keepalive(sees=sees)
     servicer = _Talking()
     add = rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server
     async with (
-        started(Service([(add, servicer)]), ServerConfig(drain_seconds=0)) as port,
+        started(
+            Service([(add, servicer)], keepalive=faster), ServerConfig(drain_seconds=0)
+        ) as port,
         frozen_caller(FROZEN_CALLER, f"127.0.0.1:{port}"),
     ):
         try:

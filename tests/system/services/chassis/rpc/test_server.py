@@ -8,13 +8,12 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc.aio
 import pytest
-import seamflow.channel
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from seamflow.channel import connect
+from seamflow.network.keepalive import KEEPALIVE
 from seamflow.rollout.v1 import rollout_service_pb2, rollout_service_pb2_grpc
 from seamflow.stubs import async_stub
 
@@ -29,6 +28,7 @@ from tests.lib.chassis.support import (
     demo_popen,
     demo_process,
     demo_service,
+    fast_keepalive,
 )
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -209,13 +209,10 @@ def test_a_crashing_background_loop_ends_the_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sees", [True, False])
-async def test_a_frozen_server_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sees: bool
-) -> None:
+async def test_a_frozen_server_is_noticed(tmp_path: Path, sees: bool) -> None:
     """A stopped process breaks the call; without the ping timeout the caller would wait on."""
-    monkeypatch.setattr(seamflow.channel, "_OPTIONS", _ten_times_faster(sees))
     with demo_process(tmp_path) as demo:
-        async with connect(demo.target) as channel:
+        async with connect(demo.target, keepalive=fast_keepalive(sees=sees)) as channel:
             request = rollout_service_pb2.GenerateRequest(
                 rollout_id="wait", run_id=str(tmp_path / "never")
             )
@@ -229,22 +226,12 @@ async def test_a_frozen_server_is_noticed(
     assert noticed is sees, broken.value
 
 
-@pytest.mark.parametrize("options", [seamflow.channel._OPTIONS, server_options()])
-def test_the_defaults_notice_a_frozen_peer_within_15_s(options: list[tuple[str, Any]]) -> None:
+def test_the_defaults_notice_a_frozen_peer_within_15_s() -> None:
     """Until a ping is sent, and until it counts as lost; of callers and of servers."""
-    found = dict(options)
+    found = dict(KEEPALIVE.options())
     lost = ("grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
     assert found["grpc.keepalive_time_ms"] + max(found[name] for name in lost) <= 15_000
-
-
-def _ten_times_faster(sees: bool) -> list[tuple[str, Any]]:
-    """Keep-alive at a tenth of its times; without the ping timeout it does not see."""
-    options = dict(seamflow.channel._OPTIONS)
-    for name in ("keepalive_time_ms", "keepalive_timeout_ms", "http2.ping_timeout_ms"):
-        options[f"grpc.{name}"] //= 10
-    if not sees:
-        del options["grpc.http2.ping_timeout_ms"]
-    return list(options.items())
+    assert found.items() <= dict(server_options()).items()
 
 
 async def test_started_hands_on_what_the_test_raises() -> None:

@@ -1,0 +1,102 @@
+"""A link with full queues holds pings up together with the weights."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from seamflow.channel import connect
+from seamflow.errors import UnavailableError
+from seamflow.network.keepalive import KEEPALIVE, WEIGHTS_KEEPALIVE, Keepalive
+
+from rollout.server.cli import build as rollout_server
+from rollout.server.config import RolloutServerConfig
+from rollout.server.weights.transports.shard_stream import ShardReceiver
+from services.chassis.config.settings import ServerConfig
+from services.chassis.rpc import clients
+from services.chassis.rpc.clients import channel
+from services.weights.config import WeightsConfig
+from tests.chaos.proxy import Proxy
+from tests.lib.rollout.server.weights.shard_senders import (
+    MIB,
+    Sender,
+    make_version,
+    receiver,
+    same_files,
+)
+from tests.lib.trainer.support import trainer_config
+from tests.lib.weights.support import in_memory
+from trainer.cli import connect_services
+
+PAUSE_SECONDS = 1.7
+"""A fifth of 8.5 s, as what the keep-alive below waits for."""
+
+
+def _fifth(keepalive: Keepalive) -> Keepalive:
+    """A fifth of its patience, and pings so often that one is under way when the pause begins."""
+    waits = {name: seconds / 5 for name, seconds in asdict(keepalive).items()}
+    return Keepalive(**{**waits, "ping_seconds": 0.2})
+
+
+@pytest.mark.parametrize(
+    ("client", "server"),
+    [
+        (WEIGHTS_KEEPALIVE, WEIGHTS_KEEPALIVE),
+        (KEEPALIVE, WEIGHTS_KEEPALIVE),
+        (WEIGHTS_KEEPALIVE, KEEPALIVE),
+    ],
+)
+async def test_weights_survive_a_link_that_holds_everything_up(
+    tmp_path: Path, client: Keepalive, server: Keepalive
+) -> None:
+    """With the usual patience on either side the same pause breaks the connection."""
+    survives = client is server is WEIGHTS_KEEPALIVE
+    version = make_version(tmp_path / "published", big=bytes(32 * MIB))
+    sender = Sender({1: version})
+    async with (
+        sender.serving(_fifth(server)) as port,
+        Proxy(port).serving() as proxy,
+        channel(ServerConfig(), f"127.0.0.1:{proxy.port}", _fifth(client)) as link,
+        receiver(sender, tmp_path / "to") as to,
+    ):
+        incoming, file = to.incoming(version), version.manifest.files[0]
+        proxy.hold(after_bytes=4 * MIB)
+        fetching = asyncio.create_task(ShardReceiver("test").receive(link, incoming, file))
+        await proxy.holds.wait()
+        await asyncio.wait([fetching], timeout=PAUSE_SECONDS)
+        proxy.release()
+        with nullcontext() if survives else pytest.raises(UnavailableError):
+            await fetching
+    assert (to.folder / file.name).exists() is survives
+    assert not survives or same_files(version, to.folder)
+
+
+@pytest.mark.parametrize("relays", [True, False])
+async def test_all_that_carries_weights_is_patient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relays: bool
+) -> None:
+    """Weights service, relays, and the channels of rollout servers and trainer; nothing else."""
+    opened: list[tuple[str, Keepalive]] = []
+
+    def noted(target: str, *args: Any, keepalive: Keepalive, **kwargs: Any) -> grpc.aio.Channel:
+        opened.append((target, keepalive))
+        return connect(target, *args, keepalive=keepalive, **kwargs)
+
+    monkeypatch.setattr(clients, "connect", noted)
+    assert in_memory(WeightsConfig(folder=tmp_path, redis_url="redis://oracle")).keepalive is (
+        WEIGHTS_KEEPALIVE
+    )
+    weights, others = "127.0.0.1:1", "127.0.0.1:2"
+    settings: dict[str, Any] = {"weight_relay_address": "127.0.0.1:3"} if relays else {}
+    config = RolloutServerConfig(engine="fake", weights=weights, **settings)
+    async with rollout_server(config) as service, AsyncExitStack() as stack:
+        assert service.keepalive is (WEIGHTS_KEEPALIVE if relays else KEEPALIVE)
+        folders = {"model": tmp_path, "checkpoint__folder": tmp_path}
+        addresses = {"weights": weights, "trajectory_manager": others, "scheduler": None}
+        await connect_services(trainer_config(run_id="run", **folders, **addresses), stack)
+    assert set(opened) == {(weights, WEIGHTS_KEEPALIVE), (others, KEEPALIVE)}
