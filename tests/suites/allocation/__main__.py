@@ -32,8 +32,10 @@ from tests.suites.allocation.running_job import RunningJob, conserved, running_j
 
 __all__ = ["main"]
 
-_SLOW_SECONDS = 6.0
-"""Of an episode, several times what a step takes."""
+_SLOWER = 4
+"""Times that a slow episode takes what a step took, whatever this machine is busy with."""
+_CONTROL_SECONDS = 6.0
+"""Of a slow episode where nothing may move."""
 _LATEST_KILL = 0.5
 """Seconds after the order to move."""
 _TARGET = re.compile(r"-> (\d+) training nodes")
@@ -96,7 +98,7 @@ async def _by_operator(job: RunningJob) -> dict[str, float]:
 
 async def _by_allocation(job: RunningJob) -> dict[str, float]:
     """Until the scheduler has moved a node each way, by what it measured."""
-    job.pace(_SLOW_SECONDS)
+    job.pace(_SLOWER * job.step_seconds)
     fewer = await job.until("1 training node", lambda: _size(job) == 1)
     _say(job.causes("split")[-1])
     job.pace(0)
@@ -131,7 +133,7 @@ async def _control(folder: Path) -> float:
     """Moves of a job whose agents never wait, within bounds that allow the present split alone."""
     bounds = ("scheduler.allocation.min_train_nodes=2",)
     async with running_job(folder, bounds) as job:
-        job.pace(_SLOW_SECONDS)
+        job.pace(_CONTROL_SECONDS)
         await job.steps_follow(8)
         await job.finish()
         return len(job.causes("resized"))

@@ -64,7 +64,7 @@ fake_mean_tokens = 16
 epochs = 0
 """
 _LOOK_SECONDS = 0.1
-_STALLED_SECONDS = 180.0
+_STALLED_SECONDS = 240.0
 _END_SECONDS = 60.0
 
 
@@ -86,6 +86,12 @@ class RunningJob:
     def steps(self) -> Sequence[dict[str, Any]]:
         """Records of the optimizer steps so far."""
         return lines(self.run / "metrics.jsonl")
+
+    @property
+    def step_seconds(self) -> float:
+        """From one of the newest steps to the next."""
+        times = [step["time"] for step in self.steps[-4:]]
+        return float(times[-1] - times[0]) / (len(times) - 1)
 
     def pace(self, seconds: float) -> None:
         """Let each episode begin this much later from now on."""
