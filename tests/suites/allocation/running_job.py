@@ -50,7 +50,7 @@ num_steps = 100000
 
 [trainer.algorithm]
 name = "ppo"
-num_epochs = 8
+num_epochs = 24
 
 [scheduler.allocation]
 max_train_nodes = 2
