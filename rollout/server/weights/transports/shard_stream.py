@@ -292,30 +292,45 @@ class _Writing:
         self._opened, self._digest = opened, digest
         self._waiting: list[bytes | memoryview] = []
         self._writing: asyncio.Task[None] | None = None
+        self._is_over = False
 
     async def add(self, plain: bytes | memoryview) -> None:
         self._waiting.append(plain)
-        if self._writing is None or self._writing.done() or len(self._waiting) == _TOGETHER:
-            await self._flush()
+        if self._writing is None:
+            self._start()
+        elif len(self._waiting) == _TOGETHER:
+            await self._written()
 
     async def finish(self) -> None:
-        await self._flush()
-        await self._flush()
+        try:
+            while self._writing is not None:
+                await self._written()
+        finally:
+            self._is_over = True
 
-    async def _flush(self) -> None:
-        """Wait for the write in flight, then start writing the pending chunks."""
+    def _start(self) -> None:
         waiting, self._waiting = self._waiting, []
-        if self._writing is not None:
-            # Not awaited itself: it would be cancelled with this call, but its thread goes on.
-            await asyncio.wait({self._writing})
-            writing, self._writing = self._writing, None
+        self._writing = asyncio.create_task(self._write(waiting))
+
+    async def _written(self) -> None:
+        """Wait for the write in flight, which starts the next one. Raises its failure."""
+        assert self._writing is not None
+        writing = self._writing
+        # Not awaited itself: it would be cancelled with this call, but its thread goes on.
+        await asyncio.wait({writing})
+        if self._writing is writing:  # it failed
+            self._writing, self._waiting = None, []
             writing.result()
-        if waiting:
-            self._writing = asyncio.create_task(self._write(waiting))
 
     async def _write(self, chunks: list[bytes | memoryview]) -> None:
-        self.size += await asyncio.to_thread(self._take, chunks)
+        num_bytes = await asyncio.to_thread(self._take, chunks)
+        self._writing = None
+        if self._is_over:  # cancelled twice: perhaps another one writes by now
+            return
+        self.size += num_bytes
         self._incoming.advance(self._file, self.size)
+        if self._waiting:
+            self._start()
 
     def _take(self, chunks: list[bytes | memoryview]) -> int:
         for plain in chunks:
