@@ -1,9 +1,10 @@
-"""The quickstart's agent, whose environment takes as long for each answer as a file says."""
+"""The quickstart's agent, whose episodes begin as much later as a file says, on average."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,10 +20,10 @@ PACE_FILE = "SEAMFLOW_TEST_PACE_FILE"
 
 
 class PacedAgent(ElevatorAgent):
-    """Waits before it begins."""
+    """Waits before it begins, each time for another time: episodes do not end all at once."""
 
     async def run(self, task: Task, rollout: Rollout) -> Mapping[str, float]:
         """As the quickstart's."""
         pace = await asyncio.to_thread(Path(os.environ[PACE_FILE]).read_text)
-        await asyncio.sleep(float(pace))
+        await asyncio.sleep(float(pace) * random.uniform(0.2, 1.8))
         return await super().run(task, rollout)

@@ -32,7 +32,7 @@ __all__ = ["RunningJob", "conserved", "running_job"]
 _CONFIG = """\
 [launcher]
 name = "allocation"
-prepare = "tests.suites.allocation.larger_model"
+prepare = "tests.lib.end_to_end.quickstart_files"
 model = "{run}/prepared/model"
 tasks = "{run}/prepared/tasks.jsonl"
 agent = "tests.suites.allocation.paced_agent:PacedAgent"
@@ -49,8 +49,7 @@ replicas = 2
 num_steps = 100000
 
 [trainer.algorithm]
-name = "ppo"
-num_epochs = 24
+name = "tests.suites.allocation.slow_training:SlowGrpo"
 
 [scheduler.allocation]
 max_train_nodes = 2

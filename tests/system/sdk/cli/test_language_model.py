@@ -133,6 +133,7 @@ def test_the_model_that_is_fetched_adds(smollm2: Path) -> None:
     assert "12" in tokenizer.decode(said_BT[0, prompt["input_ids"].shape[1] :])
 
 
+@pytest.mark.long(short="tests/system/sdk/cli/test_init_project.py")
 @pytest.mark.timeout(600)
 def test_the_project_of_a_model_is_valid(
     smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -38,6 +38,7 @@ async def dumped(training: Training, tmp_path: Path, **settings: Any) -> Path:
     return tmp_path / "checkpoints" / "dumps"
 
 
+@pytest.mark.long(short="tests/system/trainer/checkpoint/test_step_dump.py")
 async def test_a_dumped_step_replays_to_the_last_digit(training: Training, tmp_path: Path) -> None:
     """Loss, gradient and statistics; of the steps asked for and no others."""
     folder = await dumped(training, tmp_path)

@@ -1,0 +1,34 @@
+"""GRPO whose loss takes a time for each row, as on a device that is slower than this machine's.
+
+It sleeps, so that half of the rows on each of two ranks take half of the time, whatever else this
+machine computes.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from trainer.algorithms import grpo
+from trainer.algorithms.base import LossTerms, PolicyTokens
+from trainer.config import TrainerConfig
+
+__all__ = ["SlowGrpo"]
+
+_ROW_SECONDS = 0.2
+
+
+class SlowGrpo:
+    """A step of 16 rows takes 3.2 s on one rank, and 1.6 s on two."""
+
+    def __init__(self, config: TrainerConfig) -> None:
+        """As GRPO, of which everything but the time is."""
+        self._grpo = grpo.build(config)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grpo, name)
+
+    def loss(self, tokens: PolicyTokens) -> LossTerms:
+        """See `Algorithm.loss`."""
+        time.sleep(_ROW_SECONDS * len(tokens.rollouts_B))
+        return self._grpo.loss(tokens)
