@@ -3,12 +3,10 @@
 The real launcher, scheduler, node agents, rollout servers and a trainer of two nodes under
 torchrun; engines are fake, so that generation takes what its agents take, and training takes an
 EMULATED time for each row. The operator lets one copy train and two again; then episodes become
-slow, and the scheduler takes a node for generation by what it measures; the operator gives it back.
-Then the scheduler, a node agent and ranks are killed within moves. At the end each token that
-agents received and each sample that was trained is looked for.
-
-That the scheduler gives a node to training is not tried: how much of its time generation waits is
-seen by rates of 5 s, so that steps would have to take half a minute.
+slow, and the scheduler takes a node for generation by what it measures. Then the scheduler, a node
+agent and ranks are killed within moves. At the end each token that agents received and each sample
+that was trained is looked for. In a second job training is slow, and the scheduler gives it a node
+that the operator took; its steps are long, as rollout servers report means of 5 s.
 
 Control: within bounds that allow one number of nodes alone, slow episodes let nothing move.
 """
@@ -37,6 +35,8 @@ __all__ = ["main"]
 
 _SLOWER = 6
 """Times that a slow episode takes what a step took, whatever this machine is busy with."""
+_LONG_ROW_SECONDS = 1.2
+"""Of training that is slower than generation."""
 _CONTROL_SECONDS = 6.0
 """Of a slow episode where nothing may move."""
 _LATEST_KILL = 0.5
@@ -85,6 +85,7 @@ async def _measured(folder: Path, seed: int, *, is_quick: bool) -> dict[str, flo
         await job.finish()
         figures |= conserved(job)
     if not is_quick:
+        figures |= await _to_training(folder / "training")
         (folder / "control").mkdir()
         figures["control.moves"] = await _control(folder / "control")
     return figures
@@ -108,6 +109,17 @@ async def _by_allocation(job: RunningJob) -> dict[str, float]:
     await _resized(job, 2)
     await job.steps_follow()
     return {"allocation_fewer_seconds": fewer, "allocation_moves": len(job.causes("split"))}
+
+
+async def _to_training(folder: Path) -> dict[str, float]:
+    """Until the scheduler has given a node to training, which is the slower stage."""
+    folder.mkdir()
+    async with running_job(folder, row_seconds=_LONG_ROW_SECONDS) as job:
+        await _resized(job, 1)
+        more = await job.until("2 training nodes", lambda: _size(job) == 2)
+        _say(job.causes("split")[-1])
+        await job.steps_follow(1)
+        return {"allocation_more_seconds": more}
 
 
 async def _with_kills(job: RunningJob, chance: random.Random) -> dict[str, float]:

@@ -26,6 +26,7 @@ from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
 
 from bench.provenance import ROOT
 from tests.suites.allocation.paced_agent import PACE_FILE
+from tests.suites.allocation.slow_training import ROW_SECONDS
 
 __all__ = ["RunningJob", "conserved", "running_job"]
 
@@ -175,11 +176,13 @@ def pace_file(folder: Path) -> Path:
 
 
 @asynccontextmanager
-async def running_job(folder: Path, settings: Sequence[str] = ()) -> AsyncIterator[RunningJob]:
+async def running_job(
+    folder: Path, settings: Sequence[str] = (), *, row_seconds: float = 0.2
+) -> AsyncIterator[RunningJob]:
     """A job whose scheduler answers; it is ended with all its processes."""
     pace_file(folder).write_text("0")
     (folder / "run.toml").write_text(_CONFIG)
-    with _launched(folder, settings) as launcher:
+    with _launched(folder, settings, row_seconds) as launcher:
         job = RunningJob(launcher, folder)
         await job.until("a first step", lambda: bool(job.steps))
         watching = asyncio.create_task(job.watch())
@@ -190,10 +193,13 @@ async def running_job(folder: Path, settings: Sequence[str] = ()) -> AsyncIterat
 
 
 @contextmanager
-def _launched(folder: Path, settings: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+def _launched(
+    folder: Path, settings: Sequence[str], row_seconds: float
+) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "services.launcher", "--config", str(folder / "run.toml")]
     command += ["--runs-folder", str(folder / "runs"), *(f"--set={each}" for each in settings)]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}", PACE_FILE: str(pace_file(folder))}
+    own = {PACE_FILE: str(pace_file(folder)), ROW_SECONDS: str(row_seconds)}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}", **own}
     with (folder / "terminal.log").open("wb") as log:
         launcher = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
     try:
