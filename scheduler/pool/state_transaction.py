@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from scheduler.model.lending_state import (
     BatchForecast,
     LendingDecision,
     LendingReason,
-    LendingState,
 )
 from scheduler.model.records import (
-    ROLLOUT,
     AllocationEvent,
     Assignment,
     EventKind,
@@ -24,29 +22,16 @@ from scheduler.model.records import (
     RunPolicy,
     State,
 )
-from scheduler.model.stage_balance import NodeCounts, StageBalance
-from scheduler.policy import split_advice, training_nodes
+from scheduler.model.stage_balance import StageBalance
 from scheduler.policy.allocation_policy import AllocationPolicy, Plan
-from scheduler.policy.lending import LendingInputs
-from scheduler.policy.switch_stats import round_trip_seconds
 from scheduler.policy.tail_migration import Tail
-from scheduler.policy.training_nodes import SplitRule
+from scheduler.pool.gang_measurements import Allocation, GangMeasurements
 from scheduler.pool.report_rules import check_epochs, is_late, reported_node
 from services.chassis.errors import already_exists, invalid_argument, not_found
 
-__all__ = ["Allocation", "StateTransaction"]
+__all__ = ["StateTransaction"]
 
 _RELEASED = LendingDecision(lend=True, reason=LendingReason.NO_CHOICE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allocation:
-    """What decides how many nodes the gangs that can change their size should have."""
-
-    rule: SplitRule
-    """When a unit moves."""
-    load: Callable[[Iterable[str], float, float], float]
-    """`GenerationLoad.share`."""
 
 
 class StateTransaction:
@@ -70,15 +55,20 @@ class StateTransaction:
         self._own_nodes: dict[str, Node] | None = None
         self._gangs = dict(state.gangs)
         self._runs = dict(state.runs)
-        self._lendings = dict(state.lendings)
-        self._balances = dict(state.balances)
         self._epoch = state.last_epoch
         self._arrival = state.last_arrival
         self._sequence = state.last_sequence
-        self._policy, self._allocation = policy, allocation
-        self._now = now
+        self._policy, self._now = policy, now
         self.events: list[AllocationEvent] = []
         """Entries of the audit log for these changes."""
+        self._measured = GangMeasurements(
+            state,
+            policy,
+            now,
+            allocation,
+            nodes=self._all_nodes,
+            log=self._log,
+        )
 
     @property
     def state(self) -> State:
@@ -88,8 +78,8 @@ class StateTransaction:
             nodes=self._nodes,
             gangs=dict(self._gangs),
             runs=dict(self._runs),
-            lendings=dict(self._lendings),
-            balances=dict(self._balances),
+            lendings=dict(self._measured.lendings),
+            balances=dict(self._measured.balances),
             last_epoch=self._epoch,
             last_arrival=self._arrival,
             last_sequence=self._sequence,
@@ -163,7 +153,7 @@ class StateTransaction:
         """
         standing = self._gangs.get(gang.key)
         self._log_resize(gang, standing)
-        self._measure_request(gang, standing)
+        self._measured.request(gang, standing)
         if standing is None or standing.parked:
             self._arrival += 1
             standing = replace(gang, arrival=self._arrival)
@@ -185,7 +175,7 @@ class StateTransaction:
         self.replan(f"gang {gang.gang_id} requested")
 
     def _log_resize(self, gang: Gang, standing: Gang | None) -> None:
-        counts = self._balances.get(gang.key, StageBalance()).node_counts
+        counts = self._measured.balances.get(gang.key, StageBalance()).node_counts
         known = counts.training if counts is not None else gang.num_nodes
         before, after = standing.num_nodes if standing is not None else known, gang.num_nodes
         if before != after and gang.unit_nodes:
@@ -200,11 +190,13 @@ class StateTransaction:
         requests them again, unless another gang requested them before.
         """
         if forecast is None:
-            self._end_measurements(key, batch)
+            self._measured.end(key, batch)
         gang = self._gangs.get(key)
         if gang is None or (gang.parked and forecast is not None):
             return
-        decision = _RELEASED if forecast is None else self._lend_or_keep(gang, forecast, batch)
+        decision = (
+            _RELEASED if forecast is None else self._measured.lend_or_keep(gang, forecast, batch)
+        )
         if decision.lend:
             del self._gangs[key]
         else:
@@ -314,120 +306,8 @@ class StateTransaction:
             if reason:
                 self._log(EventKind.WAITING, f"gang {gang.gang_id}: {reason}", run_id=gang.run_id)
 
-    def _lend_or_keep(self, gang: Gang, forecast: BatchForecast, batch: int) -> LendingDecision:
-        """Measure the cycle that ends, and decide the next one, until `batch`."""
-        key = gang.key
-        lending = self._lendings.get(key, LendingState())
-        if lending.is_decided(batch):
-            self._balances[key] = self._balances.get(key, StageBalance()).waits()
-            lend = lending.lends or not self._members(gang)
-            cause = f"{'lent' if lend else 'kept'}: decided before for batch {batch}"
-            return LendingDecision(lend=lend, reason=LendingReason.DECIDED, cause=cause)
-        lending = lending.end_cycle(self._now, forecast.done)
-        decision = self._decide_lending(gang, lending, forecast)
-        self._lendings[key] = lending.start_cycle(decision, forecast, self._now, batch)
-        self._measure_batch_done(gang, forecast.done_tokens, is_lent=decision.lend)
-        return decision
-
-    def _decide_lending(
-        self, gang: Gang, lending: LendingState, forecast: BatchForecast
-    ) -> LendingDecision:
-        """The policy's decision, if the gang has nodes that can be lent."""
-        lendable = self._lendable(gang)
-        if not self._members(gang):
-            cause = "it has no nodes"
-            return LendingDecision(lend=True, reason=LendingReason.NO_CHOICE, cause=cause)
-        if not lendable:
-            cause = "kept: its nodes cannot do rollout"
-            return LendingDecision(lend=False, reason=LendingReason.NO_CHOICE, cause=cause)
-        inputs = LendingInputs(
-            forecast=forecast,
-            num_dedicated=self._num_generating(gang.run_id),
-            num_lent=len(lendable),
-            round_trip_seconds=round_trip_seconds(lendable, gang.tag),
-            advised=split_advice.lends(self._balances.get(gang.key, StageBalance())),
-        )
-        return self._policy.decide_lending(lending, inputs)
-
-    def _measure_request(self, gang: Gang, standing: Gang | None) -> None:
-        """Measure a request: it is for a new batch, unless it repeats an open one."""
-        key, is_full = gang.key, gang.needed_time is None
-        is_new = standing is None or standing.parked or gang.batch not in (0, standing.batch)
-        if (lending := self._lendings.get(key)) is not None:
-            lending = lending.request_batch(gang.batch) if is_new else lending
-            self._lendings[key] = lending.batch_full(self._now) if is_full else lending
-        if is_new:
-            self._measure_batch_done(gang, gang.done_tokens, is_lent=False)
-        if is_full:
-            self._balances[key] = self._balances.get(key, StageBalance()).full(self._now)
-
-    def _measure_batch_done(self, gang: Gang, tokens: int, *, is_lent: bool) -> None:
-        """Measure that the gang finished its batch, if it had one; log a change of the advice."""
-        node_counts = NodeCounts(
-            generating=self._num_generating(gang.run_id),
-            training=gang.num_nodes,
-            lent=len(self._lendable(gang)) if is_lent else 0,
-        )
-        before = self._balances.get(gang.key, StageBalance())
-        load = self._load(gang.run_id, before)
-        after = split_advice.finished(before, node_counts, self._now, load=load, tokens=tokens)
-        if after.advice != before.advice:
-            self._log(EventKind.ADVICE, f"gang {gang.gang_id}: {after.cause}", run_id=gang.run_id)
-        self._balances[gang.key] = self._with_split(gang, after)
-
-    def _with_split(self, gang: Gang, balance: StageBalance) -> StageBalance:
-        """The balance with the advised number of nodes, if the gang can change it."""
-        if self._allocation is None or not gang.unit_nodes:
-            return balance
-        after = training_nodes.advised(balance, gang, self._allocation.rule)
-        if not self._may_have(gang, after.advised_nodes):
-            return replace(after, advised_nodes=balance.advised_nodes)
-        if after.advised_nodes not in (balance.advised_nodes, gang.num_nodes):
-            cause = training_nodes.cause(after, gang)
-            self._log(EventKind.SPLIT, cause, run_id=gang.run_id)
-        return after
-
-    def _may_have(self, gang: Gang, num_nodes: int) -> bool:
-        """Whether there are as many nodes for a gang; and if fewer, whether the others roll out."""
-        able = [
-            node
-            for node in self._nodes.values()
-            if node.available and gang.run_id in node.runs_for(gang.tag)
-        ]
-        leaving = gang.num_nodes - num_nodes
-        return num_nodes <= len(able) and leaving <= len(self._lendable(gang))
-
-    def _load(self, run_id: str, balance: StageBalance) -> float:
-        """Of the nodes that do rollout for the run, since the gang finished the batch before."""
-        if self._allocation is None or balance.done_time is None:
-            return 1.0
-        names = [node.node_id for node in self._generating(run_id)]
-        return self._allocation.load(names, balance.done_time, self._now)
-
-    def _end_measurements(self, key: GangKey, batch: int) -> None:
-        """Discard the cycle; without a `batch` that the gang continues with, all measurements."""
-        lending, balance = self._lendings.pop(key, None), self._balances.pop(key, None)
-        if batch and lending is not None:
-            self._lendings[key] = lending.abandon_cycle()
-        if batch and balance is not None:
-            self._balances[key] = balance.waits()
-
-    def _num_generating(self, run_id: str) -> int:
-        """Number of nodes that do rollout for the run."""
-        return len(self._generating(run_id))
-
-    def _generating(self, run_id: str) -> list[Node]:
-        return [
-            node
-            for node in self._nodes.values()
-            if node.assignment.tag == ROLLOUT and node.assigned_run == run_id
-        ]
-
-    def _lendable(self, gang: Gang) -> list[Node]:
-        return [node for node in self._members(gang) if ROLLOUT in node.capability_tags]
-
-    def _members(self, gang: Gang) -> list[Node]:
-        return [node for node in self._nodes.values() if node.gang_key == gang.key]
+    def _all_nodes(self) -> Iterable[Node]:
+        return self._nodes.values()
 
     def _put(self, node: Node, kind: EventKind, cause: str) -> None:
         self._log(kind, cause, node=self._keep(node))
@@ -439,7 +319,7 @@ class StateTransaction:
         return node
 
     def _log(
-        self, kind: EventKind, cause: str, *, node: Node | None = None, run_id: str = ""
+        self, kind: EventKind, cause: str, run_id: str = "", *, node: Node | None = None
     ) -> None:
         self._sequence += 1
         event = AllocationEvent(

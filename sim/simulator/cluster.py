@@ -19,8 +19,9 @@ from scheduler.model.records import (
 )
 from scheduler.policy.allocation_policy import AllocationPolicy
 from scheduler.policy.training_nodes import SplitRule
+from scheduler.pool.gang_measurements import Allocation
 from scheduler.pool.generation_load import GenerationLoad
-from scheduler.pool.state_transaction import Allocation, StateTransaction
+from scheduler.pool.state_transaction import StateTransaction
 from sim.clock import Clock
 from sim.costs import Costs
 from sim.modes import Split

@@ -12,8 +12,9 @@ from scheduler.model.records import AllocationEvent, Assignment, NodeReport, Nod
 from scheduler.model.stage_balance import BatchTimes, NodeCounts, StageBalance
 from scheduler.policy.allocation_policy import PreemptivePolicy
 from scheduler.policy.training_nodes import SplitRule, advised
+from scheduler.pool.gang_measurements import Allocation
 from scheduler.pool.generation_load import GenerationLoad
-from scheduler.pool.state_transaction import Allocation, StateTransaction
+from scheduler.pool.state_transaction import StateTransaction
 from scheduler.store.codec import decode_stage_balance, encode
 from services.chassis.errors import Reason, ServiceError
 from tests.lib.scheduler.support import BOTH, RUN, gang, node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import signal
@@ -20,6 +21,7 @@ from services.launcher.layout import places
 from services.launcher.process_plan import plan
 from tests.lib.end_to_end.support import ROOT, child_environment
 from tests.lib.launcher.support import make_layout
+from tests.lib.redis_server import free_port
 
 CONFIG = """
 [launcher]
@@ -66,9 +68,20 @@ def recorded(folder: Path) -> list[list[str]]:
     return [line.split("\t")[:-1] or [line] for line in file.read_text().splitlines()]
 
 
+@functools.cache
+def job_id() -> str:
+    """Of a job whose port, 20000 and this number, no other process here has."""
+    ports = (free_port() for _ in itertools.count())
+    return str(next(port for port in ports if 20_000 <= port < 30_000) - 20_000)
+
+
 def variables(folder: Path) -> Mapping[str, str]:
     """Of a job."""
-    job = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-2]", "RECORD": str(folder / "record")}
+    job = {
+        "SLURM_JOB_ID": job_id(),
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "RECORD": str(folder / "record"),
+    }
     return {**os.environ, **job, "PATH": f"{folder}:{os.environ['PATH']}"}
 
 
@@ -88,7 +101,7 @@ def test_the_script_starts_each_host_once_and_requeues_the_job(tmp_path: Path) -
         wait_for(tmp_path, "train")
         wait_for(tmp_path, "join")
         job.send_signal(signal.SIGUSR1)
-        wait_for(tmp_path, "scontrol requeue 17")
+        wait_for(tmp_path, f"scontrol requeue {job_id()}")
         (tmp_path / "record.end").touch()
         assert job.wait() == 3
     calls = recorded(tmp_path)
@@ -99,7 +112,7 @@ def test_the_script_starts_each_host_once_and_requeues_the_job(tmp_path: Path) -
     assert (address, port) == ("127.0.0.1", train[train.index("--join-port") + 1])
     assert "--resume" not in train
     saved = next(call for call in calls if "save-checkpoint" in call)
-    assert calls.index(saved) < calls.index(["scontrol requeue 17"])
+    assert calls.index(saved) < calls.index([f"scontrol requeue {job_id()}"])
 
 
 @pytest.mark.timeout(60)
