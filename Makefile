@@ -212,7 +212,7 @@ test-console: $(VENV)/.dev ## The console in Chromium beside a run that trains: 
 test-slurm: $(VENV)/.dev ## A run as a job of a real Slurm of three nodes: one drained, the job requeued and resumed (needs root and Slurm).
 	$(CONTAINED) tests.suites.slurm
 
-test-allocation: $(VENV)/.dev ## Nodes move between training and generation while a real job goes on: by the operator, by measured seconds, with kills.
+test-allocation: $(VENV)/.dev ## Nodes change between training and generation while a job runs: by the operator, by measured seconds, and with processes killed.
 	$(CONTAINED) tests.suites.allocation --seed $(SEED)
 
 test-models: $(VENV)/.dev ## Model folders of 18 architectures: two optimizer steps each; 15 others: refused in one line.

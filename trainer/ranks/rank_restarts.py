@@ -51,15 +51,20 @@ class _Keeper:
             signal.signal(number, self._hand_on)
 
     def run(self, work: Callable[[int], None], life: int) -> int:
-        """The exit code of a child; negative: the signal that killed it."""
+        """The exit code of a child; negative: the signal that killed it, or kept it from living."""
         keeper = os.getpid()
         # A signal that comes before either side can act on it waits.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        self._child = os.fork()
-        if self._child == 0:
-            _live(work, life, keeper)
+        if not self.is_ending:
+            self._child = os.fork()
+            if self._child == 0:
+                _live(work, life, keeper)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        return os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+        if not self._child:
+            return -signal.SIGTERM
+        code = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+        self._child = 0
+        return code
 
     def _hand_on(self, number: int, _frame: FrameType | None) -> None:
         self.is_ending = True

@@ -33,8 +33,17 @@ def fork(real=os.fork):
         os.kill(os.getpid(), signal.SIGTERM)
     return child
 
+masks = []
+def mask(how, numbers, real=signal.pthread_sigmask):
+    masks.append(how)
+    if masks.count(signal.SIG_BLOCK) == 2 and how == signal.SIG_BLOCK:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return real(how, numbers)
+
 if sys.argv[1] == "is signalled at once":
     os.fork = fork
+if sys.argv[1] == "is signalled between lives":
+    signal.pthread_sigmask = mask
 sys.exit(keep_rank(work))
 """
 
@@ -60,6 +69,14 @@ def test_a_signal_within_the_fork_is_handed_on() -> None:
     with kept("is signalled at once") as process:
         process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_signal_between_two_lives_ends_it() -> None:
+    """There is nobody to hand it on to, and no other life begins."""
+    with kept("is signalled between lives") as process:
+        output = process.communicate(timeout=30)[0].split()
+    assert output[::2] == ["1"]
+    assert process.returncode > 128
 
 
 def test_a_rank_that_fails_is_not_replaced() -> None:
