@@ -9,7 +9,7 @@ import argparse
 
 from bench.language_model import beside_trl, learning
 from bench.language_model.decoding import measure_decoding
-from bench.language_model.trained_tokens import measure_trained_tokens
+from bench.language_model.trained_tokens import measure_served_type, measure_trained_tokens
 from bench.language_model.variants import measure_lora, measure_sglang, measure_tools
 
 __all__ = ["main"]
@@ -22,6 +22,7 @@ _PARTS = {
     "sglang": measure_sglang,
     "decoding": measure_decoding,
     "tokens": measure_trained_tokens,
+    "served_type": measure_served_type,
 }
 
 

@@ -19,22 +19,44 @@ from bench.language_model.recorded_tokens import RecordedRun, TokenDifferences, 
 from bench.language_model.watched_run import make_project, train
 from bench.report import RESULTS, Report
 
-__all__ = ["measure_trained_tokens"]
-
+__all__ = ["measure_served_type", "measure_trained_tokens"]
 
 _PLACES = (0, 1, 2, 4, 8, 16, 24)
 """First place of each range of tokens in an answer, and the end of the last one."""
 _RUN = "recorded"
+_STEPS = 4
+"""Of the run whose engine serves another type."""
 
 
 def measure_trained_tokens(seeds: Sequence[int]) -> None:
     """Train once, read what was recorded, draw and publish."""
-    project = make_project("trained-tokens")
-    settings = {"launcher.seed": seeds[0], "trainer.tracking.recorded_steps": 1000}
-    run = asyncio.run(read_run(train(project, _RUN, settings).folder, _RUN))
+    run = _recorded("trained-tokens", seeds[0])
     draw_lengths(RESULTS / "language_model_lengths.png", run)
     figures = _lengths(run) | _alignment(run.tokens)
     Report(bench="language_model_tokens", figures=figures, raw=_raw(run), seeds=seeds[:1]).publish()
+
+
+def measure_served_type(seeds: Sequence[int]) -> None:
+    """A few steps with an engine in bfloat16 beside a trainer in float32, compared and published.
+
+    Each step trains on answers of the weights it begins with, so the types alone differ.
+    """
+    settings = {
+        "rollout_server.torch_dtype": "bfloat16",
+        "launcher.max_staleness": 0,
+        "trainer.num_steps": _STEPS,
+    }
+    run = _recorded("served-type", seeds[0], settings)
+    figures = _alignment(run.tokens) | {"steps": float(_STEPS)}
+    Report(
+        bench="language_model_served_type", figures=figures, raw=_raw(run), seeds=seeds[:1]
+    ).publish()
+
+
+def _recorded(name: str, seed: int, settings: Mapping[str, object] | None = None) -> RecordedRun:
+    recorded = {"launcher.seed": seed, "trainer.tracking.recorded_steps": 1000}
+    run = train(make_project(name), _RUN, recorded | dict(settings or {}))
+    return asyncio.run(read_run(run.folder, _RUN))
 
 
 def _lengths(run: RecordedRun) -> dict[str, float]:

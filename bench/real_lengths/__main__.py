@@ -1,9 +1,9 @@
 """`make bench-ranker`, second part: rankers on real answers of SmolLM2, and what they are worth.
 
-The answers are generated once and kept in runs/real_lengths. The hashed ranker, a frozen SmolLM2
-with a head and one with trained layers are fitted to four fifths of the prompts and rank the
-others. With these predictions two and four engines generate batches of the same lengths, in order
-of arrival, longest first and skew-aware.
+The answers, four to each prompt, are generated once and kept in runs/real_lengths. The hashed
+ranker, a frozen SmolLM2 with a head and one with trained layers are fitted to four fifths of the
+prompts and rank the others. With these predictions two and four engines generate batches of the
+same lengths, in order of arrival, longest first and skew-aware.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from seamflow.cli.init_project.language_model import model_folder
 from bench.real_lengths.batch_seconds import Engines, order_seconds, orders_of
 from bench.real_lengths.generations import Generated, generations
 from bench.real_lengths.prompts import load_workload
-from bench.real_lengths.recalls import chance, predicted_tokens, recall
+from bench.real_lengths.recalls import chance, predicted_tokens, recall, recall_by_other_answers
 from bench.report import Report, ratios
 from bench.rollout.generation import save_model
 from services.ranker.config import LanguageModelConfig
@@ -32,6 +32,7 @@ from services.ranker.regression import HASHED, Regression
 
 SEEDS = (11, 12, 13)
 DRAWS = (1, 2)
+ANSWERS = 4
 ENGINES = {2: 8, 4: 4}
 """Engines of a fleet, and slots of each."""
 BATCH = 48
@@ -52,7 +53,9 @@ def main() -> None:
     folder, workload = model_folder("smollm2"), load_workload()
     limit = workload["max_new_tokens"]
     answers = [
-        each for draw in arguments.draws for each in generations(folder, workload, seed=draw)
+        each
+        for draw in arguments.draws
+        for each in generations(folder, workload, seed=draw, num_answers=ANSWERS)
     ]
     raw: dict[str, list[float]] = {}
     head = LanguageModelConfig(model=folder, trained_layers=0)
@@ -100,12 +103,14 @@ def _recalls(
 def _recall_figures(
     answers: Sequence[Generated], raw: Mapping[str, Sequence[float]], limit: int
 ) -> dict[str, float]:
-    lengths = np.array([answer.num_tokens for answer in answers])
+    lengths = np.array([answer.lengths for answer in answers])
     means = {name: float(np.mean(raw[name])) for name in raw if "_engines_" not in name}
     return {
         **means,
         "recall_by_chance": chance(answers),
+        "recall_by_other_answers": recall_by_other_answers(answers),
         "prompts": float(len(answers)),
+        "answers_to_each": float(ANSWERS),
         "median_tokens": float(np.median(lengths)),
         "share_at_limit": float((lengths >= limit).mean()),
     }

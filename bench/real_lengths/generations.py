@@ -24,16 +24,20 @@ _KEPT = Path(__file__).parents[2] / "runs" / "real_lengths"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """A prompt and the length of its answer."""
+    """A prompt and the lengths of its answers."""
 
     token_ids: list[int]
     """The prompt with the chat template."""
     num_tokens: int
-    """Sampled tokens, the end-of-sequence token included."""
+    """Sampled tokens of the first one, the end-of-sequence token included."""
+    lengths: tuple[int, ...]
+    """Sampled tokens of each."""
 
 
-def generations(model: Path, workload: Mapping[str, Any], seed: int) -> list[Generated]:
-    """An answer to each prompt that is drawn; those of earlier calls are read again."""
+def generations(
+    model: Path, workload: Mapping[str, Any], seed: int, num_answers: int
+) -> list[Generated]:
+    """Answers to each prompt that is drawn; those of earlier calls are read again."""
     prompts = drawn_prompts(workload, seed)
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
     ids = [_with_template(tokenizer, prompt) for prompt in prompts]
@@ -41,14 +45,22 @@ def generations(model: Path, workload: Mapping[str, Any], seed: int) -> list[Gen
     digest = blake2b(json.dumps(facts).encode(), digest_size=8).hexdigest()
     kept = _KEPT / f"{digest}.jsonl"
     kept.parent.mkdir(parents=True, exist_ok=True)
-    if missing := sorted(set(range(len(ids))) - set(_lengths(kept))):
+    wanted = set(range(len(ids) * num_answers))
+    if missing := sorted(wanted - set(_lengths(kept))):
         asyncio.run(_generate(model, ids, missing, workload, seed, kept))
     lengths = _lengths(kept)
-    return [Generated(token_ids=each, num_tokens=lengths[i]) for i, each in enumerate(ids)]
+    found = [
+        tuple(lengths[i] for i in range(first, max(wanted) + 1, len(ids)))
+        for first in range(len(ids))
+    ]
+    return [
+        Generated(token_ids=each, num_tokens=of_it[0], lengths=of_it)
+        for each, of_it in zip(ids, found, strict=True)
+    ]
 
 
 def _lengths(kept: Path) -> dict[int, int]:
-    """Lengths by the prompt's number, one in a line."""
+    """Lengths by the answer's number, one in a line: prompt + prompts * (answers to it before)."""
     lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
     return dict(json.loads(line) for line in lines)
 
@@ -72,7 +84,7 @@ async def _generate(
             sampling = Sampling(
                 temperature=workload["temperature"], max_new_tokens=limit, seed=seed + number
             )
-            length = await sampled_tokens(engine, ids[number], sampling)
+            length = await sampled_tokens(engine, ids[number % len(ids)], sampling)
             print(json.dumps([number, length]), file=file, flush=True)
             progress.advance(bar)
 

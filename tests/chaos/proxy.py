@@ -21,6 +21,7 @@ class Proxy:
         self._swallow = False
         self._before_hold: int | None = None
         self._released = asyncio.Event()
+        self._connections: set[asyncio.Task[None]] = set()
         self.holds = asyncio.Event()
         """Set while nothing passes."""
 
@@ -40,25 +41,39 @@ class Proxy:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[Proxy]:
-        """Serve on a free port of the loopback while the context lives."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        """Serve on a free port of the loopback while the context lives, and its connections."""
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         try:
             yield self
         finally:
             server.close()
+            for connection in self._connections:
+                connection.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.create_task(self._serve(reader, writer))
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answers, requests = await asyncio.open_connection("127.0.0.1", self._target)
-        await asyncio.wait(
-            [
-                asyncio.create_task(self._pass(reader, requests, answers=False)),
-                asyncio.create_task(self._pass(answers, writer, answers=True)),
-            ],
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        requests.close()
-        writer.close()
+        passing = [
+            asyncio.create_task(self._pass(reader, requests, answers=False)),
+            asyncio.create_task(self._pass(answers, writer, answers=True)),
+        ]
+        try:
+            await asyncio.wait(passing, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            requests.transport.abort()
+            writer.transport.abort()
+            raise
+        finally:
+            for each in passing:
+                each.cancel()
+            requests.close()
+            writer.close()
 
     async def _pass(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool

@@ -230,8 +230,10 @@ async def test_a_stop_waits_for_the_checkpoint_under_way(
     await training.fill(STEPS, rollouts=6)
     async with training.service(STEPS) as service:
         work = asyncio.ensure_future(service.background[0]())
-        while not disk.num_begun:
+        # The step has handed its checkpoint over when it publishes; files are begun before.
+        while ("published", 1) not in disk.events:
             await asyncio.sleep(0.01)
+        assert disk.num_begun
         assert service.drain is not None
         draining = asyncio.ensure_future(service.drain())
         done, _ = await asyncio.wait({draining}, timeout=0.2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,15 @@ def _quick(keepalive: Keepalive) -> Keepalive:
     return Keepalive(ping_seconds=0.2, pong_seconds=patience, silence_seconds=patience)
 
 
+async def _first(
+    fetching: asyncio.Task[None], event: Coroutine[Any, Any, Any], timeout: float | None = None
+) -> None:
+    """Wait until the transfer ends, or for the event, or until the time is up."""
+    waiting = asyncio.create_task(event)
+    await asyncio.wait([fetching, waiting], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+
+
 @pytest.mark.parametrize(
     ("client", "server"),
     [
@@ -69,8 +79,9 @@ async def test_weights_survive_a_link_that_holds_everything_up(
         incoming, file = to.incoming(version), version.manifest.files[0]
         proxy.hold(after_bytes=4 * MIB)
         fetching = asyncio.create_task(ShardReceiver("test").receive(link, incoming, file))
-        await proxy.holds.wait()
-        await asyncio.wait([fetching], timeout=PAUSE_SECONDS if survives else LATEST_SECONDS)
+        await _first(fetching, proxy.holds.wait())
+        limit = PAUSE_SECONDS if survives else LATEST_SECONDS
+        await _first(fetching, sender.ended.wait(), timeout=limit)
         proxy.release()
         with nullcontext() if survives else pytest.raises(UnavailableError):
             await fetching

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -56,6 +57,8 @@ class Sender(WeightServiceServicer):
     """File and offset of every chunk that was sent."""
     sent_bytes: int = 0
     """Length of all of them on the wire."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when an answer of FetchShards has ended, also by the loss of its connection."""
 
     @asynccontextmanager
     async def version(self, run_id: str, model: str, weight_version: int) -> AsyncIterator[_Folder]:
@@ -69,6 +72,7 @@ class Sender(WeightServiceServicer):
     ) -> AsyncIterator[bytes]:
         """The file asked for."""
         self.requests.append(request)
+        context.add_done_callback(lambda _: self.ended.set())
         async for message, _ in ShardSender(self).send(request):
             if self.cut_after is not None and self.cut_after <= 0:
                 self.cut_after = None
