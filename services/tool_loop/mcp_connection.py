@@ -76,9 +76,11 @@ class McpConnection:
     async def close(self) -> None:
         """End the connection, and the server if it is a child process."""
         self._stop.set()
-        owner, self._owner, self._client = self._owner, None, None
+        owner, client = self._owner, self._client
+        self._owner = self._client = None
         if owner is not None:
-            await asyncio.wait([owner], timeout=_ANSWERS_SECONDS)
+            if client is not None:  # else it waits for a server that has not begun to answer
+                await asyncio.wait([owner], timeout=_ANSWERS_SECONDS)
             owner.cancel()
             await asyncio.gather(owner, return_exceptions=True)
 

@@ -50,8 +50,8 @@ PROCESSES = {
     "quickstart": ("tools.forecast",),
 }
 """Packages of each process, by its extra."""
-IN_SHORT = PROCESSES.keys() - {"rollout-server", "sglang", "scoring", "quickstart"}
-"""But those that import torch, of which the trainer is tried."""
+IN_SHORT = {"trajectory-manager", "http-gateway", "trainer", "tool-loop", "console", "launcher"}
+"""Of processes that share the packages of their extras, one."""
 
 
 @pytest.fixture(scope="session")

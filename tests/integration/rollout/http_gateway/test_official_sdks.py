@@ -293,5 +293,6 @@ async def test_tls(tmp_path: Path) -> None:
                 model=MODEL, messages=ASK
             )
         assert reply.choices[0].message.content == "hello"
-        with pytest.raises(httpx2.TransportError):
-            httpx2.get(f"{url}/rollouts/lease")
+        async with httpx2.AsyncClient() as without_tls:
+            with pytest.raises(httpx2.RemoteProtocolError):
+                await without_tls.get(f"{url}/rollouts/lease")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -156,12 +155,19 @@ async def test_a_version_is_published_again_that_a_crash_cut_off_between_two(
 
     monkeypatch.setattr(publisher.Publisher, "finish", never)
     await training.fill(STEPS, rollouts=18)
-    with suppress(TimeoutError):
-        async with asyncio.timeout(TIMEOUT_SECONDS / 4):
-            await training.train(6, publish__every=2)  # trains three steps and waits for more
+    # Either trains until three steps are made, and waits for more samples.
+    await _train_until(training, lambda: len(training.records()) == 3)
     assert training.published() == []
     monkeypatch.setattr(publisher.Publisher, "finish", finish)
-    with suppress(TimeoutError):
-        async with asyncio.timeout(TIMEOUT_SECONDS / 4):
-            await training.train(6, publish__every=2)
+    await _train_until(training, lambda: bool(training.published()))
     assert len(training.published()) == 1
+
+
+async def _train_until(training: Training, done: Callable[[], bool]) -> None:
+    """Train, publishing every second step, and stop as a crash does."""
+    life = asyncio.create_task(training.train(6, publish__every=2))
+    while not done():
+        assert not life.done()
+        await asyncio.sleep(0.05)
+    life.cancel()
+    await asyncio.gather(life, return_exceptions=True)

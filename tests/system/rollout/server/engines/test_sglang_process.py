@@ -13,7 +13,7 @@ import pytest
 
 from rollout.server.config import RolloutServerConfig
 from rollout.server.engines import build_engine
-from rollout.server.engines.sglang import process_guard
+from rollout.server.engines.sglang import process_guard, server_process
 from rollout.server.engines.sglang.server_process import SGLangProcess
 from tests.lib.rollout.server.support import save_model
 
@@ -75,8 +75,9 @@ async def test_engine_dies_with_whoever_started_it(guarded: bool) -> None:
             psutil.Process(pid).kill()
 
 
-async def test_stop_ends_the_whole_group() -> None:
+async def test_stop_ends_the_whole_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that ends on SIGTERM leaves workers, which are killed."""
+    monkeypatch.setattr(server_process, "_STOP_SECONDS", 1.0)
     process = await SGLangProcess.start((sys.executable, "-c", SERVER))
     while not process.lines:
         await asyncio.sleep(0.01)
