@@ -28,8 +28,8 @@ COMPARISONS = (
     Comparison(
         name=f"hf_generate_{_SIZE}_longtail",
         size=_SIZE,
-        rows=64,
-        requests=128,
+        rows=16,
+        requests=32,
         tail=True,
         peer="hf_generate",
     ),
