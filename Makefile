@@ -29,7 +29,7 @@ SGLANG_TESTS ?= tests/integration/rollout/server tests/system/rollout/server tes
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-wheel bench-model bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion bench-size bench-gpu bench-fleet bench-wan bench-cost bench-allocation \
 	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-console test-health test-models test-allocation test-publish-kills test-slurm test-roundtrips \
-	test test-unit test-long test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs site lock proto descriptors up images health down clean help .venv-sglang $(ADAPTERS)
+	test test-unit test-long test-busy test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs site lock proto descriptors up images health down clean help .venv-sglang $(ADAPTERS)
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 22
@@ -226,6 +226,9 @@ test: $(VENV)/.dev ## The tests, distributed by file over WORKERS processes (3; 
 
 test-long: $(VENV)/.dev ## The tests that `make test` leaves out, each with a short form there.
 	$(CONTAINED) pytest -m "long and not sglang" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=25 --reruns $(RERUNS) -rfER
+
+test-busy: $(VENV)/.dev ## `make test` three times in a row beside two processes that compute without a pause.
+	$(CONTAINED) tests.suites.busy_machine
 
 test-unit: $(VENV)/.dev ## The tests without processes and Redis, in a minute.
 	$(RUN) pytest -n $(WORKERS) --dist worksteal --durations=25 tests/unit

@@ -1,0 +1,1 @@
+"""The tests of `make test` beside other work: `make test-busy`."""
