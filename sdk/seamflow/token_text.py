@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 __all__ = ["Decode", "load_decoder", "token_numbers"]
@@ -21,20 +22,43 @@ def token_numbers(token_ids: Sequence[int]) -> str:
 def load_decoder(folder: PathLike[str] | str) -> Decode:
     """The tokenizer of a model folder; special tokens are shown.
 
+    Of its tokenizer.json alone if it has one; transformers, which knows other files, takes seconds
+    to load.
+
     Raises:
-        ValueError: transformers is missing, or the folder holds no tokenizer.
+        ValueError: a package is missing, or the folder holds no tokenizer.
     """
+    file = Path(folder) / "tokenizer.json"
+    return _of_file(file) if file.is_file() else _of_folder(folder)
+
+
+def _of_file(file: Path) -> Decode:
+    tokenizers = _package("tokenizers", file)
     try:
-        # By name, because agents do not install it.
-        transformers: Any = importlib.import_module("transformers")
-    except ImportError as error:
-        raise ValueError(
-            f"the tokenizer of {str(folder)!r} needs transformers: pip install transformers"
-        ) from error
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise _unusable(file.parent) from error
+    return lambda token_ids: str(tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+
+def _of_folder(folder: PathLike[str] | str) -> Decode:
+    transformers = _package("transformers", folder)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
     except (OSError, ValueError) as error:
-        raise ValueError(f"model folder {str(folder)!r} holds no usable tokenizer") from error
+        raise _unusable(folder) from error
     return lambda token_ids: str(tokenizer.decode(list(token_ids)))
+
+
+def _package(name: str, path: PathLike[str] | str) -> Any:
+    """Imported by name, because agents do not install it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ValueError(f"the tokenizer {str(path)!r} needs {name}: pip install {name}") from error
+
+
+def _unusable(folder: PathLike[str] | str) -> ValueError:
+    return ValueError(f"model folder {str(folder)!r} holds no usable tokenizer")

@@ -65,7 +65,7 @@ class FollowedEvaluator:
         """Follow it until cancelled."""
         while True:
             await self._look()
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(2 * _LOOK_SECONDS)
 
     async def _look(self) -> None:
         request = pb.GetEvaluationsRequest(run_id=self._run_id, num_known_notes=self._num_notes)

@@ -22,7 +22,7 @@ from services.launcher.view import View
 
 __all__ = ["Watch"]
 
-_REFRESH_SECONDS = 0.5
+_REFRESH_SECONDS = 1.0
 
 
 @dataclass(slots=True)

@@ -61,14 +61,36 @@ def test_a_folder_without_tokenizer_is_wrong_usage(tmp_path: Path) -> None:
         load_decoder(tmp_path)
 
 
-def test_text_without_transformers_names_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("package", ["tokenizers", "transformers"])
+def test_text_without_its_package_names_that(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Agents do not have it."""
+    """Agents have neither; which one it takes depends on the files."""
 
     def missing(name: str) -> ModuleType:
         raise ImportError(name)
 
+    if package == "tokenizers":
+        (tmp_path / "tokenizer.json").write_text("{}")
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(ValueError, match="pip install transformers"):
+    with pytest.raises(ValueError, match=f"pip install {package}"):
+        load_decoder(tmp_path)
+
+
+def test_text_shows_special_tokens_as_transformers_does(tmp_path: Path) -> None:
+    """A tokenizer.json is read without transformers."""
+    transformers, tokenizers = map(pytest.importorskip, ("transformers", "tokenizers"))
+    words = tokenizers.models.WordLevel({"two": 0, "three": 1}, unk_token="two")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.add_special_tokens(["<end>"])
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
+    read = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert load_decoder(tmp_path)([0, 1, 2]) == read.decode([0, 1, 2]) == "two three <end>"
+
+
+def test_a_damaged_tokenizer_is_wrong_usage(tmp_path: Path) -> None:
+    """It names the folder."""
+    pytest.importorskip("tokenizers")
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match="holds no usable tokenizer"):
         load_decoder(tmp_path)
