@@ -3,7 +3,7 @@
 A seeded row's random number is a function of (seed, position) alone, so a sequence that is
 interrupted and continued, here or on another server, draws what it would have drawn.
 
-Shapes: R rows, V vocabulary.
+Shapes: R rows, V vocabulary, N blocks of B tokens.
 """
 
 # ruff: noqa: N803, N806, N815 -- tensors carry their shapes in their names
@@ -14,8 +14,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 __all__ = ["SamplingRows", "sample", "uniform"]
+
+_BLOCK = 128
 
 
 @dataclass(slots=True)
@@ -51,25 +54,30 @@ def sample(logits_RV: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
         # Greedy rows keep temperature 1: their log-prob is that of the plain distribution.
         temperature_R = torch.where(rows.temperature_R > 0, rows.temperature_R, 1.0)
         logits_RV = logits_RV / temperature_R[:, None]
-    logprobs_RV = logits_RV.log_softmax(-1)
+    largest_R1 = logits_RV.amax(-1, keepdim=True)
+    weights_RV = (logits_RV - largest_R1).exp_()
+    total_R1 = weights_RV.sum(-1, keepdim=True)
     if rows.all_greedy:
         ids_R = logits_RV.argmax(-1)
     else:
         uniform_R = uniform(rows.seed_R, rows.position_R)
         draw = _draw_filtered if rows.filtered else _draw
-        ids_R = draw(logprobs_RV, uniform_R, rows)
+        ids_R = draw(weights_RV, total_R1, uniform_R, rows)
         if rows.any_greedy:
             ids_R = torch.where(rows.temperature_R > 0, ids_R, logits_RV.argmax(-1))
-    return ids_R, logprobs_RV.gather(1, ids_R[:, None])[:, 0]
+    logits_R1 = logits_RV.gather(1, ids_R[:, None])
+    return ids_R, (logits_R1 - largest_R1 - total_R1.log())[:, 0]
 
 
-def _draw(logprobs_RV: Tensor, uniform_R: Tensor, _rows: SamplingRows) -> Tensor:
-    return _invert(logprobs_RV.exp(), uniform_R)
+def _draw(weights_RV: Tensor, _total_R1: Tensor, uniform_R: Tensor, _rows: SamplingRows) -> Tensor:
+    return _invert(weights_RV, uniform_R)
 
 
-def _draw_filtered(logprobs_RV: Tensor, uniform_R: Tensor, rows: SamplingRows) -> Tensor:
-    sorted_RV, order_RV = logprobs_RV.sort(-1, descending=True)
-    probs_RV = sorted_RV.exp()
+def _draw_filtered(
+    weights_RV: Tensor, total_R1: Tensor, uniform_R: Tensor, rows: SamplingRows
+) -> Tensor:
+    sorted_RV, order_RV = weights_RV.sort(-1, descending=True)
+    probs_RV = sorted_RV / total_R1
     # A token stays while the tokens before it do not reach top_p: the first one always stays.
     before_RV = probs_RV.cumsum(-1) - probs_RV
     rank_V = torch.arange(probs_RV.shape[1])
@@ -80,10 +88,26 @@ def _draw_filtered(logprobs_RV: Tensor, uniform_R: Tensor, rows: SamplingRows) -
 
 
 def _invert(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:
-    """Invert the cumulative distribution of unnormalised weights; weight 0 is never chosen."""
-    cumulative_RV = weights_RV.cumsum(-1)
-    threshold_R1 = uniform_R[:, None] * cumulative_RV[:, -1:]
-    return torch.searchsorted(cumulative_RV, threshold_R1, right=True)[:, 0]
+    """Invert the cumulative distribution of unnormalised weights; weight 0 is never chosen.
+
+    First which block of the vocabulary, then where in it: a running sum, which no processor adds
+    up in parallel, is taken of the blocks' sums and of one block, not of the whole vocabulary.
+    """
+    if rest := -weights_RV.shape[1] % _BLOCK:
+        weights_RV = functional.pad(weights_RV, (0, rest))
+    weights_RNB = weights_RV.view(len(weights_RV), -1, _BLOCK)
+    cumulative_RN = weights_RNB.sum(-1).cumsum(-1)
+    threshold_R1 = uniform_R[:, None] * cumulative_RN[:, -1:]
+    block_R1 = torch.searchsorted(cumulative_RN, threshold_R1, right=True)
+    before_R1 = functional.pad(cumulative_RN, (1, 0)).gather(1, block_R1)
+    row_R = torch.arange(len(weights_RV))
+    cumulative_RB = weights_RNB[row_R, block_R1[:, 0]].cumsum(-1)
+    # Below the block's sum: added up in another order, that may round differently.
+    threshold_R1 = torch.minimum(
+        threshold_R1 - before_R1, cumulative_RB[:, -1:] * (1 - torch.finfo(torch.float32).eps)
+    )
+    place_R1 = torch.searchsorted(cumulative_RB, threshold_R1, right=True)
+    return (block_R1 * _BLOCK + place_R1)[:, 0]
 
 
 def uniform(seed_R: Tensor, position_R: Tensor) -> Tensor:

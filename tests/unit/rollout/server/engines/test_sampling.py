@@ -46,6 +46,24 @@ def test_frequencies_follow_the_softmax(temperature: float) -> None:
     assert torch.allclose(logprobs, expected.log()[ids], atol=1e-5)
 
 
+@pytest.mark.parametrize("vocabulary", [1, 127, 128, 129, 1000])
+def test_a_draw_inverts_the_cumulative_distribution(vocabulary: int) -> None:
+    """At every size of the vocabulary, also where most tokens are impossible."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = 4 * torch.randn(ROWS, vocabulary, generator=generator)
+    impossible = torch.rand(ROWS, vocabulary, generator=generator) < 0.7
+    impossible[:, -1] = False
+    logits[impossible] = float("-inf")
+    asked = rows(top_k=8)
+    ids = sample(logits, asked)[0][:, None]
+    assert not impossible.gather(1, ids).any()
+    probs = logits.double().softmax(-1)
+    reached = probs.cumsum(-1).gather(1, ids)[:, 0]
+    wanted = uniform(asked.seed_R, asked.position_R).double()
+    assert (reached > wanted - 1e-5).all()
+    assert (reached - probs.gather(1, ids)[:, 0] < wanted + 1e-5).all()
+
+
 def test_top_k_keeps_the_likeliest_and_the_full_logprob() -> None:
     """Only the k likeliest are drawn; log-probs are those before the filter."""
     ids, logprobs = sample(LOGITS.expand(ROWS, 8), rows(top_k=3))
