@@ -7,7 +7,7 @@ RUN = $(VENV)/bin/python -m
 # Of suites: whatever they started ends with them, also when they are killed.
 CONTAINED = $(RUN) tools.suites.contained $(RUN)
 SEED ?= 0
-WORKERS ?= 3
+WORKERS ?= 4
 # How often `make test` repeats a test that fails; it says which.
 RERUNS ?= 0
 PEERS ?= default
@@ -221,7 +221,7 @@ test-models: $(VENV)/.dev ## Model folders of 18 architectures: two optimizer st
 model-store: $(VENV)/.dev ## Redis against the in-memory model, 10,000 random operations and more.
 	$(RUN) tests.suites.state_machine
 
-test: $(VENV)/.dev ## The tests, distributed by file over WORKERS processes (3; 0: in this one).
+test: $(VENV)/.dev ## The tests, distributed by file over WORKERS processes (4; 0: in this one).
 	$(RUN) pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=25 --reruns $(RERUNS) -rfER
 
 test-long: $(VENV)/.dev ## The tests that `make test` leaves out, each with a short form there.
