@@ -156,22 +156,22 @@ async def test_a_retry_gets_the_recorded_tokens(gateway: World) -> None:
     assert third["choices"][0]["message"]["content"] == "other"
 
 
-async def test_an_idempotency_key_names_the_turn(gateway: World) -> None:
+async def test_an_idempotency_key_names_the_turn(tmp_path: Path) -> None:
     """Equal keys get one turn; with another body it is a conflict; any text is a key."""
-    gateway.say("hello", "other")
-    path = "/v1/chat/completions"
-    key = {"Idempotency-Key": "mine"}
-    replies = []
-    for _ in range(2):
-        async with call(gateway, path, CHAT, **key) as response:
-            replies.append(await response.json())
-    assert replies[0]["choices"] == replies[1]["choices"]
-    assert replies[0]["seamflow"]["turn_id"] == "mine"
-    async with call(gateway, path, {**CHAT, "temperature": 0.5}, **key) as response:
-        assert response.status == 409
-        assert response.headers["x-should-retry"] == "false"
-    async with call(gateway, path, CHAT, **{"Idempotency-Key": "a b/ç" * 50}) as response:
-        assert response.status == 200
+    path, key = "/v1/chat/completions", {"Idempotency-Key": "mine"}
+    async with world(tmp_path, hold_seconds=300.0) as gateway:
+        gateway.say("hello", "other")
+        replies = []
+        for _ in range(2):
+            async with call(gateway, path, CHAT, **key) as response:
+                replies.append(await response.json())
+        assert replies[0]["choices"] == replies[1]["choices"]
+        assert replies[0]["seamflow"]["turn_id"] == "mine"
+        async with call(gateway, path, {**CHAT, "temperature": 0.5}, **key) as response:
+            assert response.status == 409
+            assert response.headers["x-should-retry"] == "false"
+        async with call(gateway, path, CHAT, **{"Idempotency-Key": "a b/ç" * 50}) as response:
+            assert response.status == 200
 
 
 async def test_parallel_retries_get_a_turn_each(gateway: World) -> None:
@@ -221,5 +221,6 @@ async def test_a_client_that_leaves_stops_the_engine(gateway: World) -> None:
         headers = {"authorization": f"Bearer {gateway.rollout['credential']}"}
         response = await session.post(url, json={**CHAT, "stream": True}, headers=headers)
         assert response.status == 200
+        await gateway.server.asked.wait()
         response.close()
         await gateway.server.cancelled.wait()

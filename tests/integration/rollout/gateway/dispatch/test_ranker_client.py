@@ -40,6 +40,7 @@ class ScriptedRanker(RankerServiceServicer):
 
     def __init__(self) -> None:
         self.requests: list[pb.PredictLengthsRequest] = []
+        self.asked = asyncio.Event()
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
@@ -48,6 +49,7 @@ class ScriptedRanker(RankerServiceServicer):
     ) -> pb.PredictLengthsResponse:
         """When it may."""
         self.requests.append(request)
+        self.asked.set()
         await self.may_answer.wait()
         expected = [10.0 * len(prompt.token_ids) / 4 for prompt in request.prompts]
         return pb.PredictLengthsResponse(expected_tokens=expected)
@@ -73,9 +75,17 @@ class Clock:
 
 
 @asynccontextmanager
-async def estimator(address: str, clock: Clock | None = None) -> AsyncIterator[RankerLengths]:
+async def estimator(
+    address: str, clock: Clock | None = None, ranker_seconds: float = 60.0
+) -> AsyncIterator[RankerLengths]:
     """Of a gateway of run "run"."""
-    config = GatewayConfig(run_id="run", model=Path("model"), lengths="ranker", ranker=address)
+    config = GatewayConfig(
+        run_id="run",
+        model=Path("model"),
+        lengths="ranker",
+        ranker=address,
+        ranker_seconds=ranker_seconds,
+    )
     lengths = RankerLengths(config, clock=clock or Clock())
     yield lengths
     await lengths.close()
@@ -151,7 +161,10 @@ async def test_a_call_to_a_hanging_ranker_times_out() -> None:
     """After its deadline, with the turn long under way."""
     ranker, before = ScriptedRanker(), failures()
     ranker.may_answer.clear()
-    async with serving(ranker) as address, estimator(address) as lengths:
+    async with (
+        serving(ranker) as address,
+        estimator(address, ranker_seconds=0.02) as lengths,
+    ):
         lengths.prefetch(turn("a"))
         assert lengths.predict(turn("a")) is None
         await until_asked(lengths)
@@ -177,6 +190,7 @@ async def test_a_turn_through_a_gateway_is_ranked_by_its_prompt(tmp_path: Path) 
             "servers": (rollout_server,),
             "lengths": "ranker",
             "ranker": address,
+            "ranker_seconds": 60.0,
         }
         async with gateway(model, dispatch="skew_aware", **settings) as (agent, _, runs):
             rules = trajectory_pb2.RunConfig(
@@ -199,6 +213,7 @@ async def test_a_turn_through_a_gateway_is_ranked_by_its_prompt(tmp_path: Path) 
             )
             call = agent.Generate(request, metadata=bearer(credential))
             responses = [response async for response in call]
+            await ranker.asked.wait()
         assert responses[-1].end.num_sampled_tokens == 2
         ranker.may_answer.set()
     (prompt,) = ranker.requests[0].prompts
