@@ -222,13 +222,13 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         await self._await_step(run_id, request)
 
         async def attempt() -> RunCounts | None:
-            counts = await self._store.runs.run_counts(run_id)
-            if counts.num_leasable_groups < min_groups:
-                return None
-            # A group that completed meanwhile may be too old.
-            if await self._await_step(run_id, request):
+            # Until none is too old: while some were taken out, others may have completed.
+            while True:
                 counts = await self._store.runs.run_counts(run_id)
-            return counts if counts.num_leasable_groups >= min_groups else None
+                if counts.num_leasable_groups < min_groups:
+                    return None
+                if not await self._await_step(run_id, request):
+                    return counts
 
         counts = await self._waiting.until(run_id, Topic.READY, wait, attempt)
         if counts is None:

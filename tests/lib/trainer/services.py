@@ -41,6 +41,7 @@ class SampleLedger(sample_grpc.SampleServiceServicer):
         self.num_refused = 0
         self.extended = asyncio.Event()
         self.awaited = asyncio.Event()
+        self.awaited_step = 0
         self.ready = asyncio.Event()
         self.ready.set()
         self.on_commit: Callable[[int], None] = lambda step: None
@@ -71,6 +72,7 @@ class SampleLedger(sample_grpc.SampleServiceServicer):
     ) -> sample_pb2.AwaitStepResponse:
         """Wait for `ready`."""
         wait_seconds = request.wait.ToTimedelta().total_seconds()
+        self.awaited_step = request.step
         if wait_seconds:
             self.awaited.set()
         try:

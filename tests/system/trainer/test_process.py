@@ -197,6 +197,9 @@ async def test_leases_are_kept_alive_until_they_are_committed(
     async with build(config) as service, asyncio.TaskGroup() as tasks:
         keeping = tasks.create_task(_completed(service.background[1]()))
         training = tasks.create_task(_completed(service.background[0]()))
+        while ledger.awaited_step < 3:
+            await asyncio.sleep(0.01)
+        ledger.extended.clear()
         await ledger.extended.wait()
         ledger.ready.set()
         await training

@@ -182,6 +182,28 @@ async def test_a_trainer_is_never_told_of_a_group_that_it_cannot_lease(trainer: 
     assert {sample.min_weight_version for sample in leased.samples} == {9}
 
 
+async def test_a_trainer_is_not_told_of_a_group_that_completes_while_others_are_discarded(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two reads of one attempt; it is too old, too."""
+    await trainer.create(group_size=1, groups_per_step=1)
+    ledger = trainer.run.store.ledger
+    await_step, num_calls = ledger.await_step, 0
+
+    async def then_one_completes(*given: Any) -> int:
+        nonlocal num_calls
+        num_calls += 1
+        num_too_old = await await_step(*given)
+        if num_calls < 3:
+            await trainer.run.submit(f"{num_calls}")
+            await trainer.run.fill(version=0)
+        return num_too_old
+
+    monkeypatch.setattr(ledger, "await_step", then_one_completes)
+    assert await trainer.awaits(1, base=9) == 0
+    assert num_calls == 3
+
+
 async def test_a_publish_waits_for_running_rollouts(trainer: Trainer) -> None:
     """The oldest recorded token decides; without tokens, or once it is trained, nothing blocks."""
     await trainer.create(staleness_policy=StalenessPolicy.WAIT, publish_wait_seconds=600.0)
