@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Decode", "load_decoder", "token_numbers"]
+__all__ = ["Decode", "decoder_of", "load_decoder", "read_tokenizer", "token_numbers"]
 
 Decode = Callable[[Sequence[int]], str]
 """Converts token ids to text."""
@@ -29,15 +29,24 @@ def load_decoder(folder: PathLike[str] | str) -> Decode:
         ValueError: a package is missing, or the folder holds no tokenizer.
     """
     file = Path(folder) / "tokenizer.json"
-    return _of_file(file) if file.is_file() else _of_folder(folder)
+    return decoder_of(read_tokenizer(file)) if file.is_file() else _of_folder(folder)
 
 
-def _of_file(file: Path) -> Decode:
+def read_tokenizer(file: Path) -> Any:
+    """The `tokenizers.Tokenizer` of a tokenizer.json.
+
+    Raises:
+        ValueError: the package tokenizers is missing, or the file is damaged.
+    """
     tokenizers = _package("tokenizers", file)
     try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
         raise _unusable(file.parent) from error
+
+
+def decoder_of(tokenizer: Any) -> Decode:
+    """Shows special tokens, too."""
     return lambda token_ids: str(tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
 
@@ -49,7 +58,7 @@ def _of_folder(folder: PathLike[str] | str) -> Decode:
         )
     except (OSError, ValueError) as error:
         raise _unusable(folder) from error
-    return lambda token_ids: str(tokenizer.decode(list(token_ids)))
+    return decoder_of(tokenizer)
 
 
 def _package(name: str, path: PathLike[str] | str) -> Any:

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from seamflow.token_text import Decode, load_decoder, token_numbers
-from tokenizers import Tokenizer
+from seamflow.token_text import (
+    Decode,
+    decoder_of,
+    load_decoder,
+    read_tokenizer,
+    token_numbers,
+)
 
 from services.chassis.log import get_logger
 
@@ -49,12 +54,12 @@ class TokenText:
 def load_token_text(folder: str) -> TokenText:
     """The tokenizer of a model folder; without one, ids stand for text."""
     file = Path(folder) / "tokenizer.json"
-    if folder and file.is_file():
-        tokenizer = Tokenizer.from_file(str(file))
-        marks = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
-        return TokenText(lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False), marks)
     try:
-        return TokenText(load_decoder(folder) if folder else token_numbers, {})
+        if not (folder and file.is_file()):
+            return TokenText(load_decoder(folder) if folder else token_numbers, {})
+        tokenizer = read_tokenizer(file)
     except ValueError as error:
         _log.info("ids_stand_for_text", detail=str(error))
         return TokenText(token_numbers, {})
+    marks = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
+    return TokenText(decoder_of(tokenizer), marks)

@@ -61,23 +61,18 @@ def sample(logits_RV: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
         ids_R = logits_RV.argmax(-1)
     else:
         uniform_R = uniform(rows.seed_R, rows.position_R)
-        draw = _draw_filtered if rows.filtered else _draw
-        ids_R = draw(weights_RV, total_R1, uniform_R, rows)
+        if rows.filtered:
+            ids_R = _draw_filtered(weights_RV / total_R1, uniform_R, rows)
+        else:
+            ids_R = _invert(weights_RV, uniform_R)
         if rows.any_greedy:
             ids_R = torch.where(rows.temperature_R > 0, ids_R, logits_RV.argmax(-1))
     logits_R1 = logits_RV.gather(1, ids_R[:, None])
     return ids_R, (logits_R1 - largest_R1 - total_R1.log())[:, 0]
 
 
-def _draw(weights_RV: Tensor, _total_R1: Tensor, uniform_R: Tensor, _rows: SamplingRows) -> Tensor:
-    return _invert(weights_RV, uniform_R)
-
-
-def _draw_filtered(
-    weights_RV: Tensor, total_R1: Tensor, uniform_R: Tensor, rows: SamplingRows
-) -> Tensor:
-    sorted_RV, order_RV = weights_RV.sort(-1, descending=True)
-    probs_RV = sorted_RV / total_R1
+def _draw_filtered(probs_RV: Tensor, uniform_R: Tensor, rows: SamplingRows) -> Tensor:
+    probs_RV, order_RV = probs_RV.sort(-1, descending=True)
     # A token stays while the tokens before it do not reach top_p: the first one always stays.
     before_RV = probs_RV.cumsum(-1) - probs_RV
     rank_V = torch.arange(probs_RV.shape[1])
