@@ -63,7 +63,8 @@ class ActionText:
         if not isinstance(self._space, spaces.Discrete):
             return self.of_value(_last_json(text, kind_of(self._space)))
         if self._names:
-            words = "|".join(re.escape(name) for name in self._names)
+            longest_first = sorted(self._names, key=len, reverse=True)
+            words = "|".join(re.escape(name) for name in longest_first)
             named = re.findall(rf"(?<!\w)(?:{words})(?!\w)", text, re.IGNORECASE)
             if named:
                 return self.of_value(named[-1])

@@ -88,10 +88,18 @@ class ReasoningGymEnvironment:
         text = message["content"]
         marked = extract_answer(text)
         answer = marked if marked is not None or self._needs_mark else text.strip()
-        score = 0.0 if answer is None else self._entries.score_answer(answer, self._entry)
-        rewards = {"reward": float(score), "has_answer": float(marked is not None)}
+        score = 0.0 if answer is None else self._score(answer)
+        rewards = {"reward": score, "has_answer": float(marked is not None)}
         info = {"expected": str(self._entry["answer"]), "answer": answer}
         return Step(rewards=rewards, done=True, info=info)
+
+    def _score(self, answer: str) -> float:
+        """What the data set gives; 0 for an answer that it cannot read, as it can its own one."""
+        try:
+            return float(self._entries.score_answer(answer, self._entry))
+        except Exception:
+            self._entries.score_answer(str(self._entry["answer"]), self._entry)
+            return 0.0
 
     def _made(self, seed: int) -> Any:
         config = dict(self._config)

@@ -12,10 +12,8 @@ from pydantic import Field, model_validator
 from services.chassis.config.settings import ServerConfig, Settings
 from services.tool_loop.prompt_template import PromptTemplate
 
-__all__ = ["McpServerConfig", "ToolLoopConfig"]
-
-_PREFIX = "regex:"
-_BUILT_IN = ("exact", "math")
+REGEX = "regex:"
+BUILT_IN = ("exact", "math")
 
 
 class McpServerConfig(Settings):
@@ -101,9 +99,9 @@ def _check_reward(name: str, reward: str) -> None:
     field = f"rewards.{name}"
     if not re.fullmatch(r"[\w.:-]{1,200}", name):
         raise ValueError(f"rewards has the name {name!r}: use letters, digits, '.', '_' and '-'")
-    if reward.startswith(_PREFIX):
-        _check_pattern(field, reward.removeprefix(_PREFIX))
-    elif reward not in _BUILT_IN and ":" not in reward:
+    if reward.startswith(REGEX):
+        _check_pattern(field, reward.removeprefix(REGEX))
+    elif reward not in BUILT_IN and ":" not in reward:
         raise ValueError(
             f'{field} is {reward!r}: give "exact", "math", "regex:PATTERN" or '
             '"package.module:function"'

@@ -62,8 +62,9 @@ def _arguments_model(
                 f"{function.__name__} named parameters only"
             )
         default = ... if parameter.default is parameter.empty else parameter.default
-        given = Field(default, description=described.get(name))
-        fields[name] = (hints.get(name, Any), given)
+        given = Field(default, alias=name, description=described.get(name))
+        # Of pydantic's own names, and of those with an underscore, no field can be made.
+        fields[f"argument_{len(fields)}"] = (hints.get(name, Any), given)
     try:
         return create_model(function.__name__, __config__=ConfigDict(extra="forbid"), **fields)
     except Exception as error:  # whatever pydantic finds wrong with a type
@@ -79,11 +80,11 @@ def _validated(name: str, model: type[BaseModel], given: Mapping[str, Any]) -> d
         mistakes = "; ".join(
             f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
         )
-        known = ", ".join(model.model_fields) or "none"
+        known = ", ".join(str(each.alias) for each in model.model_fields.values()) or "none"
         raise ToolError(
             f"arguments of tool {name} are wrong: {mistakes}. Its arguments are: {known}"
         ) from error
-    return {field: getattr(found, field) for field in model.model_fields}
+    return {str(each.alias): getattr(found, name) for name, each in model.model_fields.items()}
 
 
 def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:

@@ -48,7 +48,7 @@ class ToolLoop:
 
         Raises:
             EnvironmentFailed: one cannot be reached.
-            ValueError: two tools have the same name.
+            ValueError: two tools have the same name, or one has too long a name.
         """
         await self.rewards.check()
         for name, server in self._config.mcp_servers.items():
@@ -58,7 +58,7 @@ class ToolLoop:
                 await connection.close()
             else:
                 self._shared[name] = connection
-        self.toolbox({})
+        self.declared()
 
     async def close(self) -> None:
         """End the shared connections."""

@@ -10,8 +10,6 @@ from seamflow.environment.environment_class import load_object
 from seamflow.environment.episode_thread import EpisodeThread
 from seamflow.user_code.user_calls import awaited
 
-__all__ = ["call_function", "load_function"]
-
 
 def load_function(name: str, field: str) -> Any:
     """What "package.module:function" names; `field` is the setting that names it.
@@ -27,7 +25,7 @@ def load_function(name: str, field: str) -> Any:
         raise ValueError(f"{field} is {name!r}: importing it raised {error!r}") from error
 
 
-async def call_function(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+async def call_function(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
     """The result of a function, sync or async; `Exited` where it would end the process."""
     if inspect.iscoroutinefunction(function):
         return await awaited(function(*arguments, **named))

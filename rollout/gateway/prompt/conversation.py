@@ -25,7 +25,7 @@ TemplateMessage = Mapping[str, Any]
 """role, content, and where given reasoning_content, tool_calls, tool_call_id, name."""
 
 _ROLES = ("system", "user", "assistant", "tool")
-_MAX_TOOL_NAME = 64
+_MAX_TOOL_NAME = 128
 
 
 @dataclass(frozen=True, slots=True)

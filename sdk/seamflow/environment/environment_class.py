@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seamflow.client.messages import Tool
+from seamflow.client.messages import Tool, to_messages
 from seamflow.client.task import Task
 from seamflow.environment.environment import RewardFunction
 from seamflow.environment.v1 import environment_service_pb2 as pb
@@ -37,6 +37,10 @@ class EnvironmentClass:
     """Most episodes at once."""
     is_seeded: bool
     """Whether an episode depends on task, seed and messages alone."""
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError`: a tool has no name, or too long a one."""
+        to_messages((), self.tools)
 
     @classmethod
     def of(

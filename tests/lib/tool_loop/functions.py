@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import math_verify  # type: ignore[import-untyped]
 from seamflow.environment import Task
 
 NOT_A_FUNCTION = 7
@@ -80,4 +85,52 @@ def nothing(task: Task, transcript: Sequence[Mapping[str, Any]]) -> float:
 
 def no_transcript(task: Task) -> float:
     """Lacks a parameter."""
+    return 1.0
+
+
+def alarmed(task: Task, transcript: Sequence[Mapping[str, Any]]) -> float:
+    """Ends its own loop by an alarm."""
+
+    def ring(*_: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        while True:
+            time.sleep(0.01)
+    except TimeoutError:
+        return 1.0
+
+
+def compares(task: Task, transcript: Sequence[Mapping[str, Any]]) -> float:
+    """By math-verify with its own limits."""
+    gold, answer = task.payload["answer"], transcript[-1]["content"]
+    return float(math_verify.verify(math_verify.parse(gold), math_verify.parse(answer)))
+
+
+def _never(transcript: Sequence[Mapping[str, Any]]) -> bool:
+    return bool(transcript[-1]["content"] == "never")
+
+
+def busy(task: Task, transcript: Sequence[Mapping[str, Any]]) -> float:
+    """Computes without an end, with a process beside it, if the answer is "never"."""
+    if _never(transcript):
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    while _never(transcript):
+        pass
+    return 1.0
+
+
+def exits(task: Task, transcript: Sequence[Mapping[str, Any]]) -> float:
+    """Ends the interpreter if the answer is "never"."""
+    if _never(transcript):
+        sys.exit(3)
+    return 1.0
+
+
+def dies(task: Task, transcript: Sequence[Mapping[str, Any]]) -> float:
+    """Kills its process if the answer is "never"."""
+    if _never(transcript):
+        os.kill(os.getpid(), signal.SIGKILL)
     return 1.0

@@ -49,6 +49,22 @@ async def check(answer: Answer) -> None:
         raise AssertionError(f"reward {found}")
 
 
+async def check_bounded(given: tuple[str, str, str]) -> None:
+    """One without an end scores 0 at its limit, and others are scored meanwhile."""
+    how, pattern, text = given
+    config = ToolLoopConfig(
+        rewards={"long": how}, answer_pattern=pattern, reward_timeout_seconds=1.0
+    )
+    rewards = Rewards(config)
+    task = Task(task_id="t", payload={"answer": "5"})
+    try:
+        found = await rewards.of(task, [{"role": "assistant", "content": text}])
+    finally:
+        await rewards.close()
+    if found != {"long": 0.0}:
+        raise AssertionError(f"reward {found}")
+
+
 FORMS = (
     ("{}", ""),
     ("${}$", ""),
@@ -163,26 +179,20 @@ EXAMPLES = [
     Answer("x^2+2x+1", "Answer: (x+1)^2", 1.0, PATTERN),
     Answer(r"\{1, 2\}", r"Answer: \{2, 1\}", 1.0, PATTERN),
     Answer("[1, 2)", "Answer: [1, 2]", 0.0, PATTERN),
-    Answer("2", r"\boxed{(−∞, 2)}", 0.0),
-    Answer(r"(-\infty, 2)", r"\boxed{(−∞, 2)}", 1.0),
     Answer("2", "Answer: $2 @ 3$", 0.0, PATTERN),
-    Answer("3", r"From $x = 3$ it is \boxed{@ unreadable @}", 0.0),
     Answer("4", r"\boxed{4}. Let me redo it. The final answer is \boxed{", 0.0),
     Answer("4", r"\boxed{4}. Let me redo it. The final answer is \boxed{\frac{1}{2}", 0.0),
     Answer("4", r"Answer: 4. Or better \boxed{", 0.0, "Answer: ([0-9]+)"),
     Answer("4", r"\boxed{5}. Let me redo it. The final answer is \boxed{4}", 1.0),
     Answer(r"\frac{1}{2^{99}}", r"\boxed{\frac{1}{2^{98}}}", 0.0),
     Answer(r"\frac{1}{2^{99}}", r"\boxed{2^{-99}}", 1.0),
-    Answer(r"\frac{1}{2^{9999}}", r"\boxed{\frac{1}{2^{9998}}}", 0.0),
     Answer(r"10^{100}", r"\boxed{10^{100}+1}", 0.0),
     Answer(r"\{1, \frac{1}{2^{99}}\}", r"\boxed{\{1, \frac{1}{2^{98}}\}}", 0.0),
     Answer(r"x+\frac{1}{2^{99}}", r"\boxed{x+\frac{1}{2^{98}}}", 0.0),
     Answer(r"\sqrt{2}+\sqrt{3}", r"\boxed{\sqrt{5+2\sqrt{6}}}", 1.0),
-    Answer("0.0000001", r"\boxed{0.0000002}", 0.0),
     Answer(r"1.5 \times 10^{-20}", r"\boxed{1.6 \times 10^{-20}}", 0.0),
     Answer(r"1.5 \times 10^{-20}", "1.5e-20", 1.0),
     Answer(r"\frac{1}{3}", r"\boxed{0.333333}", 1.0),
-    Answer(r"\frac{1}{3}", r"\boxed{0.3333}", 0.0),
     Answer(r"50\%", r"\boxed{0.5}", 1.0),
     Answer("90", r"\boxed{90^\circ}", 1.0),
     Answer("18", "She makes $18 dollars.", 1.0),
@@ -190,18 +200,43 @@ EXAMPLES = [
     Answer("100", "The area is 100 m^2.", 1.0),
     Answer("[1, 2)", r"\boxed{1 \le x < 2}", 1.0),
     Answer("[1, 2)", r"\boxed{1 < x < 2}", 0.0),
-    Answer("-1", r"\boxed{e^{i\pi}}", 1.0),
-    Answer("3+4i", r"\boxed{(2+i)^2}", 1.0),
-    Answer("3+4i", r"\boxed{(2-i)^2}", 0.0),
     Answer("18 dollars", r"\boxed{18}", 1.0),
     Answer("June 20", r"\boxed{June 20}", 1.0),
     Answer("June 20", "Answer: June 20", 1.0, PATTERN),
     Answer("June 20", r"\boxed{July 20}", 0.0),
-    Answer("June 20", r"\boxed{20}", 0.0),
-    Answer("3 hours 20 minutes", r"\boxed{20}", 0.0),
-    Answer("3 hours 20 minutes", r"\boxed{3 hours 20 minutes}", 1.0),
     Answer("even", r"\boxed{\text{even}}", 1.0),
     Answer("even", r"\boxed{\text{odd}}", 0.0),
+    *(
+        Answer("61", text, 1.0)
+        for text in ("The answer is **61**.", "*61*", "`61`", "__61__", "#### 61", "***61***")
+    ),
+    Answer("5", "The answer is **61** of 5.", 0.0),
+    *(
+        Answer("42", text, 1.0)
+        for text in ("答案是 42。", "答案是42。", "Ответ: 42", "✅ 42", "é: 42")
+    ),
+    *(
+        Answer("42", f"Answer: {text}", 1.0, PATTERN)
+        for text in ("€42", "42 €", "42元", "42 µm", "42 m/s", "４２", "٤٢")
+    ),
+    Answer("-5", "Das ist −5.", 1.0),
+    Answer("5", "Answer: −5", 0.0, PATTERN),
+    Answer("2", r"\boxed{2xy}", 0.0),
+    Answer("2", r"\boxed{2\sqrt{ab}}", 0.0),
+    Answer("2xy", r"\boxed{2}", 0.0),
+    Answer("2", "The answer is 2x", 0.0),
+    Answer("2", "Answer: 2xy", 0.0, PATTERN),
+    Answer(r"\emptyset", r"\boxed{\varnothing}", 1.0),
+    Answer("12345", r"\boxed{12\,345}", 1.0),
+    Answer("12345", r"It is $12\,345$.", 1.0),
+    Answer(r"\frac{1}{3}", r"\boxed{0.\overline{3}}", 1.0),
+    Answer(r"\frac{1}{6}", r"\boxed{0.1\overline{6}}", 1.0),
+    Answer(r"\frac{1}{3}", r"\boxed{0.\overline{34}}", 0.0),
+    Answer("13/4", "The answer is 3 1/4.", 1.0),
+    Answer("13/4", r"\boxed{3 1/4}", 1.0),
+    Answer("3", "The answer is 3 1/4.", 0.0),
+    Answer("61", r"$9^{9^{9^{9}}}$, " * 13 + r"\boxed{61}", 1.0),
+    Answer(r"\{1, 2\}", r"\boxed{1} and \boxed{2}", 1.0),
 ]
 
 KINDS = (
@@ -211,5 +246,16 @@ KINDS = (
         examples=EXAMPLES,
         generated=strategies.one_of(answers(), units()),
         short=40,
+    ),
+    Kind(
+        name="long comparisons",
+        check=check_bounded,
+        examples=[
+            (r"regex:^(\w+\s?)+$", "", "a" * 60 + "!"),
+            (r"regex:(a|aa)+$", "", "a" * 60 + "!"),
+            (r"regex:^(\d+)*x", "", "1" * 60),
+            ("exact", r"((\w+\s?)+)$", "a" * 60 + "!"),
+            ("math", "", r"\boxed{9^{9^{9^{9}}}}"),
+        ],
     ),
 )

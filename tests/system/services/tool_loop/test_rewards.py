@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pydantic import ValidationError
 from seamflow.environment import EnvironmentFailed, Step
@@ -14,7 +16,8 @@ from seamflow.errors import PreconditionError
 
 from services.chassis.errors import ConfigError, ExitCode
 from services.tool_loop.cli import build
-from services.tool_loop.math_answers.math_match import MathMatch
+from services.tool_loop.rewards import Rewards
+from services.tool_loop.score_client import ScoreClient
 from tests.lib.tool_loop.support import HERE, calls, config, says, serving, task
 
 TOOLS = [f"{HERE}:later"]
@@ -147,7 +150,7 @@ async def test_the_last_turn_is_cut_off_and_scored() -> None:
             "ENVIRONMENT",
             "gives the reward 'style' twice, the second time by 'reward'",
         ),
-        ({"reward": "math"}, "ENVIRONMENT", "'' is no mathematical expression"),
+        ({"reward": "math"}, "ENVIRONMENT", "which is empty in task 't'"),
     ],
 )
 async def test_a_reward_that_fails_is_no_reward(rewards: Any, kind: str, words: str) -> None:
@@ -205,18 +208,91 @@ def test_the_process_ends_with_the_code_of_a_wrong_setting(tmp_path: Path) -> No
     assert ended.stderr.count("\n") == 1
 
 
-async def test_a_comparison_that_takes_too_long_is_wrong_and_holds_nobody() -> None:
-    """Even one that no signal ends; the next one has its own answer."""
-    math = MathMatch(3.0)
+def scores(how: str, timeout: float = 3.0, **settings: Any) -> Rewards:
+    """One reward named "reward"."""
+    given = config(rewards={"reward": how}, reward_timeout_seconds=timeout, **settings)
+    return Rewards(given)
+
+
+async def scored(rewards: Rewards, answer: str, expected: Any = "5") -> float:
+    """The reward of an answer."""
+    return (await rewards.of(task(answer=expected), [says(answer)]))["reward"]
+
+
+@pytest.mark.parametrize(
+    ("how", "endless", "quick"),
+    [
+        ("math", r"\boxed{9^{9^{9^{9}}}}", r"\boxed{5}"),
+        (r"regex:^(\w+\s?)+$", "a" * 60 + "!", "a b c"),
+    ],
+)
+async def test_a_comparison_without_end_is_wrong_and_delays_no_other(
+    how: str, endless: str, quick: str
+) -> None:
+    """It is killed at its limit; others are scored meanwhile."""
+    rewards = scores(how)
     try:
-        assert not await math.is_right(["5"], r"\boxed{9^{9^{9^{9}}}}")
-        assert await math.is_right(["5"], r"\boxed{5}")
+        long = [asyncio.create_task(scored(rewards, endless)) for _ in range(4)]
+        assert [await scored(rewards, quick) for _ in range(4)] == [1.0] * 4
+        assert not any(each.done() for each in long)
+        assert await asyncio.gather(*long) == [0.0] * 4
     finally:
-        await math.close()
+        await rewards.close()
 
 
-async def test_a_child_that_cannot_start_is_a_failure() -> None:
+async def test_a_pattern_of_the_answer_is_bounded_too() -> None:
+    """It is read where the comparison is made."""
+    rewards = scores("exact", 1.0, answer_pattern=r"((\w+\s?)+)$")
+    try:
+        assert await scored(rewards, "a" * 60 + "!") == 0.0
+        assert await scored(rewards, "so 5") == 0.0
+        assert await scored(rewards, "5") == 1.0
+    finally:
+        await rewards.close()
+
+
+@pytest.mark.parametrize("name", ["alarmed", "compares"])
+async def test_a_reward_function_runs_where_signals_work(name: str) -> None:
+    """Those that limit their own time by an alarm, as math-verify does."""
+    rewards = scores(f"{HERE}:{name}", 20.0)
+    try:
+        assert await scored(rewards, "5") == 1.0
+    finally:
+        await rewards.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("busy", "reward took over 5 s"), ("exits", "SystemExit"), ("dies", "its process ended")],
+)
+async def test_a_reward_function_ends_with_its_own_score(name: str, words: str) -> None:
+    """At its limit, by exit() or by a signal; what it started goes with it."""
+    rewards = scores(f"{HERE}:{name}", 5.0 if name == "busy" else 60.0)
+    try:
+        with pytest.raises(EnvironmentFailed, match=words):
+            await scored(rewards, "never")
+        assert await scored(rewards, "5") == 1.0
+    finally:
+        await rewards.close()
+
+
+async def test_scores_end_with_the_tool_loop() -> None:
+    """None goes on computing."""
+    rewards = scores(f"{HERE}:busy", 60.0)
+    await rewards.check()
+    waiting = asyncio.create_task(scored(rewards, "never"))
+    while not (left := psutil.Process().children(recursive=True)[1:]):
+        await asyncio.sleep(0.02)
+    await rewards.close()
+    gone, alive = await asyncio.to_thread(psutil.wait_procs, left, 20)
+    assert gone
+    assert not alive
+    waiting.cancel()
+
+
+async def test_a_process_that_cannot_start_is_a_failure() -> None:
     """Never a wrong answer."""
-    math = MathMatch(3.0, command=("false",))
-    with pytest.raises(EnvironmentFailed, match="is math-verify installed"):
-        await math.is_right(["5"], "5")
+    client = ScoreClient({"reward": "math"}, "answer", "", 3.0, command=("false",))
+    with pytest.raises(EnvironmentFailed, match="is the extra tool-loop installed"):
+        await client.score("reward", task(answer="5"), [says("5")])
+    await client.close()

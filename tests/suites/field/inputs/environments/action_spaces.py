@@ -41,6 +41,15 @@ def check_actions(space: Space) -> None:
                 raise AssertionError(f"{action!r} was printed as {printed} and read as {each!r}")
 
 
+def check_names(names: tuple[str, ...]) -> None:
+    """Each name in a sentence is its own action, also one that begins as another does."""
+    actions = ActionText(spaces.Discrete(len(names)), names)
+    for index, name in enumerate(names):
+        for text in (name, f"I will {name}.", f"not {names[0]}, but {name.upper()}"):
+            if actions.of_text(text) != index:
+                raise AssertionError(f"{text!r} of {names} was read as {actions.of_text(text)!r}")
+
+
 def _check_contained(space: Space, action: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -173,6 +182,13 @@ LEAVES: strategies.SearchStrategy[Space] = strategies.one_of(
     ),
 )
 NAMES = strategies.text(min_size=1, max_size=4)
+WORDS = strategies.sampled_from(("move", "left", "right", "up", "a", "move-up", "+1", "é"))
+ACTION_NAMES = strategies.lists(
+    strategies.lists(WORDS, min_size=1, max_size=3).map(" ".join),
+    min_size=1,
+    max_size=6,
+    unique=True,
+).map(tuple)
 ALL_SPACES = strategies.recursive(
     LEAVES,
     lambda inner: strategies.one_of(
@@ -189,4 +205,11 @@ KINDS = (
         name="action spaces", check=check_actions, examples=SPACES, generated=ALL_SPACES, short=60
     ),
     Kind(name="actions", check=check_answer, examples=ANSWERS),
+    Kind(
+        name="action names",
+        check=check_names,
+        examples=[("move", "move left"), ("left", "turn left", "left turn"), ("a", "a b", "a b c")],
+        generated=ACTION_NAMES,
+        short=40,
+    ),
 )

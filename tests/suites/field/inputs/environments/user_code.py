@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import keyword
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,10 +13,12 @@ from typing import Any
 
 from hypothesis import strategies
 from seamflow.environment import Step
+from seamflow.environment.environment_class import EnvironmentClass
+from seamflow.environment.v1 import environment_service_pb2 as pb
 from seamflow.errors import PreconditionError
 
 from services.tool_loop.python_tool import python_tool
-from services.tool_loop.tool import ToolError
+from services.tool_loop.tool import Tool, ToolError
 from tests.suites.field.kind import Kind
 from tests.suites.field.servers.environment_server import episode_of
 
@@ -107,6 +111,61 @@ GENERATED = strategies.builds(
     strategies.sampled_from(("raise", "gather", "wait_for", "task")),
 )
 
+NAMES = (
+    "model_extra", "model_config", "model_fields", "model_dump", "_x", "__y", "_", "schema", "json",
+    "copy", "dict", "validate", "self", "cls", "function", "arguments", "named", "given", "ß", "x",
+)  # fmt: skip
+PARAMETERS = strategies.lists(
+    strategies.sampled_from(NAMES) | strategies.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True),
+    min_size=1,
+    max_size=4,
+    unique=True,
+).map(lambda names: tuple(name for name in names if not keyword.iskeyword(name)))
+
+
+async def check_parameters(names: tuple[str, ...]) -> None:
+    """A tool gets each argument under the name that its function gives it, whatever the name."""
+    scope: dict[str, Any] = {}
+    exec(f"def tool({', '.join(names)}):\n    return locals()", scope)
+    made = python_tool(scope["tool"], "tools[0]", 5.0)
+    given = {name: index for index, name in enumerate(names)}
+    if set(made.parameters.get("properties", ())) != set(names):
+        raise AssertionError(f"its schema is {made.parameters}")
+    if (found := json.loads(await made.call(given))) != given:
+        raise AssertionError(f"it got {found}")
+
+
+def check_name(given: tuple[str, bool]) -> None:
+    """A tool's name is taken as the Model Context Protocol allows it, or refused at the start."""
+    name, is_right = given
+    tool = Tool(name=name, description="", parameters={}, origin="tools[0]", call=_never_called)
+    try:
+        declared(tool)
+    except ValueError as error:
+        if is_right or "give a name of 1 to 128 characters" not in str(error):
+            raise
+        return
+    if not is_right:
+        raise AssertionError("it was taken")
+
+
+async def _never_called(given: Any) -> str:
+    raise AssertionError(given)
+
+
+def declared(tool: Tool) -> EnvironmentClass:
+    """An environment with this tool."""
+    return EnvironmentClass(
+        name="e",
+        make=object,
+        kind=pb.ENVIRONMENT_KIND_STEPPED,
+        tools=[tool.schema()],
+        tasks=(),
+        max_episodes=1,
+        is_seeded=False,
+    )
+
+
 KINDS = (
     Kind(
         name="exits of environments",
@@ -116,4 +175,17 @@ KINDS = (
         long=300,
     ),
     Kind(name="exits of tools", check=check_tool, examples=EXAMPLES, generated=GENERATED),
+    Kind(
+        name="tool parameters",
+        check=check_parameters,
+        examples=[("model_extra", "_x"), NAMES],
+        generated=PARAMETERS,
+        short=20,
+    ),
+    Kind(
+        name="tool names",
+        check=check_name,
+        examples=[("a" * 65, True), ("a" * 128, True), ("a" * 129, False), ("", False)],
+        generated=strategies.integers(1, 300).map(lambda n: ("t" * n, n <= 128)),
+    ),
 )

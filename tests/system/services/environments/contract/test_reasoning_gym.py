@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from seamflow.environment import EnvironmentClient, Task
 from seamflow.errors import PreconditionError
@@ -50,3 +52,15 @@ async def test_an_index_beyond_the_dataset_is_a_failure_that_names_the_range() -
     async with connected(REASONING_GYM) as client:
         with pytest.raises(PreconditionError, match="is 8: must be 0 to 7"):
             await asked(client, "", index=8)
+
+
+@pytest.mark.parametrize("dataset", ["prime_factorization", "complex_arithmetic", "chain_sum"])
+async def test_an_answer_that_cannot_be_read_earns_0(dataset: str) -> None:
+    """It is the policy's mistake, whatever the data set raises; the right answer still earns 1."""
+    case = replace(REASONING_GYM, arguments={"dataset": dataset, "size": 4, "seed": 3})
+    async with connected(case) as client:
+        for text in ("two times three", "", "x", "1/0", "9" * 400, "2 × 3", "None", "[1, 2"):
+            _, rewards, right = await asked(client, f"<answer>{text}</answer>", index=1)
+            assert rewards["reward"] < 1.0
+        _, rewards, _ = await asked(client, f"<answer>{right}</answer>", index=1)
+        assert rewards["reward"] == 1.0

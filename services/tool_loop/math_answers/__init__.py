@@ -1,1 +1,0 @@
-"""Rewards of mathematical answers: math-verify in a child process."""

@@ -1,0 +1,154 @@
+"""Asks the process that computes rewards; kills a score at its limit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from seamflow.client.task import Task
+from seamflow.common.v1 import tokens_pb2
+from seamflow.environment import EnvironmentFailed
+
+from services.chassis.log import get_logger
+from services.tool_loop.config import BUILT_IN, REGEX
+from services.tool_loop.score_process import READY, Transcript
+
+_log = get_logger()
+_COMMAND = (sys.executable, "-m", "services.tool_loop.score_process")
+_MAX_LINE = 64 << 20
+_LONG_COMPARISONS = max(1, (os.cpu_count() or 1) // 2)
+"""That run side by side, so that short ones find a core."""
+
+
+class ScoreClient:
+    """Scores side by side, each in a process of its own."""
+
+    def __init__(
+        self,
+        rewards: Mapping[str, str],
+        answer_field: str,
+        answer_pattern: str,
+        timeout: float,
+        command: Sequence[str] = _COMMAND,
+    ) -> None:
+        """Of these rewards by name; a score takes at most `timeout` seconds."""
+        self._rewards = rewards
+        self._given = {
+            "rewards": dict(rewards),
+            "answer_field": answer_field,
+            "answer_pattern": answer_pattern,
+        }
+        self._timeout = timeout
+        self._command = command
+        self._starting = asyncio.Lock()
+        self._long = asyncio.Semaphore(_LONG_COMPARISONS)
+        self._process: Process | None = None
+        self._control: socket.socket | None = None
+
+    async def start(self) -> None:
+        """Start the process; it has loaded all that it needs afterwards.
+
+        Raises:
+            EnvironmentFailed: it cannot be started.
+        """
+        async with self._starting:
+            if self._process is not None and self._process.returncode is None:
+                return
+            await self.close()
+            self._control, theirs = socket.socketpair()
+            given = {**self._given, "path": sys.path}
+            with theirs:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    str(theirs.fileno()),
+                    json.dumps(given),
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            said = await asyncio.to_thread(self._control.recv, 1 << 16)
+        if said != READY:
+            why = said.decode(errors="replace").strip() or "it ended"
+            raise EnvironmentFailed(
+                f"the process that computes rewards ({' '.join(self._command)}): {why}; is the "
+                "extra tool-loop installed?",
+                tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE,
+            )
+
+    async def score(self, name: str, task: Task, transcript: Transcript) -> dict[str, float]:
+        """The reward `name`, and others that its function returns; 0 for a comparison without end.
+
+        Raises:
+            EnvironmentFailed: the function raised or took too long, or there is no process.
+        """
+        how = self._rewards[name]
+        is_comparison = how in BUILT_IN or how.startswith(REGEX)
+        given = {"task_id": task.task_id, "payload": dict(task.payload), "train": task.train}
+        request = {"name": name, "task": given, "transcript": list(transcript)}
+        await self.start()
+        reply = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout):
+                reply = await self._exchanged({**request, "is_first": is_comparison})
+                if reply is None and is_comparison:
+                    async with self._long:
+                        reply = await self._exchanged({**request, "is_first": False})
+                if reply is None and not is_comparison:
+                    reply = {"error": f"[tool_loop.rewards] {name}: its process ended"}
+        if reply is None:
+            return self._without_end(name, is_comparison)
+        if "error" in reply:
+            failure_class = reply.get("failure_class", tokens_pb2.FAILURE_CLASS_ENVIRONMENT)
+            raise EnvironmentFailed(reply["error"], failure_class)
+        return dict(reply["rewards"])
+
+    async def close(self) -> None:
+        """End the process, and with it the scores that it computes."""
+        process, self._process = self._process, None
+        if self._control is not None:
+            self._control.close()  # it ends then
+        if process is not None:
+            await process.wait()
+
+    def _without_end(self, name: str, is_comparison: bool) -> dict[str, float]:
+        if not is_comparison:
+            raise EnvironmentFailed(
+                f"[tool_loop.rewards] {name} took over {self._timeout:g} s: raise "
+                "reward_timeout_seconds, or make it faster",
+                tokens_pb2.FAILURE_CLASS_TIMEOUT,
+            )
+        _log.warning("answer not compared in time", reward=name, seconds=self._timeout)
+        return {name: 0.0}
+
+    async def _exchanged(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The reply of a forked process; None: it died. One that nobody waits for is killed."""
+        reader, writer = await self._forked()
+        pid = 0
+        try:
+            pid = int(await reader.readline() or 0)
+            writer.write(json.dumps(request).encode() + b"\n")
+            line = await reader.readline()
+            pid = 0
+            return dict(json.loads(line)) if line else None
+        except (BrokenPipeError, ConnectionResetError):
+            return None
+        finally:
+            if pid:
+                with suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+            writer.close()
+
+    async def _forked(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        await self.start()
+        assert self._control is not None
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._control, [b"x"], [theirs.fileno()])
+        return await asyncio.open_unix_connection(sock=ours, limit=_MAX_LINE)

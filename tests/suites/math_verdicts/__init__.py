@@ -1,0 +1,1 @@
+"""`make test-math`: the reward "math" beside math-verify alone; right values are known."""
