@@ -47,10 +47,9 @@ class SchedulerConfig(ServerConfig):
     """Time after a node's lease expired until the node is lost."""
     policy: str = "preemptive"
     """Allocation policy: preemptive, or "package.module:Name"."""
-    lending: Literal["gated", "advised", "always", "never"] = "gated"
+    lending: Literal["gated", "always", "never"] = "gated"
     """Whether nodes of a gang roll out while the gang does not need them: when measurements say
-    that it pays; as StreamRL's dynamic adjustment advises, from measured times of generation and
-    training; always; or never."""
+    that it pays; always; or never."""
     allocation: AllocationConfig = AllocationConfig()
     """Moves of nodes between training and generation."""
     min_dwell_seconds: float = Field(0.0, ge=0)

@@ -19,7 +19,6 @@ class LendingReason(StrEnum):
 
     NO_CHOICE = "no choice"
     CONFIGURED = "configured"
-    ADVISED = "the rule of dynamic adjustment"
     DECIDED = "decided before for the same batch"
     BLOCK = "the mode's block is not over"
     OTHER_FASTER = "the other mode is faster"

@@ -21,7 +21,7 @@ from services.chassis import plugins
 
 __all__ = ["POLICIES", "AllocationPolicy", "LendingMode", "Plan", "PreemptivePolicy", "load_policy"]
 
-LendingMode = Literal["gated", "advised", "always", "never"]
+LendingMode = Literal["gated", "always", "never"]
 _UNASSIGNED = Assignment()
 _NO_RUNS: Mapping[str, RunPolicy] = {}
 
@@ -114,11 +114,9 @@ class PreemptivePolicy:
         return Plan(assignments=assignments, waiting=placement.waiting)
 
     def decide_lending(self, lending: LendingState, inputs: LendingInputs) -> LendingDecision:
-        """Decide by `lending`; if gated or advised, from measurements."""
+        """Decide by `lending`; if gated, from measurements."""
         if self.lending == "gated":
             return gate.decide_lending(lending, inputs)
-        if self.lending == "advised":
-            return gate.follow_advice(lending, inputs)
         cause = f"lending is {self.lending!r}"
         reason = LendingReason.CONFIGURED
         return LendingDecision(lend=self.lending == "always", reason=reason, cause=cause)

@@ -23,8 +23,6 @@ from scheduler.model.lending_state import (
     LendingState,
 )
 
-__all__ = ["LendingInputs", "decide_lending", "follow_advice"]
-
 _BLOCK = 3
 """Cycles before a mode is compared. The first is not measured: the mode before it affects it."""
 _MARGIN = 0.02
@@ -54,9 +52,6 @@ class LendingInputs:
     """Nodes of the gang that could be lent."""
     round_trip_seconds: float
     """T_toggle: a switch to rollout and one back to the gang's tag; 0: never measured."""
-    advised: bool | None = None
-    """Whether the rule of dynamic adjustment (`split_advice.py`) gives generation one more node
-    than the dedicated ones; None: not measured, or the newest batches disagree."""
 
 
 def decide_lending(state: LendingState, inputs: LendingInputs) -> LendingDecision:
@@ -67,20 +62,6 @@ def decide_lending(state: LendingState, inputs: LendingInputs) -> LendingDecisio
     means = f"T_ded {_seconds(state.dedicated)}, T_full {_seconds(state.full)}"
     cause = f"{'lent' if lend else 'kept'}: {detail}; {means}"
     return LendingDecision(lend=lend, reason=reason, cause=cause)
-
-
-def follow_advice(state: LendingState, inputs: LendingInputs) -> LendingDecision:
-    """Decide a release as dynamic adjustment advises; the mode stays while batches disagree."""
-    if (decision := _without_choice(inputs)) is not None:
-        return decision
-    lend = state.lends if inputs.advised is None else inputs.advised
-    detail = {
-        True: "one more node should generate",
-        False: "generation needs no further node",
-        None: "the newest batches do not agree on more than the present mode",
-    }[inputs.advised]
-    cause = f"{'lent' if lend else 'kept'}: {detail}"
-    return LendingDecision(lend=lend, reason=LendingReason.ADVISED, cause=cause)
 
 
 def _without_choice(inputs: LendingInputs) -> LendingDecision | None:

@@ -1,7 +1,6 @@
 """Whether one more node should generate for a run, from the measured times of its batches.
 
-StreamRL's dynamic adjustment (arXiv 2504.15930) during a run, as advice, and as the decision to
-lend a gang's nodes where the operator allows it (`lending = "advised"`): with δ = T_gen - T_train
+StreamRL's dynamic adjustment (arXiv 2504.15930) during a run, as advice: with δ = T_gen - T_train
 and δ' the reduction of T_gen by one more unit, generation gets a unit when δ >= δ'
 (`node_split.adjusted`). The scheduler knows when a gang began to wait for a batch, when the batch
 was full, and when the gang finished it. From that:
@@ -32,8 +31,6 @@ from scheduler.model.stage_balance import (
 )
 from scheduler.policy.node_split import Split, adjusted
 
-__all__ = ["advise", "finished", "lends", "needs_generation_node"]
-
 
 def finished(
     balance: StageBalance,
@@ -54,14 +51,6 @@ def finished(
     """
     done = balance.done(node_counts, now, load=load, tokens=tokens)
     return replace(done, advice=advise(done.batches, balance.advice))
-
-
-def lends(balance: StageBalance) -> bool | None:
-    """Whether the gang's nodes should generate while it waits; None: the batches disagree."""
-    if len(balance.batches) < KEPT_BATCHES:
-        return None
-    votes = {needs_generation_node(batch.without_lent) for batch in balance.batches}
-    return votes.pop() if len(votes) == 1 else None
 
 
 def advise(batches: Sequence[BatchTimes], standing: SplitAdvice) -> SplitAdvice:

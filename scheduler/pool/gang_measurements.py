@@ -106,7 +106,6 @@ class GangMeasurements:
             num_dedicated=len(self._generating(gang.run_id)),
             num_lent=len(lendable),
             round_trip_seconds=round_trip_seconds(lendable, gang.tag),
-            advised=split_advice.lends(self.balances.get(gang.key, StageBalance())),
         )
         return self._policy.decide_lending(lending, inputs)
 

@@ -100,9 +100,6 @@ class CheckpointConfig(Settings):
     newest are computed again on the same samples, which the trajectory manager keeps until then."""
     keep: int = Field(2, gt=0)
     """Newest checkpoints that are kept."""
-    dump_every: int = Field(0, ge=0)
-    """Dump every Nth step to folder/dumps for `python -m trainer.step.replay_step`; 0: never. A
-    dump is as large as a checkpoint; none is deleted."""
 
     @property
     def place(self) -> Folder:

@@ -170,7 +170,6 @@ class TrainerConfig(ServerConfig):
         given = {
             "batch.stream_groups": self.batch.stream_groups,
             "batch.start_at_tail": self.batch.start_at_tail,
-            "checkpoint.dump_every": self.checkpoint.dump_every,
         }
         for name, value in given.items():
             if value:

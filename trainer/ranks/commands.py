@@ -163,18 +163,10 @@ def encode(command: Command) -> bytes:
 
 
 def decode(data: bytes) -> Command:
-    """The command that `encode` wrote.
-
-    Raises:
-        ValueError: an earlier release wrote it, into a step dump.
-    """
+    """The command that `encode` wrote."""
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         words = json.loads(arrays["words"].tobytes())
         kind, values = _KINDS[words["kind"]], words["fields"]
-        if "num_micro_batches" in words:
-            raise ValueError(
-                f"{words['kind']} is in the form of seamflow 0.2: replay its dump with that release"
-            )
         if kind in (Accumulate, Predict):
             values["micro_batches"] = from_columns(arrays)
             values["actions"] = tuple(map(tuple, values.get("actions", ())))

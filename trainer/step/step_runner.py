@@ -24,7 +24,6 @@ from trainer.ranks.command_channel import RankFailedError, RankLostError
 from trainer.ranks.commands import Discard, Load, Measure, Optimize
 from trainer.ranks.rank_group import RankGroup
 from trainer.step.chunk_commands import ChunkCommands, MiniBatch
-from trainer.step.step_dump import StepDumpWriter
 from trainer.tracking.step_record import StepRecord
 
 __all__ = ["Progress", "StepRunner"]
@@ -69,7 +68,6 @@ class StepRunner:
         self._config = config
         self._ranks = ranks
         self._chunk_commands: ChunkCommands | None = None
-        self._dump = StepDumpWriter(config)
         self._parts: list[_Part] = []  # of the step so far
         self._updates: list[Mapping[str, float]] = []  # metrics of those of the step
 
@@ -126,7 +124,6 @@ class StepRunner:
         with record.phase("train"):
             await self._optimize(record, "send" if sends_rows else "drop")
         metrics, self._updates = _means(self._updates), []
-        self._dump.finish(record.step, self._ranks, metrics)
         algorithm = self._config.algorithm
         record.result(
             metrics,
@@ -155,11 +152,7 @@ class StepRunner:
 
     async def _add_gradient(self, part: _Part) -> None:
         """Of a step with one update."""
-        step, commands = part.record.step, await self._commands(part)
-        if part.num_before == 0 and (folder := self._dump.start(step)):
-            await self._ranks.save(folder)
-            await self._ranks.wait_written(folder)
-        self._dump.add_chunk(step, commands)
+        commands = await self._commands(part)
         with part.record.phase("train"):
             self._chunks.report(await self._ranks.do_each(commands))
 

@@ -14,7 +14,7 @@ from seamflow.cli import columns, dead_letters, run_commands, status, tail, why_
 from seamflow.cli.arguments import service_modules
 from seamflow.cli.arguments.parser import make_parser
 from seamflow.cli.endpoints import UsageError
-from seamflow.cli.export_run import export, replay
+from seamflow.cli.export_run import export
 from seamflow.cli.init_project import init_project
 from seamflow.cli.named_run import note
 from seamflow.cli.operation import scheduling, workers
@@ -38,7 +38,6 @@ _MODULES = (
     tail,
     transcripts,
     export,
-    replay,
     dead_letters,
     columns,
     run_commands,

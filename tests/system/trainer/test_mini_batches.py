@@ -145,7 +145,6 @@ def test_the_trust_region_is_around_the_proximal_policy() -> None:
             {"batch__start_at_tail": True, "scheduler": "127.0.0.1:1"},
             "start_at_tail is True with .* set it to False",
         ),
-        ({"checkpoint__dump_every": 3}, "dump_every is 3 with algorithm.num_epochs 2"),
     ],
 )
 def test_settings_that_need_one_update_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -1,1 +1,1 @@
-"""`seamflow export` and `seamflow replay`."""
+"""`seamflow export`."""

@@ -17,7 +17,7 @@ from tests.lib.environments.contract.cases import (
     TEXTARENA,
     serving_backend,
 )
-from tests.lib.environments.self_driving.cases import VERIFIERS, VERIFIERS_CLASSIC
+from tests.lib.environments.self_driving.cases import VERIFIERS
 
 __all__ = ["FRAMEWORKS", "Framework"]
 
@@ -67,13 +67,6 @@ FRAMEWORKS = {
         Framework(case=MCP_TOOLS, words=_DIGITS, packages=("mcp",)),
         Framework(
             case=VERIFIERS,
-            words=("up", "down", "left", "right"),
-            arguments={"num_tasks": 4, "sampling": _SAMPLING},
-            packages=("verifiers",),
-            has_tasks=True,
-        ),
-        Framework(
-            case=VERIFIERS_CLASSIC,
             words=("up", "down", "left", "right"),
             arguments={"num_tasks": 4, "sampling": _SAMPLING},
             packages=("verifiers",),

@@ -1,9 +1,8 @@
 # ruff: noqa: E402 -- the SDK alone has neither pyarrow nor a trajectory manager
-"""`seamflow export`, `replay` and `dead-letters` against a real trajectory manager."""
+"""`seamflow export` and `dead-letters` against a real trajectory manager."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import uuid
@@ -20,9 +19,7 @@ pytest.importorskip("redis")
 from seamflow.channel import connect
 from seamflow.cli.endpoints import UsageError
 from seamflow.cli.export_run.export import export, read_progress
-from seamflow.cli.export_run.replay import replay
 from seamflow.common.v1 import tokens_pb2
-from seamflow.errors import NotFoundError
 from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import (
     column_service_pb2,
@@ -33,7 +30,7 @@ from seamflow.trajectory.v1 import (
 from seamflow.trajectory.v1.column_service_pb2_grpc import ColumnServiceStub
 
 from services.chassis.rpc.server import started
-from services.lib.token_bytes import pack_ids, pack_logprobs
+from services.lib.token_bytes import pack_logprobs
 from tests.lib.trajectory_manager.client import RULES, Client, message
 from tests.lib.trajectory_manager.memory.store import memory_store
 from tests.system.sdk.cli.test_main import seamflow
@@ -236,79 +233,6 @@ async def test_a_folder_belongs_to_one_export(channel: grpc.aio.Channel, tmp_pat
         await export(channel, "other", tmp_path, committed_only=True)
 
 
-async def test_a_replayed_run_trains_the_same(channel: grpc.aio.Channel, tmp_path: Path) -> None:
-    """Another trainer gets the same samples in the same steps, as fast as it takes them."""
-    source = await new_run(channel, max_staleness=3)
-    await source.submit("a", "b", "c")
-    await forked(source)
-    for _ in range(5):
-        await source.play()
-    epoch = await source.reconcile()
-    trained = [await train(source, epoch, step) for step in (1, 2, 3)]
-    await export(channel, source.run_id, tmp_path)
-    target = await new_run(channel, max_staleness=0)
-    waited = asyncio.Event()
-    feeding = asyncio.create_task(
-        replay(channel, tmp_path, target.run_id, report=lambda text: waited.set())
-    )
-    await asyncio.wait_for(waited.wait(), 10)
-    epoch = await target.reconcile()
-    again = [await train(target, epoch, step) for step in (1, 2, 3)]
-    assert await feeding == 3
-    assert await replay(channel, tmp_path, target.run_id) == 0
-    assert [[snapshot(s) for s in step] for step in again] == [
-        [snapshot(s) for s in step] for step in trained
-    ]
-
-
-async def forked(client: Client) -> None:
-    """A rollout whose second turn leaves the first in its middle: two samples share a beginning."""
-    lease = await client.lease()
-    await client.start(lease.rollout_id, lease.lease_token)
-    opened = await client.begin(lease.rollout_id, "t1", [1, 2])
-    await client.append(lease.rollout_id, "t1", opened.epoch, 0, message([1, 2]))
-    sampled = message([3, 4, 5], tokens_pb2.ORIGIN_POLICY, 2)
-    await client.append(lease.rollout_id, "t1", opened.epoch, 2, sampled)
-    await client.end(lease.rollout_id, "t1", opened.epoch)
-    opened = await client.begin(lease.rollout_id, "t2", [1, 2, 3, 7])
-    assert opened.prefix_token_ids == pack_ids([1, 2, 3])
-    await client.append(lease.rollout_id, "t2", opened.epoch, 0, message([7]))
-    sampled = message([8], tokens_pb2.ORIGIN_POLICY, 3)
-    await client.append(lease.rollout_id, "t2", opened.epoch, 1, sampled)
-    await client.end(lease.rollout_id, "t2", opened.epoch)
-    await client.finish(lease.rollout_id, 2.0)
-
-
-def snapshot(sample: trajectory_pb2.Sample) -> tuple[object, ...]:
-    """What a trainer sees of a sample."""
-    versions = [(span.num_tokens, span.weight_version) for span in sample.tokens.spans]
-    return (
-        sample.group_id,
-        sample.tokens.token_ids,
-        sample.tokens.logprobs,
-        sample.loss_mask,
-        versions,
-        [(reward.name, reward.value) for reward in sample.rewards],
-        [(turn.turn_id, turn.num_tokens, turn.sampling) for turn in sample.turns],
-    )
-
-
-async def test_only_a_complete_export_is_replayed(
-    channel: grpc.aio.Channel, tmp_path: Path
-) -> None:
-    """Incomplete exports and unknown runs are errors with a clear message."""
-    with pytest.raises(UsageError, match="no complete export"):
-        await replay(channel, tmp_path, "run")
-    client = await new_run(channel)
-    await export(channel, client.run_id, tmp_path / "empty")
-    with pytest.raises(UsageError, match="nothing to replay"):
-        await replay(channel, tmp_path / "empty", client.run_id)
-    client = await trained_run(channel)
-    await export(channel, client.run_id, tmp_path / "good")
-    with pytest.raises(NotFoundError):
-        await replay(channel, tmp_path / "good", "nobody")
-
-
 async def test_a_missing_pyarrow_names_the_cure(
     channel: grpc.aio.Channel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,9 +243,8 @@ async def test_a_missing_pyarrow_names_the_cure(
 
 
 async def test_the_commands(address: str, channel: grpc.aio.Channel, tmp_path: Path) -> None:
-    """export and replay print a summary; an unreachable address ends with 69."""
+    """export prints a summary."""
     client = await trained_run(channel)
-    target = await new_run(channel)
     flags = ("--trajectory-manager", address)
     code, out, err = await seamflow(
         *("export", "--run", client.run_id, "--out", "kept", "--delete", *flags), cwd=tmp_path
@@ -330,13 +253,6 @@ async def test_the_commands(address: str, channel: grpc.aio.Channel, tmp_path: P
     assert "5 new samples" in out
     assert "3 rollouts deleted, 2 still needed" in out
     assert "5 samples in 1 files" in err
-    code, out, err = await seamflow(
-        *("replay", "kept", "--run", target.run_id, *flags), cwd=tmp_path
-    )
-    assert (code, out) == (0, f"1 groups recorded in run {target.run_id}\n"), err
-    code, _, err = await seamflow("replay", "kept", *flags, cwd=tmp_path)
-    assert code == 64
-    assert "--run" in err
 
 
 async def test_dead_letters_are_shown_and_queued_again(

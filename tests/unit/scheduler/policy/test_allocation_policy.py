@@ -149,7 +149,7 @@ def test_policy_is_loaded_by_name_or_path() -> None:
     assert chosen == PreemptivePolicy(lending="never", min_dwell_seconds=1.0)
     path = "tests.unit.scheduler.test_mixes:HalfPolicy"
     assert type(load_policy(path, lending="always", min_dwell_seconds=0.0)).__name__ == "HalfPolicy"
-    with pytest.raises(ConfigError, match="give one of gated, advised, always, never"):
+    with pytest.raises(ConfigError, match="give one of gated, always, never"):
         load_policy("preemptive", lending="sometimes", min_dwell_seconds=0.0)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="did you mean preemptive"):
         load_policy("premptive", lending="always", min_dwell_seconds=0.0)

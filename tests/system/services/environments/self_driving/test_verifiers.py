@@ -1,4 +1,4 @@
-"""Both versions of verifiers as self-driving environments, in real server processes."""
+"""verifiers as a self-driving environment, in real server processes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from seamflow.errors import PreconditionError
 
 from tests.lib.environments.contract.case import Case
 from tests.lib.environments.contract.checks import connected
-from tests.lib.environments.self_driving.cases import VERIFIERS, VERIFIERS_CLASSIC
+from tests.lib.environments.self_driving.cases import VERIFIERS
 from tests.lib.environments.self_driving.policy_server import Policy, policy_server
 from tests.lib.environments.self_driving.words import FAILING, TASKS
 
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture(params=(VERIFIERS, VERIFIERS_CLASSIC), ids=lambda case: case.name, scope="module")
-def case(request: pytest.FixtureRequest) -> Case:
-    """One of them, if its venv is there."""
-    found: Case = request.param
-    if why := found.cannot_run():
+@pytest.fixture(scope="module")
+def case() -> Case:
+    """Its own, if its venv is there."""
+    if why := VERIFIERS.cannot_run():
         pytest.skip(why)
-    return found
+    return VERIFIERS
 
 
 @pytest.fixture
@@ -54,9 +53,7 @@ async def run(client: EnvironmentClient, policy: Policy, index: int, answer: str
     """Rewards of an episode whose policy says `answer`."""
     endpoint = policy.endpoint(f"r{index}-{len(policy.answers)}", answer)
     found = await client.run_episode(task(index), endpoint, 1, timeout=120)
-    named = {reward.name: round(reward.value, 3) for reward in found.rewards}
-    named.pop("num_turns", None)  # of 0.3 alone
-    return named
+    return {reward.name: round(reward.value, 3) for reward in found.rewards}
 
 
 async def test_an_episode_has_the_rewards_of_its_taskset(
