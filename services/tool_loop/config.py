@@ -82,7 +82,8 @@ class ToolLoopConfig(ServerConfig):
     max_tool_characters: int = Field(20_000, ge=100)
     """Characters of a tool's answer that the policy reads; the rest is cut off."""
     reward_timeout_seconds: float = Field(30.0, gt=0)
-    """Longest duration of a reward function; then the episode fails and is replaced."""
+    """Longest duration of a reward. A function that takes longer fails the episode, which is
+    replaced; a comparison that needs over 5 s of CPU scores 0."""
     start_timeout_seconds: float = Field(30.0, gt=0)
     """Longest wait for the MCP servers at start."""
 

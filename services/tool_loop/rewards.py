@@ -90,7 +90,7 @@ class Rewards:
             if not limit.expired():
                 raise
             raise EnvironmentFailed(
-                f"[tool_loop.rewards] {name} took over {self._timeout:g} s: raise "
-                "reward_timeout_seconds, or make it faster",
+                f"[tool_loop.rewards] {name} took over {self._timeout:g} s: make it faster, or "
+                "raise reward_timeout_seconds",
                 tokens_pb2.FAILURE_CLASS_TIMEOUT,
             ) from error

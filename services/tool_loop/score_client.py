@@ -24,8 +24,11 @@ from services.tool_loop.score_process import READY, Transcript
 _log = get_logger()
 _COMMAND = (sys.executable, "-m", "services.tool_loop.score_process")
 _MAX_LINE = 64 << 20
-_LONG_COMPARISONS = max(1, (os.cpu_count() or 1) // 2)
-"""That run side by side, so that short ones find a core."""
+_CORES = os.cpu_count() or 1
+LEVELS = ((0.05, 2 * _CORES), (0.5, _CORES), (5.0, max(1, _CORES // 2)))
+"""Seconds of CPU that comparisons get, and how many run side by side. One that needs more begins
+again a level deeper, so that it takes no place from shorter ones; most take a tenth of the first.
+Five seconds are also math-verify's own limit."""
 
 
 class ScoreClient:
@@ -49,7 +52,7 @@ class ScoreClient:
         self._timeout = timeout
         self._command = command
         self._starting = asyncio.Lock()
-        self._long = asyncio.Semaphore(_LONG_COMPARISONS)
+        self._levels = [(seconds, asyncio.Semaphore(places)) for seconds, places in LEVELS]
         self._process: Process | None = None
         self._control: socket.socket | None = None
 
@@ -83,7 +86,7 @@ class ScoreClient:
             )
 
     async def score(self, name: str, task: Task, transcript: Transcript) -> dict[str, float]:
-        """The reward `name`, and others that its function returns; 0 for a comparison without end.
+        """The reward `name`, and others that its function returns.
 
         Raises:
             EnvironmentFailed: the function raised or took too long, or there is no process.
@@ -93,17 +96,7 @@ class ScoreClient:
         given = {"task_id": task.task_id, "payload": dict(task.payload), "train": task.train}
         request = {"name": name, "task": given, "transcript": list(transcript)}
         await self.start()
-        reply = None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._timeout):
-                reply = await self._exchanged({**request, "is_first": is_comparison})
-                if reply is None and is_comparison:
-                    async with self._long:
-                        reply = await self._exchanged({**request, "is_first": False})
-                if reply is None and not is_comparison:
-                    reply = {"error": f"[tool_loop.rewards] {name}: its process ended"}
-        if reply is None:
-            return self._without_end(name, is_comparison)
+        reply = await (self._compared if is_comparison else self._called)(request)
         if "error" in reply:
             failure_class = reply.get("failure_class", tokens_pb2.FAILURE_CLASS_ENVIRONMENT)
             raise EnvironmentFailed(reply["error"], failure_class)
@@ -117,15 +110,38 @@ class ScoreClient:
         if process is not None:
             await process.wait()
 
-    def _without_end(self, name: str, is_comparison: bool) -> dict[str, float]:
-        if not is_comparison:
-            raise EnvironmentFailed(
-                f"[tool_loop.rewards] {name} took over {self._timeout:g} s: raise "
-                "reward_timeout_seconds, or make it faster",
-                tokens_pb2.FAILURE_CLASS_TIMEOUT,
-            )
-        _log.warning("answer not compared in time", reward=name, seconds=self._timeout)
-        return {name: 0.0}
+    async def _compared(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """What it says; 0 if it needs more than all levels give, or ends at the limit in the last."""
+        reply, level = None, 0
+        try:
+            async with asyncio.timeout(self._timeout):
+                for level, (seconds, places) in enumerate(self._levels):  # noqa: B007
+                    async with places:
+                        reply = await self._exchanged({**request, "cpu_seconds": seconds})
+                    if reply is not None:
+                        return reply
+        except TimeoutError:
+            if level < len(self._levels) - 1:
+                return self._too_slow(request["name"], "the machine is too busy, or")
+        _log.warning("comparison without an end", reward=request["name"], seconds=self._timeout)
+        return {"rewards": {request["name"]: 0.0}}
+
+    async def _called(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """What a function returned."""
+        name = request["name"]
+        try:
+            async with asyncio.timeout(self._timeout):
+                reply = await self._exchanged({**request, "cpu_seconds": 0.0})
+        except TimeoutError:
+            return self._too_slow(name, "make it faster, or")
+        return reply or {"error": f"[tool_loop.rewards] {name}: its process ended"}
+
+    def _too_slow(self, name: str, cure: str) -> dict[str, Any]:
+        return {
+            "error": f"[tool_loop.rewards] {name} took over {self._timeout:g} s: {cure} raise "
+            "reward_timeout_seconds",
+            "failure_class": tokens_pb2.FAILURE_CLASS_TIMEOUT,
+        }
 
     async def _exchanged(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
         """The reply of a forked process; None: it died. One that nobody waits for is killed."""

@@ -32,10 +32,20 @@ from services.tool_loop.expected_answer import Expected, as_text, expected_answe
 from services.tool_loop.prompt_template import payload_field
 
 READY = b"ready\n"
-FIRST_CPU_SECONDS = 0.25
-"""Most comparisons take a twentieth of it; a longer one is ended, and made again where it delays
-no other."""
-_MAX_MORE_BYTES = 4 << 30
+_MAX_MORE_BYTES = 1 << 30
+_WARM = (
+    ("1/2", "$0.5$"),
+    ("12", "It is **12**."),
+    (r"\sqrt{8}", r"\boxed{2\sqrt{2}}"),
+    ("(1, 2)", "$(1,2)$"),
+    ("x^2+2x+1", r"\boxed{(x+1)^2}"),
+    ("[1, 2)", r"\boxed{1 \le x < 2}"),
+    (r"\{1, 2\}", r"\boxed{1, 2}"),
+    (r"\left[\begin{matrix}1 & 2\end{matrix}\right]", r"$\begin{bmatrix}1 & 3\end{bmatrix}$"),
+    ("even", r"\boxed{\text{odd}}"),
+    (r"\frac{\pi}{3}", r"\boxed{60^\circ}"),
+    ("x=1", r"\boxed{x=2}"),
+)
 
 Transcript = Sequence[Mapping[str, Any]]
 
@@ -61,7 +71,8 @@ class Scores:
             from services.tool_loop import math_answer
 
             self._math = math_answer
-            self._math.is_right(["1/2"], "$0.5$")  # fills its caches before the first fork
+            for expected, answer in _WARM:  # what it imports and caches at first use
+                self._math.is_right([expected], answer)
 
     def score(self, name: str, task: Task, transcript: Transcript) -> dict[str, float]:
         """The reward `name`, or several if its function returns several.
@@ -184,8 +195,7 @@ def _answer_and_exit(connection: socket.socket, scores: Scores) -> NoReturn:
 
 def _reply(request: Mapping[str, Any], scores: Scores) -> dict[str, Any]:
     name, task = request["name"], Task(**request["task"])
-    if request["is_first"]:
-        signal.setitimer(signal.ITIMER_PROF, FIRST_CPU_SECONDS)  # its signal ends the process
+    signal.setitimer(signal.ITIMER_PROF, request["cpu_seconds"])  # its signal ends the process
     try:
         return {"rewards": scores.score(name, task, request["transcript"])}
     except EnvironmentFailed as error:

@@ -20,8 +20,10 @@ _TASK = Task(task_id="t", payload={"answer": "61"})
 async def measured(slow: int, quick: int, limit: float) -> dict[str, float]:
     """Seconds of `quick` scores alone, then beside `slow` ones that all reach their limit.
 
+    Twice: when the slow ones have been computing for half their limit, and all asked for at once.
+
     Args:
-        slow: scores that never end, all asked for before the first quick one.
+        slow: scores that never end.
         quick: eight at a time.
         limit: seconds of a score.
     """
@@ -31,16 +33,22 @@ async def measured(slow: int, quick: int, limit: float) -> dict[str, float]:
         await _seconds(rewards, quick)
         alone = await _seconds(rewards, quick)
         endless = [asyncio.create_task(_score(rewards, SLOW)) for _ in range(slow)]
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(limit / 2)
         beside = await _seconds(rewards, quick)
         ended = await asyncio.gather(*endless)
+        endless = [asyncio.create_task(_score(rewards, SLOW)) for _ in range(slow)]
+        at_once = await _seconds(rewards, quick)
+        ended += await asyncio.gather(*endless)
     finally:
         await rewards.close()
-    p99_alone, p99_beside = (statistics.quantiles(each, n=100)[98] for each in (alone, beside))
+    p99_alone, p99_beside, p99_at_once = (
+        statistics.quantiles(each, n=100)[98] for each in (alone, beside, at_once)
+    )
     return {
         "quick.p99_alone_s": round(p99_alone, 4),
         "quick.p99_beside_slow_s": round(p99_beside, 4),
         "quick.p99_ratio": round(p99_beside / p99_alone, 2),
+        "quick.p99_at_once_s": round(p99_at_once, 4),
         "slow.scored_1": sum(ended),
     }
 

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from pydantic import ValidationError
+from seamflow.common.v1 import tokens_pb2
 from seamflow.environment import EnvironmentFailed, Step
 from seamflow.errors import PreconditionError
 
@@ -208,7 +209,16 @@ def test_the_process_ends_with_the_code_of_a_wrong_setting(tmp_path: Path) -> No
     assert ended.stderr.count("\n") == 1
 
 
-def scores(how: str, timeout: float = 3.0, **settings: Any) -> Rewards:
+SHORT_LEVELS = ((0.05, 4), (0.1, 2), (0.3, 1))
+
+
+@pytest.fixture
+def short_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison without an end needs 0.45 s of CPU."""
+    monkeypatch.setattr("services.tool_loop.score_client.LEVELS", SHORT_LEVELS)
+
+
+def scores(how: str, timeout: float = 60.0, **settings: Any) -> Rewards:
     """One reward named "reward"."""
     given = config(rewards={"reward": how}, reward_timeout_seconds=timeout, **settings)
     return Rewards(given)
@@ -226,6 +236,7 @@ async def scored(rewards: Rewards, answer: str, expected: Any = "5") -> float:
         (r"regex:^(\w+\s?)+$", "a" * 60 + "!", "a b c"),
     ],
 )
+@pytest.mark.usefixtures("short_levels")
 async def test_a_comparison_without_end_is_wrong_and_delays_no_other(
     how: str, endless: str, quick: str
 ) -> None:
@@ -234,15 +245,27 @@ async def test_a_comparison_without_end_is_wrong_and_delays_no_other(
     try:
         long = [asyncio.create_task(scored(rewards, endless)) for _ in range(4)]
         assert [await scored(rewards, quick) for _ in range(4)] == [1.0] * 4
-        assert not any(each.done() for each in long)
         assert await asyncio.gather(*long) == [0.0] * 4
     finally:
         await rewards.close()
 
 
+async def test_a_comparison_that_had_no_time_is_a_failure() -> None:
+    """A machine too busy to compare is not a wrong answer."""
+    rewards = scores("math", 0.001)
+    await rewards.check()
+    try:
+        with pytest.raises(EnvironmentFailed, match="the machine is too busy") as failed:
+            await scored(rewards, r"\\boxed{5}")
+    finally:
+        await rewards.close()
+    assert failed.value.failure_class == tokens_pb2.FAILURE_CLASS_TIMEOUT
+
+
+@pytest.mark.usefixtures("short_levels")
 async def test_a_pattern_of_the_answer_is_bounded_too() -> None:
     """It is read where the comparison is made."""
-    rewards = scores("exact", 1.0, answer_pattern=r"((\w+\s?)+)$")
+    rewards = scores("exact", answer_pattern=r"((\w+\s?)+)$")
     try:
         assert await scored(rewards, "a" * 60 + "!") == 0.0
         assert await scored(rewards, "so 5") == 0.0
