@@ -107,13 +107,13 @@ bench-ranker: $(VENV)/.quickstart .venv-adapters/reasoning_gym ## Rankers on syn
 	$(RUN) bench.real_lengths
 
 bench-pipeline: $(VENV)/.dev ## Six ways to use the same nodes, simulated, then on the real control plane (hours).
-	$(RUN) sim
+	$(RUN) bench.sim
 
 bench-tail: $(VENV)/.dev ## R_t as the scheduler computes it next to fixed ones, on emulated nodes; lengths double within the run.
-	$(RUN) sim.tail_sweep --seed $(SEED)
+	$(RUN) bench.sim.tail_sweep --seed $(SEED)
 
 bench-rlhf: $(VENV)/.dev ## RLHF steps of four models on emulated nodes, without RLHFuse's two fusions and with them.
-	$(RUN) sim.rlhf_fusion --seed $(SEED)
+	$(RUN) bench.sim.rlhf_fusion --seed $(SEED)
 
 bench-fusion: $(VENV)/.dev ## Schedules of actor and critic in one fused pipeline: RLHFuse's twelve settings, and some executed.
 	$(RUN) bench.fusion
@@ -129,10 +129,10 @@ bench-wan: $(VENV)/.dev ## An emulated slow link between two places: copies of w
 	$(CONTAINED) bench.wan $(if $(QUICK),--quick) $(if $(PARTS),--parts $(PARTS))
 
 bench-cost: $(VENV)/.dev ## Throughput for money with two kinds of nodes against the share of each, simulated beside a formula.
-	$(CONTAINED) sim.cost_curve --seed $(SEED)
+	$(CONTAINED) bench.sim.cost_curve --seed $(SEED)
 
 bench-allocation: $(VENV)/.dev ## Nodes that move between training and generation next to every fixed split, as lengths double; a trainer that grows and shrinks.
-	$(CONTAINED) sim.allocation
+	$(CONTAINED) bench.sim.allocation
 
 bench-size: $(VENV)/.dev ## Steps of models and batches of real size, computed without a GPU: how well ranks are balanced.
 	$(CONTAINED) bench.size --seed $(SEED)
@@ -255,7 +255,7 @@ test-sdk-range: .venv-oldest/.made ## The SDK on the oldest grpcio and protobuf 
 check: $(VENV)/.dev ## Format, lint, types, contract.
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
-	$(RUN) mypy sdk/seamflow services trajectory_manager rollout scheduler trainer tools bench sim examples \
+	$(RUN) mypy sdk/seamflow services trajectory_manager rollout scheduler trainer tools bench examples \
 		adapters tests \
 		deploy/create_run.py deploy/generate_secrets.py deploy/containers.py \
 		deploy/docker/install.py deploy/docker/mount_points.py deploy/docker/smoke.py deploy/docker/start.py

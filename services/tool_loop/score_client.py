@@ -111,7 +111,7 @@ class ScoreClient:
             await process.wait()
 
     async def _compared(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What it says; 0 if it needs more than all levels give, or ends at the limit in the last."""
+        """What it says; 0 if it needs more than all levels give, or ends in the last."""
         reply, level = None, 0
         try:
             async with asyncio.timeout(self._timeout):

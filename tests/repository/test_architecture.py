@@ -45,7 +45,7 @@ OURS = (
     "adapters",
     "examples",
 )
-MEASURING = ("bench", "sim")
+MEASURING = ("bench",)
 PACKAGES = ("seamflow", "services.chassis", "services.lib", "tools", *PROCESSES)
 
 
@@ -155,9 +155,8 @@ def test_a_library_of_one_process_is_noticed() -> None:
 
 
 def test_measurements_do_not_import_tests() -> None:
-    """`bench` and `sim` run from the product and what is theirs; tests import them."""
+    """`bench` runs from the product and what is its own; tests import it."""
     assert breaches("bench", *OURS) == []
-    assert breaches("sim", *OURS, "bench") == []
 
 
 def test_the_sdk_imports_grpc_protobuf_and_itself() -> None:

@@ -25,6 +25,8 @@ PRODUCT = (
     "scheduler",
     "trajectory_manager",
 )
+FOR_OTHERS = {"seamflow.trajectory.v1.TrajectoryService.RecordGroups"}
+"""Rpcs of the released contract for programs of users: groups that were generated elsewhere."""
 
 
 def services() -> Iterator[ServiceDescriptor]:
@@ -122,7 +124,7 @@ def test_every_rpc_has_a_caller() -> None:
     """What nobody calls is deleted, or given a caller."""
     methods = [method for service in services() for method in service.methods]
     assert len(methods) > 40
-    uncalled = {method.full_name for method in methods if not has_caller(method)}
+    uncalled = {method.full_name for method in methods if not has_caller(method)} - FOR_OTHERS
     assert uncalled == set(), "give a new rpc a caller, or a command of the CLI"
 
 
