@@ -162,9 +162,18 @@ class ScoreClient:
             writer.close()
 
     async def _forked(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        await self.start()
-        assert self._control is not None
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self._control, [b"x"], [theirs.fileno()])
+            await self.start()
+            try:
+                self._send(theirs)
+            except BrokenPipeError:  # the process has just been killed
+                assert self._process is not None
+                await self._process.wait()
+                await self.start()
+                self._send(theirs)
         return await asyncio.open_unix_connection(sock=ours, limit=_MAX_LINE)
+
+    def _send(self, connection: socket.socket) -> None:
+        assert self._control is not None
+        socket.send_fds(self._control, [b"x"], [connection.fileno()])

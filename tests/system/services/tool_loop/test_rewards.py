@@ -256,7 +256,7 @@ async def test_a_comparison_that_had_no_time_is_a_failure() -> None:
     await rewards.check()
     try:
         with pytest.raises(EnvironmentFailed, match="the machine is too busy") as failed:
-            await scored(rewards, r"\\boxed{5}")
+            await scored(rewards, r"\boxed{5}")
     finally:
         await rewards.close()
     assert failed.value.failure_class == tokens_pb2.FAILURE_CLASS_TIMEOUT
@@ -311,6 +311,21 @@ async def test_scores_end_with_the_tool_loop() -> None:
     assert gone
     assert not alive
     waiting.cancel()
+
+
+async def test_a_killed_process_of_scores_is_started_again() -> None:
+    """No score is lost, and none is wrong."""
+    rewards = scores("math")
+    await rewards.check()
+    try:
+        for _ in range(3):
+            for child in psutil.Process().children():
+                if "services.tool_loop.score_process" in child.cmdline():
+                    child.kill()
+            answers = [r"\boxed{5}", r"\boxed{6}"]
+            assert [await scored(rewards, each) for each in answers] == [1.0, 0.0]
+    finally:
+        await rewards.close()
 
 
 async def test_a_process_that_cannot_start_is_a_failure() -> None:
