@@ -63,7 +63,7 @@ def _written(file: File) -> str:
 
 def _trained(path: str, config: DataloaderConfig) -> dict[str, Any]:
     rows = list(open_source(path, shuffle=False, seed=0).rows(0, 0))
-    check_tasks(config)
+    check_tasks(config, open_source(path, shuffle=False, seed=0))
     tasks = [make_task(row, 0, config) for row in rows]
     return {task.task_id.removesuffix("@0"): json.loads(task.payload_json) for task in tasks}
 
