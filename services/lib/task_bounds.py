@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["MAX_PAYLOAD_BYTES", "MAX_ROW_NAME", "NAME_RULE", "is_name"]
+__all__ = ["MAX_PAYLOAD_BYTES", "MAX_ROW_NAME", "NAME_CHARACTERS", "NAME_RULE", "is_name"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:@+=/-]{0,199}")
-NAME_RULE = "1 to 200 of A-Z a-z 0-9 . _ ~ : @ + = / - that begin with a letter or digit"
+NAME_CHARACTERS = "A-Z a-z 0-9 . _ ~ : @ + = / - that begin with a letter or digit"
+NAME_RULE = f"1 to 200 of {NAME_CHARACTERS}"
 MAX_PAYLOAD_BYTES = 1 << 20
 """Of a JSON object in UTF-8."""
 MAX_ROW_NAME = 150

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from services.chassis.errors import ConfigError
-from services.lib.task_bounds import MAX_PAYLOAD_BYTES, MAX_ROW_NAME, NAME_RULE, is_name
+from services.lib.task_bounds import MAX_PAYLOAD_BYTES, MAX_ROW_NAME, NAME_CHARACTERS, is_name
 from services.lib.tasks.row_template import filled
 from services.lib.tasks.sources.base import Row
 
@@ -72,9 +72,9 @@ def _name(row: Row, field_name: str) -> str:
     _check_text(str(name), row)
     if not is_name(str(name)) or len(str(name)) > MAX_ROW_NAME:
         raise ConfigError(
-            f"{row.where}: {field_name!r} is {_short(str(name))}; a task's name is at most "
-            f'{MAX_ROW_NAME} characters, {NAME_RULE}: rename it, or set task_id_field to "", '
-            "which names tasks by their position"
+            f"{row.where}: {field_name!r} is {_short(str(name))}; a task's name is 1 to "
+            f'{MAX_ROW_NAME} of {NAME_CHARACTERS}: rename it, or set task_id_field to "", which '
+            "names tasks by their position"
         )
     return str(name)
 

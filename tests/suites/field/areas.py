@@ -24,6 +24,7 @@ AREAS: tuple[str, ...] = (
     "rope",
     "schedules",
     "task_files",
+    "tracking",
 )
 """Modules of `inputs` with a tuple `KINDS`."""
 
