@@ -27,7 +27,7 @@ def amount_of_tasks(
     if tasks is None or epochs is None or steps is None:
         return None
     needed = f"{steps} steps of {config.groups_per_step} groups of {config.group_size} rollouts"
-    broken = f" ({counted['broken']} broken rows are skipped)" if counted["broken"] else ""
+    broken = f" ({counted['broken']} broken rows are skipped)" if counted.get("broken") else ""
     if epochs == 0:
         return f"{tasks} tasks{broken}, repeated, for {needed}"
     enough = tasks * epochs // config.groups_per_step
