@@ -110,6 +110,6 @@ def _convert(file: Path, folder: Path, paths: list[Path]) -> None:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise UsageError(
-            f"{file.name} cannot be converted: {lines[-1]}; if memory or disk is full, free some, or "
-            "name a Hugging Face folder with --model"
+            f"{file.name} cannot be converted: {lines[-1]}; if memory or disk is full, free some; "
+            "or name a Hugging Face folder with --model"
         )
