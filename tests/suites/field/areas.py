@@ -12,6 +12,7 @@ AREAS: tuple[str, ...] = (
     "agent_requests",
     "answers",
     "credit",
+    "data_sets",
     "end_ids",
     "environments",
     "expected_answers",

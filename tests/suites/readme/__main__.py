@@ -20,9 +20,9 @@ __all__ = ["main"]
 
 _BLOCK_SECONDS = 3600.0
 _EXTRAS = "extras"
-_WITH_TORCH = frozenset(
-    "gguf quickstart ranker-language-model rollout-server scoring sglang trainer".split()
-)
+_WITH_TORCH = ("gguf", "quickstart", "ranker-language-model", "rollout-server", "scoring", "sglang")
+_WITH_TORCH += ("trainer",)
+"""Extras that bring torch: the default index has it with CUDA, 3 GB, so it is installed before."""
 
 
 class Suite:
@@ -54,7 +54,6 @@ class Suite:
 
     def extra(self, name: str, commands: Sequence[str]) -> None:
         """Start each command of an extra, alone in its environment."""
-        # The default index brings torch with CUDA, 3 GB, where an extra needs it.
         torch = ["torch"] if name in _WITH_TORCH else []
         home = self._made(f"extra-{name}", [*torch, f"wheel:{name}"])
         for command in commands:

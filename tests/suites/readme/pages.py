@@ -89,8 +89,10 @@ def listed(file: Path = _LIST) -> tuple[list[Listed], Mapping[str, str | list[st
 
 
 def _row(given: Mapping[str, Any]) -> Listed:
-    values = {name: tuple(each) if isinstance(each, list) else each for name, each in given.items()}
-    return Listed(**{"files": {}, **values})
+    values: dict[str, Any] = {"files": {}, **given}
+    for name, value in given.items():
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return Listed(**values)
 
 
 def mistakes(rows: Sequence[Listed], texts: Sequence[tuple[str, str]]) -> list[str]:

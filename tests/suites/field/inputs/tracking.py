@@ -8,14 +8,22 @@ import tempfile
 from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import strategies
 from tensorboard.plugin_util import markdown_to_safe_html
 
+from services.chassis.errors import ConfigError
+from services.launcher.checks.trained_rewards import check_reward_names
+from services.launcher.config import LauncherConfig
+from services.tool_loop.config import ToolLoopConfig
 from tests.suites.field.kind import Kind
+from trainer.config import AlgorithmConfig
 from trainer.data.token_sequence import TokenSequence
+from trainer.data.trained_reward import unknown_rewards
 from trainer.tracking.step_record import MetricsFile, StepRecord
 from trainer.tracking.step_shares import equal_groups
 from trainer.tracking.tensorboard import markdown
@@ -103,6 +111,24 @@ def _check_equal(rewards: list[float]) -> None:
     assert equal_groups(group, "r") == {"share_equal_groups": float(equal)}
 
 
+def _check_settings(case: tuple[Mapping[str, object], Mapping[str, str], bool]) -> None:
+    """Names of rewards in settings are refused where the tool loop has no such reward."""
+    algorithm, rewards, passes = case
+    trained = AlgorithmConfig.model_validate(algorithm)
+    processes = {"trainer": SimpleNamespace(algorithm=trained)}
+    settings = {**processes, "tool_loop": ToolLoopConfig.model_validate({"rewards": rewards})}
+    own = {"name": "run", "model": "m", "environment": "tool_loop", "tasks": "t.jsonl"}
+    config = LauncherConfig.model_validate(own)
+    told = unknown_rewards({"algorithm.reward_weights": trained.reward_weights}, [*rewards])
+    try:
+        check_reward_names(config, cast(Any, settings))
+    except ConfigError:
+        assert not passes
+    else:
+        assert passes
+        assert not told or any(":" in how for how in rewards.values())
+
+
 _TEXTS = strategies.text(strategies.characters(exclude_categories=["Cs", "Cc"])) | strategies.text(
     "*_`[]()#+-.!|<>&~^$\n\r\t \\1a:/=\"'"
 )
@@ -117,7 +143,22 @@ def _group(draw: strategies.DrawFn) -> list[float]:
     return draw(strategies.permutations(same)) + draw(strategies.lists(_SMALL, max_size=1))
 
 
+_TWO = {"correct": "math", "format": "regex:^x"}
+
 KINDS = (
+    Kind(
+        name="rewards in settings",
+        check=_check_settings,
+        examples=[
+            ({"reward_weights": {"correct": 1.0, "fromat": 1.0}}, _TWO, False),
+            ({"reward_weights": {"correct": 1.0, "format": 1.0}}, _TWO, True),
+            ({"reward": "success"}, _TWO, False),
+            ({"reward": "format"}, _TWO, True),
+            ({}, _TWO, False),
+            ({}, {"anything": "exact"}, True),
+            ({"reward_weights": {"other": 1.0}}, {"own": "my_module:reward"}, True),
+        ],
+    ),
     Kind(
         name="names of rewards",
         check=_check_names,
