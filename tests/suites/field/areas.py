@@ -12,7 +12,9 @@ AREAS: tuple[str, ...] = (
     "agent_requests",
     "answers",
     "credit",
-    "data_sets",
+    "data.data_sets",
+    "data.task_files",
+    "data.tracking",
     "end_ids",
     "environments",
     "expected_answers",
@@ -24,8 +26,6 @@ AREAS: tuple[str, ...] = (
     "rewards",
     "rope",
     "schedules",
-    "task_files",
-    "tracking",
 )
 """Modules of `inputs` with a tuple `KINDS`."""
 

@@ -20,8 +20,15 @@ __all__ = ["main"]
 
 _BLOCK_SECONDS = 3600.0
 _EXTRAS = "extras"
-_WITH_TORCH = ("gguf", "quickstart", "ranker-language-model", "rollout-server", "scoring", "sglang")
-_WITH_TORCH += ("trainer",)
+_WITH_TORCH = (
+    "gguf",
+    "quickstart",
+    "ranker-language-model",
+    "rollout-server",
+    "scoring",
+    "sglang",
+    "trainer",
+)
 """Extras that bring torch: the default index has it with CUDA, 3 GB, so it is installed before."""
 
 

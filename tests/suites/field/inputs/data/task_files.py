@@ -327,7 +327,10 @@ KINDS = (
     Kind(
         name="task sources",
         check=check_source,
-        examples=["tests.suites.field.inputs.task_files:flat_tasks", "hf://{folder}?split=test"],
+        examples=[
+            "tests.suites.field.inputs.data.task_files:flat_tasks",
+            "hf://{folder}?split=test",
+        ],
     ),
     Kind(
         name="task files",
