@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -212,9 +213,10 @@ async def test_a_managed_redis_without_config_serves_fast(tmp_path: Path, rename
             for durability in (Durability.DURABLE, Durability.REPLICATED):
                 with pytest.raises(ConfigError, match=r"does not allow CONFIG GET .*config\|get"):
                     await _open(url, durability)
-            config = "hidden" if renamed else "CONFIG"
-            await client.execute_command(config, "SET", "maxmemory", 1 << 30)
-            await client.execute_command(config, "SET", "maxmemory-policy", "allkeys-lru")
+            untyped: Any = client
+            for name, value in (("maxmemory", 1 << 30), ("maxmemory-policy", "allkeys-lru")):
+                command = "hidden" if renamed else "CONFIG"
+                await untyped.execute_command(command, "SET", name, value)
         with pytest.raises(ConfigError, match=r"allkeys-lru.*noeviction"):
             await _open(url, Durability.FAST)
     finally:
