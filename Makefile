@@ -28,7 +28,7 @@ SGLANG_TESTS ?= tests/integration/rollout/server tests/system/rollout/server tes
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-wheel bench-model bench-store bench-growth \
 	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion bench-size bench-gpu bench-fleet bench-wan bench-cost bench-allocation \
-	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-math test-console test-health test-models test-allocation test-publish-kills test-slurm test-roundtrips \
+	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-math test-readme test-console test-health test-models test-allocation test-publish-kills test-slurm test-roundtrips \
 	test test-unit test-long test-busy test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs site lock proto descriptors up images health down clean help .venv-sglang $(ADAPTERS)
 
 help: ## List the targets.
@@ -202,6 +202,9 @@ test-field: $(VENV)/.dev ## Inputs of every kind that people really send, each w
 
 test-math: $(VENV)/.dev .venv-adapters/reasoning_gym ## False verdicts of the reward "math" beside math-verify alone, TRL and open-r1; quick scores beside slow ones.
 	$(CONTAINED) tests.suites.math_verdicts --seed $(SEED)
+
+test-readme: $(VENV)/.dev ## The commands of README.md and of each page's first section, where only what the page installs is there.
+	$(CONTAINED) tests.suites.readme
 
 test-health: $(VENV)/.dev ## Twelve ways not to learn, each a short run that must be named with its cure; six healthy runs.
 	$(CONTAINED) tests.suites.health

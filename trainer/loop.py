@@ -67,12 +67,12 @@ class Trainer:
         """What an operator must know."""
         self.replicas = ReplicaCount(ranks, device, nodes)
         """How many copies of the models train."""
-        accepted = AcceptedSamples(
+        self._accepted = AcceptedSamples(
             config, samples, self.alarms, ranks.vocabulary_size, ranks.routing
         )
-        self._batches = BatchSource(config, samples, nodes, accepted, ranks.world_size)
+        self._batches = BatchSource(config, samples, nodes, self._accepted, ranks.world_size)
         self._steps = StepRunner(config, ranks)
-        self._trial = Trial(config, samples, accepted, self._steps)
+        self._trial = Trial(config, samples, self._accepted, self._steps)
         self._checkpointer = AsyncCheckpointer(config, ranks, samples)
         self._publisher = AsyncPublisher(config, publisher, samples, self._snapshot)
         self._metrics = MetricsFile(config.tracking.metrics_file)
@@ -102,7 +102,8 @@ class Trainer:
 
     async def train(self) -> None:
         """Resume, then train up to the last step: batch, gradient, update, checkpoint, publish."""
-        await self._samples.check_rules(self._config.algorithm, self._config.batch)
+        named = await self._samples.check_rules(self._config.algorithm, self._config.batch)
+        self._accepted.named_rewards = named
         await self._resume()
         while self.progress.step < self.progress.last_step:
             await self.replicas.follow(self._settle)

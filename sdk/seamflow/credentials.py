@@ -128,7 +128,7 @@ class SecretFile:
 
 
 def _read(path: Path) -> str:
-    text = path.read_text(encoding="utf-8").strip()
+    text = path.read_text(encoding="utf-8-sig").strip()
     if not text:
         raise ValueError(f"{path} is empty")
     return text

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from seamflow.user_code.user_modules import import_user_module
@@ -30,16 +32,18 @@ def make(field: str, name: str, built_in: Mapping[str, str], /, *args: Any, **kw
         raise ConfigError(
             f'{field} is {name!r}: give one of {known}, or a plug-in "package.module:Name"{hint}'
         )
+    # A built-in is ours, whatever the user's folder has of its name, such as a checkout.
+    find = import_module if name in built_in else import_user_module
     try:
-        return load(path)(*args, **kwargs)
+        return load(path, find)(*args, **kwargs)
     except (ValueError, ImportError) as error:
         raise ConfigError(f"{field} {name}: {error}") from error
 
 
-def load(path: str) -> Any:
+def load(path: str, find: Callable[[str], ModuleType] = import_user_module) -> Any:
     """Import and return the object that `path` ("package.module:Name") names.
 
-    Paths come from configuration only, never from the wire.
+    Paths come from configuration only, never from the wire; `find` imports a module.
 
     Raises:
         ValueError: the path has another form, or the module holds no such name.
@@ -48,7 +52,7 @@ def load(path: str) -> Any:
     module_name, colon, name = path.partition(":")
     if not (module_name and colon and name):
         raise ValueError(f'plug-in {path!r} must have the form "package.module:Name"')
-    module = import_user_module(module_name)
+    module = find(module_name)
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, dir(module), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -50,11 +50,12 @@ async def build(config: DataloaderConfig) -> AsyncIterator[Service]:
         rates = SuccessRates(config, manager)
         sizes = GroupSizes(config, rates) if config.max_samples else None
         curriculum = Curriculum(config, rates) if config.curriculum.share < 1 else None
-        loader = Loader(config, source, queue, sizes, curriculum)
+        loader = await asyncio.to_thread(Loader, config, source, queue, sizes, curriculum)
 
         async def load() -> None:
-            if loader.is_at_start:  # without a launcher nobody else has looked at all rows
-                await asyncio.to_thread(check_tasks, config)
+            # Without a launcher nobody else has looked at all rows.
+            if loader.is_at_start or config.broken_rows == "skip":
+                _, loader.broken = await asyncio.to_thread(check_tasks, config, source)
             await await_first_evaluation(config)
             await loader.run()
             # A finished job ends like after a signal: drained, exit code 0.

@@ -65,6 +65,9 @@ class DataloaderConfig(ServerConfig):
     {question = "Solve: {problem}", answer = "{solution}"}. One field alone keeps its type, also one
     within another, as "{reward_model[ground_truth]}"; braces that name no field are written
     twice."""
+    broken_rows: Literal["refuse", "skip"] = "refuse"
+    """A row that is no task, or has the name of another: refuse ends before the first task, and
+    names all such rows; skip leaves them out and counts them."""
     purpose: Literal["train", "eval"] = "train"
     """Whether rollouts of the tasks are trained on or only scored."""
     num_samples: int = Field(0, ge=0)
@@ -101,6 +104,7 @@ class DataloaderConfig(ServerConfig):
             task_id_field=self.task_id_field,
             payload_field=self.payload_field,
             payload=self.payload,
+            broken_rows=self.broken_rows,
         )
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 from seamflow.errors import SeamflowError
@@ -51,8 +51,10 @@ class Loader:
         self._curriculum = curriculum
         self._where: dict[str, str] = {}
         self._file = PositionFile(config.state_file)
-        meaning = _source_id(config, source)
-        self._position = self._file.load(meaning) if config.resume else Position(source=meaning)
+        self.broken: Collection[int] = ()
+        """Indexes of rows to leave out, as other rows have their names."""
+        start = _start(config, source)
+        self._position = self._file.load(start) if config.resume else start
 
     @property
     def is_at_start(self) -> bool:
@@ -72,7 +74,7 @@ class Loader:
             epoch, rows = self._position.epoch, self._rows()
             while tasks := await asyncio.to_thread(self._next_tasks, rows, self._queue.batch_size):
                 drawn = await self._drawn(tasks)
-                await self._size([tasks[index] for index in drawn])
+                await self._size([*drawn.values()])
                 await self._submit(tasks, drawn)
             if not self._position.place:
                 raise ConfigError(f"tasks: {self._config.tasks} holds no task in epoch {epoch}")
@@ -82,18 +84,30 @@ class Loader:
     def _rows(self) -> Iterator[Row]:
         return self._source.rows(self._position.epoch, self._position.place)
 
-    def _next_tasks(self, rows: Iterator[Row], count: int) -> list[Task]:
-        epoch = self._position.epoch
-        made = [(make_task(row, epoch, self._config), row) for row in islice(rows, count)]
-        self._where = {task.task_id: row.where for task, row in made}
+    def _next_tasks(self, rows: Iterator[Row], count: int) -> list[Task | None]:
+        """The tasks of the next rows; None for a row that is left out."""
+        made = [(self._task(row), row) for row in islice(rows, count)]
+        self._where = {task.task_id: row.where for task, row in made if task is not None}
         return [task for task, _ in made]
 
-    async def _drawn(self, tasks: list[Task]) -> list[int]:
-        """Indexes of the tasks that are to be submitted."""
+    def _task(self, row: Row) -> Task | None:
+        if row.index in self.broken:
+            return None
+        try:
+            return make_task(row, self._position.epoch, self._config)
+        except ConfigError as error:
+            if self._config.broken_rows == "refuse":
+                raise
+            get_logger().warning("row_skipped", row=row.where, error=str(error))
+            return None
+
+    async def _drawn(self, tasks: Sequence[Task | None]) -> dict[int, Task]:
+        """The tasks that are to be submitted, by their place among `tasks`."""
+        found = {index: task for index, task in enumerate(tasks) if task is not None}
         if self._curriculum is None:
-            return list(range(len(tasks)))
+            return found
         await self._curriculum.refresh()
-        return [i for i, task in enumerate(tasks) if self._curriculum.is_drawn(task.task_id)]
+        return {i: task for i, task in found.items() if self._curriculum.is_drawn(task.task_id)}
 
     async def _size(self, tasks: list[Task]) -> None:
         if self._sizes is not None:
@@ -105,14 +119,15 @@ class Loader:
         for task in tasks:
             task.num_samples = self._position.sizes.get(task.task_id, task.num_samples)
 
-    async def _submit(self, tasks: list[Task], drawn: list[int]) -> None:
+    async def _submit(self, tasks: Sequence[Task | None], drawn: dict[int, Task]) -> None:
         """Submit the drawn ones among the tasks; the position passes the others with them."""
-        begin = 0
+        begin, places = 0, [*drawn]
         while begin < len(tasks):
-            count = await self._submitted([tasks[index] for index in drawn]) if drawn else 0
-            drawn = drawn[count:]
-            end = drawn[0] if drawn else len(tasks)
-            self._move(self._position.advanced([task.task_id for task in tasks[begin:end]]))
+            count = await self._submitted([drawn[place] for place in places]) if places else 0
+            places = places[count:]
+            end = places[0] if places else len(tasks)
+            names = [task.task_id for task in tasks[begin:end] if task is not None]
+            self._move(self._position.advanced(end - begin, names))
             begin = end
 
     async def _submitted(self, tasks: list[Task]) -> int:
@@ -129,7 +144,11 @@ class Loader:
         self._position = position
 
 
-def _source_id(config: DataloaderConfig, source: Source) -> str:
-    """Everything a position depends on: if any of it changes, the position is invalid."""
+def _start(config: DataloaderConfig, source: Source) -> Position:
+    """The first position, with all that it depends on: if any of it changes, it is invalid."""
     order = f"shuffled:{config.seed}" if config.shuffle else f"seed:{config.seed}"
-    return f"{config.run_id}|{config.purpose}|{source.fingerprint}|{order}"
+    of_run = f"{config.run_id}|{config.purpose}"
+    return Position(
+        source=f"{of_run}|{source.fingerprint}|{order}",
+        content=f"{of_run}|{source.content}|{order}" if source.content else "",
+    )

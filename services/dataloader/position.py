@@ -22,7 +22,10 @@ class Position:
     """The next task to submit."""
 
     source: str
-    """Fingerprint of source, order, run and purpose; with another one the position is invalid."""
+    """Fingerprint of source, order, run and purpose, as release 0.2 has it."""
+    content: str = ""
+    """The same with a digest of the tasks; "": it is not known. With another one, or where it is
+    not known with another `source`, the position is invalid."""
     epoch: int = 0
     """Pass over the source, from 0."""
     place: int = 0
@@ -30,10 +33,10 @@ class Position:
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Task id -> group size, of following tasks that may have been submitted."""
 
-    def advanced(self, task_ids: Sequence[str]) -> Position:
-        """The position after these tasks."""
+    def advanced(self, num_rows: int, task_ids: Sequence[str]) -> Position:
+        """The position after these rows, with the ids of those that are tasks."""
         sizes = {name: size for name, size in self.sizes.items() if name not in task_ids}
-        return replace(self, place=self.place + len(task_ids), sizes=sizes)
+        return replace(self, place=self.place + num_rows, sizes=sizes)
 
     def sized(self, sizes: Mapping[str, int]) -> Position:
         """The position with added group sizes; existing ones are kept."""
@@ -51,24 +54,27 @@ class PositionFile:
     path: Path | None
     """A small JSON file."""
 
-    def load(self, source: str) -> Position:
-        """The stored position, or the start if there is none.
+    def load(self, start: Position) -> Position:
+        """The stored position, or `start` if there is none.
 
         Raises:
             ConfigError: the file is damaged, or its position refers to other tasks.
         """
         if self.path is None or not self.path.exists():
-            return Position(source=source)
+            return start
         try:
             stored = _position(self.path.read_text())
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise ConfigError(f"state_file {self.path} cannot be read: {error}") from error
-        if stored.source != source:
+        is_known = bool(stored.content)
+        was, now = (each.content if is_known else each.source for each in (stored, start))
+        if was != now:
             raise ConfigError(
-                f"state_file {self.path} belongs to {stored.source!r}, not to {source!r}: "
-                "undo the change, or start over without --resume"
+                f"state_file {self.path} belongs to other tasks, or to another run or order: it "
+                f"has {was!r}, and now it is {now!r}: undo the change, or start over without "
+                "--resume"
             )
-        return stored
+        return replace(stored, source=start.source, content=start.content)
 
     def save(self, position: Position) -> None:
         """Replace the stored position atomically.

@@ -70,11 +70,8 @@ class EvaluatorConfig(EvaluationConfig):
     @property
     def row_fields(self) -> RowFields:
         """Which fields of a row name the task and hold what the agent gets."""
-        given: dict[str, Any] = {
-            "task_id_field": self.task_id_field,
-            "payload_field": self.payload_field,
-            "payload": self.payload,
-        }
+        names = RowFields.__dataclass_fields__
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
         return RowFields(**{name: value for name, value in given.items() if value is not None})
 
     @model_validator(mode="after")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 from services.chassis.errors import ConfigError
 from services.chassis.rpc.clients import credentials, with_token
@@ -11,6 +10,7 @@ from services.evaluator.config import EvaluatorConfig
 from services.lib.tasks.checked_tasks import checked_tasks
 from services.lib.tasks.environment_tasks import list_tasks
 from services.lib.tasks.sources import open_source
+from services.lib.tasks.sources.environment import EnvironmentSource
 from services.lib.tasks.task_rows import RowFields, TaskRow
 
 __all__ = ["environment_tasks", "heldout_tasks", "read_tasks"]
@@ -40,7 +40,7 @@ def read_tasks(tasks: str, fields: RowFields, seed: int = 0) -> list[TaskRow]:
     """
     try:
         source = open_source(tasks, shuffle=False, seed=seed)
-        found = list(checked_tasks(source, fields, _MOST_TASKS + 1))
+        found = checked_tasks(source, fields, _MOST_TASKS + 1)
     except ConfigError as error:
         raise ConfigError(f"held-out tasks: {error}") from error
     if not found:
@@ -57,10 +57,11 @@ async def environment_tasks(config: EvaluatorConfig) -> list[TaskRow]:
     """The tasks that an environment lists last: `num_heldout`.
 
     Raises:
-        ConfigError: it lists too few.
+        ConfigError: it lists too few, or one is no task.
         DependencyUnavailable: its server does not answer.
     """
     shown = with_token(credentials(config), config.environment_token)
     address = config.tasks.removeprefix(_ENVIRONMENT)
     listed = await list_tasks(address, shown, config.start_seconds, config.num_heldout)
-    return [TaskRow(each.task_id, json.dumps(dict(each.payload))) for each in listed.heldout]
+    source = EnvironmentSource(address, listed.heldout, shuffle=False, seed=0)
+    return checked_tasks(source, config.row_fields, _MOST_TASKS)

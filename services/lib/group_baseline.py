@@ -1,10 +1,13 @@
-"""Which algorithms compare the rollouts of a group, and so learn nothing from groups of one."""
+"""Which algorithms compare the rollouts of a group, and which groups have nothing to compare."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
+
 from services.chassis.errors import ConfigError
 
-__all__ = ["check_group_size", "compares_groups"]
+__all__ = ["are_equal", "check_group_size", "compares_groups"]
 
 _LEARN_ALONE = ("distillation", "ma_ppo", "ppo", "reinforce_pp", "turn_ppo")
 """Built-in algorithms whose baseline is a critic, the whole step's mean reward, or a teacher."""
@@ -14,6 +17,14 @@ def compares_groups(algorithm: str) -> bool:
     """Whether a built-in algorithm compares the rewards of a group; of a plug-in: nobody knows, so
     False."""
     return ":" not in algorithm and algorithm not in _LEARN_ALONE
+
+
+def are_equal(rewards: Collection[float]) -> bool:
+    """Whether rewards of a group, at least one, differ by rounding alone.
+
+    The rule of the store, which discards such groups (common_reward in settle_rollouts.lua).
+    """
+    return math.isclose(min(rewards), max(rewards), rel_tol=1e-6, abs_tol=1e-9)
 
 
 def check_group_size(setting: str, group_size: int, algorithm: str) -> None:

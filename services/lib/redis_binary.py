@@ -1,13 +1,17 @@
-"""Find a Redis-compatible server to start, for tests and one-machine runs."""
+"""Find a Redis-compatible server to start, and a place for its socket."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
-__all__ = ["find_redis_server"]
+__all__ = ["find_redis_server", "socket_folder"]
+
+_MAX_FOLDER = 60
+"""Bytes of a path in which sockets are made: with the names it is below the kernel's 107."""
 
 
 def find_redis_server() -> str:
@@ -27,6 +31,17 @@ def find_redis_server() -> str:
             "or point REDIS_SERVER to one"
         )
     return found
+
+
+def socket_folder() -> tempfile.TemporaryDirectory[str]:
+    """A new folder in which a socket's path is short enough for the kernel, however long TMPDIR is.
+
+    As multiprocessing of Python 3.14 has it.
+    """
+    given = tempfile.gettempdir()
+    is_short = len(os.fsencode(given)) <= _MAX_FOLDER
+    place = given if is_short else "/tmp"  # noqa: S108 -- POSIX has it, and a new folder is private
+    return tempfile.TemporaryDirectory(prefix="seamflow-", dir=place)
 
 
 def _bundled() -> str | None:

@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 from services.chassis.redis.connect import connect
 from services.chassis.redis.target import Target, target_of
 from services.chassis.redis.url import parse_redis_url
-from services.lib.redis_binary import find_redis_server
+from services.lib.redis_binary import find_redis_server, socket_folder
 from tools.backup.contents import RDB, BackupError
 
 __all__ = ["database_of", "fetch_snapshot", "require_one_server", "serving"]
@@ -148,10 +148,10 @@ async def serving(rdb: Path, database: int) -> AsyncIterator[Any]:
     Raises:
         BackupError: the server cannot load it.
     """
-    with tempfile.TemporaryDirectory(prefix="seamflow-backup-") as name:
+    with tempfile.TemporaryDirectory(prefix="seamflow-backup-") as name, socket_folder() as short:
         folder = Path(name)
         await asyncio.to_thread(shutil.copyfile, rdb, folder / RDB)
-        socket = folder / "socket"
+        socket = Path(short, "socket")
         settings = {"port": 0, "unixsocket": socket, "dir": folder, "dbfilename": RDB, "save": ""}
         flags = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
         process = await asyncio.create_subprocess_exec(

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from services.lib.redis_binary import find_redis_server
+from services.lib.redis_binary import find_redis_server, socket_folder
 
 _OUT = Path(__file__).parents[2] / "services" / "console" / "demo" / "demo_run.tar.xz"
 _FILES = (
@@ -75,28 +75,24 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 def _rewrite(folder: Path) -> None:
     """Let Redis write its data anew: a compressed base, without what was overwritten."""
-    socket = folder / "redis.sock"
-    options = ("--port", "0", "--unixsocket", str(socket), "--dir", str(folder))
-    server = subprocess.Popen(
-        # Uncompressed: the archive is compressed better as a whole.
-        (
-            find_redis_server(),
-            *options,
-            "--appendonly",
-            "yes",
-            "--save",
-            "",
-            "--rdbcompression",
-            "no",
-        ),
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        _wait_until_rewritten(socket)
-    finally:
-        server.terminate()
-        server.wait()
-        socket.unlink(missing_ok=True)
+    with socket_folder() as short:
+        socket = Path(short, "redis.sock")
+        options = {
+            "port": "0",
+            "unixsocket": str(socket),
+            "dir": str(folder),
+            "appendonly": "yes",
+            "save": "",
+            # The archive is compressed better as a whole.
+            "rdbcompression": "no",
+        }
+        arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
+        server = subprocess.Popen((find_redis_server(), *arguments), stdout=subprocess.DEVNULL)
+        try:
+            _wait_until_rewritten(socket)
+        finally:
+            server.terminate()
+            server.wait()
 
 
 def _wait_until_rewritten(socket: Path) -> None:

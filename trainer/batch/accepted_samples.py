@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
+from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.chassis import metrics
 from services.chassis.errors import ConfigError
@@ -14,6 +15,7 @@ from trainer.config import TrainerConfig
 from trainer.data.gradient_chunks import GroupChunker
 from trainer.data.sample_reader import SampleReader
 from trainer.data.token_sequence import TokenSequence
+from trainer.data.trained_reward import unknown_rewards
 from trainer.tracking.alarms import Alarms
 
 __all__ = ["AcceptedSamples"]
@@ -43,6 +45,8 @@ class AcceptedSamples:
         self._reader = SampleReader(config.algorithm, vocabulary_size, replayed)
         self._max_rejected = config.batch.max_rejected_groups
         self._num_in_a_row = 0
+        self.named_rewards: Mapping[str, Collection[str]] = {}
+        """Names of rewards in settings, by setting; empty once rollouts have shown theirs."""
         self._rejections = metrics.counter(
             "trainer", "rejected_groups_total", "Groups that could not be trained"
         )
@@ -66,12 +70,20 @@ class AcceptedSamples:
         found = self._reader.read(leased.samples)
         if found.sequences:
             self._num_in_a_row = 0
+            self._check_names(leased.samples)
         if not found.rejected:
             return found.sequences
         await self.reject(step, found.rejected)
         if chunker is not None:
             chunker.drop(found.rejected)
         return None
+
+    def _check_names(self, samples: Iterable[trajectory_pb2.Sample]) -> None:
+        named, self.named_rewards = self.named_rewards, {}
+        if named:
+            found = {reward.name for sample in samples for reward in sample.rewards}
+            if text := unknown_rewards(named, found):
+                self._alarms.add(text)
 
     async def reject(self, step: int, messages: Mapping[str, str]) -> None:
         """Let the manager replace groups; `messages` by group say why. Raises as `read`."""

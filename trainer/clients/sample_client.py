@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import grpc.aio
 from seamflow.durations import seconds_of, to_duration
@@ -67,8 +67,13 @@ class SampleClient:
         response = await retry_forever("GetReadiness", lambda: self._stub.GetReadiness(request))
         return int(response.readiness.committed_step)
 
-    async def check_rules(self, algorithm: AlgorithmConfig, batch: BatchConfig) -> None:
+    async def check_rules(
+        self, algorithm: AlgorithmConfig, batch: BatchConfig
+    ) -> Mapping[str, Collection[str]]:
         """Check that agents are held to the reward that is trained on, and that batches have tails.
+
+        Returns:
+            The names of rewards in settings of trainer and run, by setting.
 
         Raises:
             ConfigError: the run requires another reward, or generates ahead.
@@ -89,6 +94,11 @@ class SampleClient:
                 f"requires the reward {required!r} of its rollouts: set it to that name, or create "
                 "the run with another reward_name"
             )
+        return {
+            "algorithm.reward_weights": algorithm.reward_weights,
+            "zero_variance_reward": {run.config.zero_variance_reward},
+            "replay_reward_name": {run.config.replay.reward_name},
+        }
 
     async def end_run(self) -> None:
         """End the run: agents get no more tasks, and learn why."""

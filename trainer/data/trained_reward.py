@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from trainer.config import AlgorithmConfig
 from trainer.data.token_sequence import TokenSequence
 
-__all__ = ["with_trained_reward"]
+__all__ = ["unknown_rewards", "with_trained_reward"]
 
 
 def with_trained_reward(item: TokenSequence, algorithm: AlgorithmConfig) -> TokenSequence:
@@ -52,3 +53,24 @@ def _missing(item: TokenSequence, weights: Mapping[str, float]) -> str:
         f"{found}: set algorithm.reward or algorithm.reward_weights to what it has, or finish "
         "rollouts with that reward"
     )
+
+
+def unknown_rewards(named: Mapping[str, Collection[str]], found: Collection[str]) -> str:
+    """What to tell of settings that name rewards which no rollout so far has; empty: nothing.
+
+    Args:
+        named: by setting, the names in it.
+        found: all names of rewards that rollouts have.
+    """
+    lines = [
+        f"{setting} names {name!r}" + _near(name, found)
+        for setting, names in named.items()
+        for name in sorted({*names} - {"", *found})
+    ]
+    shown = ", ".join(map(repr, sorted(found)))
+    return f"the first rollouts have the rewards {shown}, and {'; '.join(lines)}" if lines else ""
+
+
+def _near(name: str, found: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, found, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import time
 from collections.abc import Mapping
 
@@ -15,6 +17,9 @@ from trainer.tracking.tracker import Samples, columns_of
 __all__ = ["MLflow"]
 
 _TAG = "seamflow.run_id"
+_MOST_CHARACTERS = 250
+_NOT_TAKEN = re.compile(r"[^\w\-. ]|_(?=x)|^\.+$")
+"""What MLflow refuses in a part of a name, and the beginning of what is written in its place."""
 
 
 class MLflow:
@@ -31,7 +36,7 @@ class MLflow:
             self._client = self._connect()
         # MLflow shows the newer of two values for a step: that of the repeated step.
         now = round(1000 * time.time())
-        metrics = [Metric(name, value, now, step) for name, value in numbers.items()]
+        metrics = [Metric(_name(name), value, now, step) for name, value in numbers.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def log_samples(self, step: int, rows: Samples) -> None:
@@ -86,3 +91,21 @@ class MLflow:
         if "MLFLOW_TRACKING_URI" in os.environ:
             return None
         return (self._config.tracking_folder.resolve() / "artifacts").as_uri()
+
+
+def _name(name: str) -> str:
+    """A name that MLflow takes, another for each name.
+
+    Characters that it refuses are written as `_xHHHH_`, as SQL/XML names have them (ISO 9075-14);
+    of a name that is too long the end is a digest.
+    """
+    parts = [_NOT_TAKEN.sub(_codes, part) or "_x_" for part in name.split("/")]
+    written = "/".join(parts)
+    if len(written) <= _MOST_CHARACTERS:
+        return written
+    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+    return f"{written[: _MOST_CHARACTERS - len(digest) - 1]}_{digest}"
+
+
+def _codes(found: re.Match[str]) -> str:
+    return "".join(f"_x{ord(character):04X}_" for character in found.group())

@@ -126,7 +126,7 @@ class StepRecord:
         # A batch may have no samples: rollouts without sampled tokens have none.
         trained = np.array([item.rewards[reward] for item in rollouts] or [math.nan])
         return {
-            **_other_rewards([item.rewards for item in rollouts], reward),
+            **step_shares.other_rewards(rollouts, reward),
             "reward_mean": float(trained.mean()),
             "reward_std": float(trained.std()),
             **(step_shares.equal_groups(rollouts, reward) if compares_groups else {}),
@@ -245,11 +245,3 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
         except json.JSONDecodeError:
             return  # a crash truncated the last line
-
-
-def _other_rewards(rewards: Sequence[Mapping[str, float]], trained: str) -> dict[str, float]:
-    names = {name for given in rewards for name in given} - {trained}
-    return {
-        name: float(np.mean([given[name] for given in rewards if name in given]))
-        for name in sorted(names)
-    }

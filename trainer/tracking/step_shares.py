@@ -1,4 +1,4 @@
-"""What a step's samples say of whether it can learn: lengths, equal groups, answers cut off."""
+"""What a step's samples say of whether it can learn: rewards, lengths, equal groups, cuts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from services.lib.group_baseline import are_equal
 from trainer.data.token_sequence import TokenSequence
 
-__all__ = ["completion_lengths", "cut_rollouts", "equal_groups"]
+__all__ = ["completion_lengths", "cut_rollouts", "equal_groups", "other_rewards"]
+
+
+def other_rewards(rollouts: Sequence[TokenSequence], trained: str) -> dict[str, float]:
+    """Means of the rewards beside the trained one, as `reward/<name>`.
+
+    No metric of ours has a slash, so that a reward may be called as one.
+    """
+    found: dict[str, list[float]] = defaultdict(list)
+    for item in rollouts:
+        for name in item.rewards.keys() - {trained}:
+            found[name].append(item.rewards[name])
+    return {f"reward/{name}": float(np.mean(found[name])) for name in sorted(found)}
 
 
 def completion_lengths(sequences: Sequence[TokenSequence]) -> dict[str, float]:
@@ -27,17 +40,17 @@ def completion_lengths(sequences: Sequence[TokenSequence]) -> dict[str, float]:
 
 
 def equal_groups(rollouts: Sequence[TokenSequence], reward: str) -> dict[str, float]:
-    """Share of the step's groups whose rollouts all have the same trained reward.
+    """Share of the step's groups whose rollouts have one trained reward, but for rounding.
 
-    Each rollout is given once. Groups that a run with `zero_variance_reward` discarded never reach
-    a step: they are dead letters.
+    The rounding is that of `zero_variance_reward`, and the groups that it discarded never reach a
+    step: they are dead letters. Each rollout is given once.
     """
-    rewards: dict[str, set[float]] = defaultdict(set)
+    rewards: dict[str, list[float]] = defaultdict(list)
     for item in rollouts:
-        rewards[item.group_id].add(item.rewards[reward])
+        rewards[item.group_id].append(item.rewards[reward])
     if not rewards:
         return {}
-    return {"share_equal_groups": float(np.mean([len(of) == 1 for of in rewards.values()]))}
+    return {"share_equal_groups": float(np.mean([are_equal(of) for of in rewards.values()]))}
 
 
 def cut_rollouts(sequences: Sequence[TokenSequence], reward: str) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import html
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +11,10 @@ from torch.utils.tensorboard import SummaryWriter
 from trainer.config import TrainerConfig
 from trainer.tracking.tracker import Samples, columns_of
 
-__all__ = ["TensorBoard"]
+__all__ = ["TensorBoard", "markdown"]
+
+_MARKS = re.compile(r"\r\n|[^\w ]|_|(?<= ) |^ | $", re.MULTILINE)
+_WRITTEN = {" ": "&nbsp;"} | dict.fromkeys(("\n", "\r", "\r\n"), "<br>")
 
 
 class TensorBoard:
@@ -31,7 +34,7 @@ class TensorBoard:
 
     def log_samples(self, step: int, rows: Samples) -> None:
         """A table of Markdown, as text `training/samples`."""
-        self._writer.add_text("training/samples", _markdown(columns_of(rows)), step)
+        self._writer.add_text("training/samples", markdown(columns_of(rows)), step)
         self._writer.flush()
 
     def close(self) -> None:
@@ -40,15 +43,25 @@ class TensorBoard:
             self._writer.close()
 
 
-def _markdown(columns: Mapping[str, Sequence[object]]) -> str:
-    lines = [_line(columns), _line("---" for _ in columns)]
-    return "\n".join([*lines, *map(_line, zip(*columns.values(), strict=True))])
+def markdown(columns: Mapping[str, Sequence[object]]) -> str:
+    """A table of Markdown whose cells show the values as they are."""
+    rows = [columns, *zip(*columns.values(), strict=True)]
+    head, *body = (_line(map(_cell, row)) for row in rows)
+    return "\n".join([head, _line("---" for _ in columns), *body])
 
 
-def _line(cells: Iterable[object]) -> str:
-    return "| " + " | ".join(map(_cell, cells)) + " |"
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
 def _cell(value: object) -> str:
-    """Text that stays in its cell and is shown as it is."""
-    return html.escape(str(value)).replace("|", "&#124;").replace("\n", "<br>")
+    """Text that stays in its cell and is shown as it is.
+
+    All but letters, digits and single spaces is written as a character reference of HTML, which
+    Markdown leaves alone.
+    """
+    return _MARKS.sub(_reference, str(value))
+
+
+def _reference(found: re.Match[str]) -> str:
+    return _WRITTEN.get(found.group()) or f"&#{ord(found.group())};"

@@ -140,14 +140,16 @@ class _Feed(threading.Thread):
 
 
 def names(numbers: Mapping[str, float]) -> dict[str, float]:
-    """A step's metrics by tracker name: `training/<name>` and `timing_s/<phase>`."""
-    return {
-        f"timing_s/{name.removeprefix(_SECONDS)}"
-        if name.startswith(_SECONDS)
-        else f"training/{name}": value
-        for name, value in numbers.items()
-        if name != "step"
-    }
+    """A step's metrics by tracker name: `training/<name>`, `timing_s/<phase>`, `reward/<name>`."""
+    return {_name(name): value for name, value in numbers.items() if name != "step"}
+
+
+def _name(name: str) -> str:
+    if name.startswith("reward/"):
+        return name
+    if name.startswith(_SECONDS):
+        return f"timing_s/{name.removeprefix(_SECONDS)}"
+    return f"training/{name}"
 
 
 def columns_of(rows: Samples) -> dict[str, list[Any]]:

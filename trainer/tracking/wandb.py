@@ -30,7 +30,7 @@ class WeightsAndBiases:
         if self._run is None:
             self._run = self._connect()
             self._run.define_metric("*", step_metric=_STEP)
-        self._run.log({_STEP: step, **numbers})
+        self._run.log({**numbers, _STEP: step})
 
     def log_samples(self, step: int, rows: Samples) -> None:
         """Add a table to the history, as `training/samples`."""

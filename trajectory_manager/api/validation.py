@@ -12,13 +12,12 @@ from seamflow.common.v1 import tokens_pb2
 
 from services.chassis.errors import ServiceError, invalid_argument
 from services.chassis.rpc.fields import not_negative
+from services.lib.task_bounds import MAX_PAYLOAD_BYTES, NAME_RULE, is_name
 from services.lib.token_bytes import unpack_logprobs
 from services.lib.trainable_bounds import MAX_LOGPROB, MAX_REWARD, MIN_LOGPROB
 from trajectory_manager.model.tokens import BYTES_PER_TOKEN, Origin, Span, VersionSource
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:@+=/-]{0,199}")
-_NAME_RULE = "1 to 200 of A-Z a-z 0-9 . _ ~ : @ + = / - that begin with a letter or digit"
 _COLUMN = re.compile(r"[a-z0-9_]{1,60}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ORIGINS = frozenset(map(int, Origin))
@@ -28,7 +27,6 @@ _POSSIBLE = bytes([0, *range(0x80, 0xC2)])
 _MAX_TEXT = 4096
 _MAX_PAGE = 1000
 _DEFAULT_PAGE = 100
-_MAX_PAYLOAD_BYTES = 1 << 20
 _MAX_LABELS = 32
 _MAX_LABEL_KEY = 63
 _MAX_LABEL_VALUE = 256
@@ -43,8 +41,8 @@ def run_name(value: str) -> str:
 
 def name(field: str, value: str) -> str:
     """A required id other than a run_id."""
-    if not _NAME.fullmatch(value):
-        raise invalid_argument(field, value, _NAME_RULE)
+    if not is_name(value):
+        raise invalid_argument(field, value, NAME_RULE)
     return value
 
 
@@ -189,7 +187,7 @@ def _kind(
         origin in _ORIGINS
         and version_source in _VERSION_SOURCES
         and weight_version >= 0
-        and (not server_id or _NAME.fullmatch(server_id) is not None)
+        and (not server_id or is_name(server_id))
     )
     if not is_valid:
         return None
@@ -207,15 +205,15 @@ def _invalid_span(field: str, span: tokens_pb2.Span, end: int) -> ServiceError:
         return invalid_argument(f"{field}.version_source", span.version_source, "a known one")
     if span.weight_version < 0:
         return invalid_argument(f"{field}.weight_version", span.weight_version, "at least 0")
-    cure = f"empty, or {_NAME_RULE}"
+    cure = f"empty, or {NAME_RULE}"
     return invalid_argument(f"{field}.server_id", span.server_id, cure)
 
 
 def json_object(field: str, value: str) -> str:
     """A JSON object of at most 1 MiB; empty counts as {}."""
-    if len(value.encode()) > _MAX_PAYLOAD_BYTES:
+    if len(value.encode()) > MAX_PAYLOAD_BYTES:
         raise invalid_argument(
-            field, f"{len(value)} characters", f"at most {_MAX_PAYLOAD_BYTES} bytes"
+            field, f"{len(value)} characters", f"at most {MAX_PAYLOAD_BYTES} bytes"
         )
     try:
         parsed = json.loads(value or "{}")

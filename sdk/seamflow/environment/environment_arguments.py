@@ -103,5 +103,5 @@ def _variable(name: str) -> str | None:
     """The variable, or the content of the file that its _FILE twin names."""
     file = os.environ.get(f"{_PREFIX}{name.upper()}_FILE")
     if file is not None and not name.endswith("_file"):
-        return Path(file).read_text(encoding="utf-8").strip()
+        return Path(file).read_text(encoding="utf-8-sig").strip()
     return os.environ.get(f"{_PREFIX}{name.upper()}")

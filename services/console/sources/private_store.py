@@ -23,7 +23,7 @@ from seamflow.errors import NotFoundError, UnavailableError
 
 from services.console.sources.kept_endpoints import KeptEndpoints, kept
 from services.lib.child_process import Child
-from services.lib.redis_binary import find_redis_server
+from services.lib.redis_binary import find_redis_server, socket_folder
 
 __all__ = ["private_store"]
 
@@ -51,15 +51,18 @@ async def private_store(folder: Path, run_id: str) -> AsyncIterator[KeptEndpoint
     async with AsyncExitStack() as stack:
         copy = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="seamflow-console-")))
         await asyncio.to_thread(_copy, data, copy / data.name)
+        socket = Path(stack.enter_context(socket_folder()), "redis.sock")
         token = secrets.token_hex(32)
-        await _started(stack, _redis(copy), copy, "redis", copy / "redis.sock")
+        await _started(stack, _redis(copy, socket), copy, "redis", socket)
         files = {module: copy / f"{module}.port" for module in _MODULES}
+        services = {m: _service(m, copy, socket, token) for m in _MODULES}
         await asyncio.gather(
-            *(_started(stack, _service(m, copy, token), copy, m, f) for m, f in files.items())
+            *(_started(stack, services[m], copy, m, file) for m, file in files.items())
         )
-        services = {m: f"127.0.0.1:{json.loads(f.read_text())['port']}" for m, f in files.items()}
+        ports = {module: json.loads(file.read_text())["port"] for module, file in files.items()}
+        addresses = {module: f"127.0.0.1:{port}" for module, port in ports.items()}
         endpoints = kept(
-            Endpoints(run_id=run_id, services=services, credentials=Credentials(token=token))
+            Endpoints(run_id=run_id, services=addresses, credentials=Credentials(token=token))
         )
         stack.push_async_callback(endpoints.close)
         yield endpoints
@@ -82,10 +85,10 @@ _Command = tuple[tuple[str, ...], dict[str, str]]
 """Arguments, and variables beside this process's own."""
 
 
-def _redis(folder: Path) -> _Command:
+def _redis(folder: Path, socket: Path) -> _Command:
     options = {
         "port": "0",
-        "unixsocket": str(folder / "redis.sock"),
+        "unixsocket": str(socket),
         "unixsocketperm": "700",
         "dir": str(folder),
         "appendonly": "yes",
@@ -96,12 +99,12 @@ def _redis(folder: Path) -> _Command:
     return (find_redis_server(), *arguments), {}
 
 
-def _service(module: str, folder: Path, token: str) -> _Command:
+def _service(module: str, folder: Path, socket: Path, token: str) -> _Command:
     prefix = f"SEAMFLOW_{module.upper()}_"
     given = {
         "PORT": "0",
         "ADMIN_PORT": "-1",
-        "REDIS_URL": f"unix://{folder / 'redis.sock'}",
+        "REDIS_URL": f"unix://{socket}",
         "TOKEN": token,
         "LOG_LEVEL": "warning",
         **(

@@ -54,7 +54,7 @@ class ShownRun:
         """Its name in the run's configuration file; empty: not there, or the file has gone."""
         file = self.json("addresses.json").get("config", "")
         try:
-            tables = tomllib.loads(Path(file).read_text(encoding="utf-8")) if file else {}
+            tables = tomllib.loads(Path(file).read_text(encoding="utf-8-sig")) if file else {}
         except (OSError, ValueError):
             return ""
         trainer = tables.get("trainer", {})

@@ -20,6 +20,7 @@ from services.console.sources.run_store import RunStore
 from services.console.sources.step_table import StepTable
 from services.console.text.parts import parts_of
 from services.console.views.rows import rollout_row
+from services.lib.group_baseline import are_equal
 
 __all__ = ["step_detail"]
 
@@ -172,9 +173,14 @@ def _group(name: str, state: str, cause: str | None, text: str, samples: list[Va
         "state": state,
         "cause": cause,
         "reward_mean": fmean(rewards) if rewards else None,
-        "reward_std": pstdev(rewards) if rewards else None,
+        "reward_std": _spread(rewards) if rewards else None,
         "samples": sorted(samples, key=lambda row: str(row["rollout_id"])),
     }
+
+
+def _spread(rewards: Sequence[float]) -> float:
+    """0 if they differ by rounding alone, as the store and the metrics of the step count them."""
+    return 0.0 if are_equal(rewards) else pstdev(rewards)
 
 
 async def _prompts(store: RunStore, rollout_ids: Sequence[str]) -> dict[str, str]:

@@ -24,7 +24,7 @@ def process_setting(config: LauncherConfig, config_file: Path, path: str) -> obj
     variable = f"SEAMFLOW_{table}_{'__'.join(names)}".upper()
     if variable in os.environ:
         return os.environ[variable]
-    found: object = tomllib.loads(config_file.read_text(encoding="utf-8"))
+    found: object = tomllib.loads(config_file.read_text(encoding="utf-8-sig"))
     for name in (table, *names):
         found = found.get(name) if isinstance(found, dict) else None
     return found

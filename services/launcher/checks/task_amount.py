@@ -19,17 +19,19 @@ def amount_of_tasks(
 ) -> str | None:
     """One line for people; None: nobody has counted them.
 
-    `counted`: "tasks", and "epochs", in which each is submitted once; 0: without end.
+    `counted`: "tasks", and "epochs", in which each is submitted once; 0: without end; "broken"
+    rows, which are skipped.
     """
     tasks, epochs = counted["tasks"], counted["epochs"]
     steps = process_setting(config, config_file, "trainer.num_steps")
     if tasks is None or epochs is None or steps is None:
         return None
     needed = f"{steps} steps of {config.groups_per_step} groups of {config.group_size} rollouts"
+    broken = f" ({counted['broken']} broken rows are skipped)" if counted.get("broken") else ""
     if epochs == 0:
-        return f"{tasks} tasks, repeated, for {needed}"
+        return f"{tasks} tasks{broken}, repeated, for {needed}"
     enough = tasks * epochs // config.groups_per_step
-    times = f"{tasks} tasks, {epochs} time{'s' if epochs > 1 else ''} each"
+    times = f"{tasks} tasks{broken}, {epochs} time{'s' if epochs > 1 else ''} each"
     if enough >= int(str(steps)):
         return f"{times}, for {needed}"
     return (

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,12 +27,27 @@ def main() -> NoReturn:
     except StartupError as error:
         print(f"slurm: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    warnings = [*_warnings(given, others)]
+    for line in warnings:
+        print(f"slurm: warning: {line}", file=sys.stderr)
     if given.out is None:
         sys.stdout.write(script)
     else:
         given.out.write_text(script, encoding="utf-8")
-        print(f"submit it: sbatch {given.out}")
+        print(f"{'mend this, then ' if warnings else ''}submit it: sbatch {given.out}")
     sys.exit(ExitCode.CLEAN)
+
+
+def _warnings(given: argparse.Namespace, others: Sequence[str]) -> Iterator[str]:
+    """What would end the job, as far as this machine has what its machines have."""
+    if given.venv is not None and not (given.venv / "bin" / "seamflow").is_file():
+        yield f"--venv is {str(given.venv)!r}, which has no bin/seamflow: name a folder that has it"
+    arguments = ["--config", str(given.config), *others]
+    hosts = _placeholders(["--config", str(given.config), *own_settings(others)], "127.0.0.{}")
+    command = (sys.executable, "-m", "services.launcher", *arguments, *hosts, "--dry-run")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        yield from (line.removeprefix("launcher: ") for line in done.stderr.splitlines())
 
 
 def script_of(given: argparse.Namespace, others: Sequence[str]) -> str:
@@ -58,11 +74,11 @@ def script_of(given: argparse.Namespace, others: Sequence[str]) -> str:
     return batch_script(checked_job(job, config), config, given.config, tuple(others))
 
 
-def _placeholders(arguments: list[str]) -> list[str]:
+def _placeholders(arguments: list[str], form: str = "host-{}") -> list[str]:
     """Hosts that stand for those of the job, as many as nodes are on."""
     probe = load(_AnyHosts, "launcher", arguments)
     number = 1 + max((node_plan(text).host for text in probe.nodes), default=0)
-    return ["--hosts", ",".join(f"host-{index}" for index in range(number))]
+    return ["--hosts", ",".join(form.format(index + 1) for index in range(number))]
 
 
 class _AnyHosts(LauncherConfig):

@@ -26,6 +26,9 @@ class EvaluationConfig(ServerConfig):
     """Field that holds what the agent gets; unset: as payload_field of [dataloader]."""
     payload: dict[str, str] | None = None
     """Templates of what the agent gets; unset: as payload of [dataloader]. {}: none."""
+    broken_rows: Literal["refuse", "skip"] | None = None
+    """Whether held-out rows that are no tasks end the run before it begins, or are left out; unset:
+    as broken_rows of [dataloader]."""
     samples: int = Field(1, ge=1, le=4096)
     """Rollouts of each task; pass@k is estimated for each power of two up to it, and for it."""
     metric: str = ""

@@ -6,9 +6,10 @@ import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from services.chassis.errors import ConfigError
+from services.lib.task_bounds import MAX_PAYLOAD_BYTES, MAX_ROW_NAME, NAME_CHARACTERS, is_name
 from services.lib.tasks.row_template import filled
 from services.lib.tasks.sources.base import Row
 
@@ -29,6 +30,8 @@ class RowFields:
     another field is set here."""
     payload: Mapping[str, str] = field(default_factory=dict)
     """Templates of the fields that the agent gets instead; empty if there is none."""
+    broken_rows: Literal["refuse", "skip"] = "refuse"
+    """Whether a row that is no task ends the run before it begins, or is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,11 @@ def task_of(row: Row, fields: RowFields) -> TaskRow:
     """The task of a row.
 
     Raises:
-        ConfigError: it has no usable name or payload, or cannot be JSON; names row and cure.
+        ConfigError: it cannot be read, has no usable name or payload, cannot be JSON, or the
+            trajectory manager does not take it; names row and cure.
     """
+    if row.problem:
+        raise ConfigError(row.problem)
     return TaskRow(_name(row, fields.task_id_field), _json(_payload(row, fields), row))
 
 
@@ -64,7 +70,17 @@ def _name(row: Row, field_name: str) -> str:
             f"{row.where}: {field_name!r} is {name!r}; a task's name is text or a number"
         )
     _check_text(str(name), row)
+    if not is_name(str(name)) or len(str(name)) > MAX_ROW_NAME:
+        raise ConfigError(
+            f"{row.where}: {field_name!r} is {_short(str(name))}; a task's name is 1 to "
+            f'{MAX_ROW_NAME} of {NAME_CHARACTERS}: rename it, or set task_id_field to "", which '
+            "names tasks by their position"
+        )
     return str(name)
+
+
+def _short(name: str) -> str:
+    return repr(name) if len(name) <= MAX_ROW_NAME else f"{name[:40]!r}… ({len(name)} characters)"
 
 
 def _payload(row: Row, fields: RowFields) -> Mapping[str, Any]:
@@ -109,6 +125,11 @@ def _json(payload: Mapping[str, Any], row: Row) -> str:
         cure = "use text, finite numbers, true, false, null, lists and objects"
         raise ConfigError(f"{row.where} cannot be written as JSON ({error}): {cure}") from error
     _check_text(text, row)
+    if (size := len(text.encode())) > MAX_PAYLOAD_BYTES:
+        raise ConfigError(
+            f"{row.where}: the payload has {size:,} bytes as JSON, and {MAX_PAYLOAD_BYTES:,} is "
+            "the most: shorten it, or give the name of a file that the agent reads"
+        )
     return text
 
 

@@ -12,6 +12,9 @@ AREAS: tuple[str, ...] = (
     "agent_requests",
     "answers",
     "credit",
+    "data.data_sets",
+    "data.task_files",
+    "data.tracking",
     "end_ids",
     "environments",
     "expected_answers",
@@ -23,7 +26,6 @@ AREAS: tuple[str, ...] = (
     "rewards",
     "rope",
     "schedules",
-    "task_files",
 )
 """Modules of `inputs` with a tuple `KINDS`."""
 

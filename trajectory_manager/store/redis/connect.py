@@ -121,29 +121,37 @@ async def _pings(redis: Redis) -> bool:
 
 
 async def _ask_masters(redis: Any, command: str, *args: str) -> list[dict[str, Any]]:
-    if not isinstance(redis, RedisCluster):
-        return [await redis.execute_command(command, *args)]
-    return [
-        await redis.execute_command(command, *args, target_nodes=node)
-        for node in redis.get_primaries()
-    ]
+    """The answer of each; a `ConfigError` names a command that the server or its user lacks."""
+    clustered = isinstance(redis, RedisCluster)
+    targets = [{"target_nodes": node} for node in redis.get_primaries()] if clustered else [{}]
+    try:
+        return [await redis.execute_command(command, *args, **target) for target in targets]
+    except exceptions.ResponseError as error:  # renamed, or not allowed by an ACL
+        raise ConfigError(
+            f"redis_url: this Redis does not allow {command} ({error}), by which its settings are "
+            "checked: allow it, as by ACL SETUSER NAME +info +config|get; durability fast needs "
+            "INFO alone"
+        ) from error
 
 
 async def _check_settings(redis: Redis, durability: Durability, replicas: int) -> None:
-    asked = ("append*", "no-appendfsync*", "maxmemory*", "min-replicas*")
-    for settings in await _ask_masters(redis, "CONFIG GET", *asked):
-        if settings["maxmemory"] != "0" and settings["maxmemory-policy"] != "noeviction":
+    for memory in await _ask_masters(redis, "INFO", "memory"):
+        if memory["maxmemory"] and memory["maxmemory_policy"] != "noeviction":
             raise ConfigError(
-                f"redis has maxmemory-policy {settings['maxmemory-policy']}, which would drop "
+                f"redis has maxmemory-policy {memory['maxmemory_policy']}, which would drop "
                 "recorded tokens: set it to noeviction"
             )
+    if durability is Durability.FAST:
+        return
+    asked = ("append*", "no-appendfsync*", "min-replicas*")
+    for settings in await _ask_masters(redis, "CONFIG GET", *asked):
         gives = (settings["appendonly"], settings["appendfsync"])
-        if durability is not Durability.FAST and gives != ("yes", "always"):
+        if gives != ("yes", "always"):
             raise ConfigError(
                 f"durability is {durability.name.lower()}, and redis has appendonly {gives[0]}, "
                 f"appendfsync {gives[1]}: start it with appendonly yes and appendfsync always"
             )
-        if durability is not Durability.FAST and settings["no-appendfsync-on-rewrite"] != "no":
+        if settings["no-appendfsync-on-rewrite"] != "no":
             raise ConfigError(
                 f"durability is {durability.name.lower()}, and redis has no-appendfsync-on-rewrite "
                 "yes, which acknowledges writes before they are on the disk while the append-only "
@@ -159,8 +167,12 @@ async def _check_settings(redis: Redis, durability: Durability, replicas: int) -
 
 
 async def _warn_if_in_memory(redis: Redis) -> None:
-    """`fast` promises nothing about Redis itself; what that may mean is said."""
-    for settings in await _ask_masters(redis, "CONFIG GET", "appendonly", "save"):
+    """`fast` promises nothing about Redis itself; what that may mean is said, if it tells."""
+    try:
+        answers = await _ask_masters(redis, "CONFIG GET", "appendonly", "save")
+    except ConfigError:  # a managed one, whose provider keeps its settings
+        return
+    for settings in answers:
         if settings["appendonly"] == "no" and not settings["save"]:
             cure = "start Redis with appendonly yes, or every run ends with its restart"
             get_logger().warning("store_keeps_nothing_on_disk", cure=cure)

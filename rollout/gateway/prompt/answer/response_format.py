@@ -243,7 +243,7 @@ def _template_of(name: str) -> Mapping[str, Any]:
     if name in BUILT_IN:
         return {"start_anchor_pattern": _ANY_START, "fields": BUILT_IN[name]}
     if name.endswith(".json"):
-        return dict(json.loads(Path(name).read_text("utf-8")))
+        return dict(json.loads(Path(name).read_text("utf-8-sig")))
     if ":" not in name:
         raise ValueError("it is none of the known names")
     found = plugins.load(name)

@@ -85,7 +85,7 @@ def _packaged(model: PackagedModel, cache: Path) -> Path:
 
 def _make(model: PackagedModel, work: Path) -> Path:
     services = find_services()
-    missing = missing_packages("trainer")
+    missing = missing_packages("gguf")
     if services is None or missing:
         raise UsageError(
             how_to_install("seamflow init --model", missing or ["torch"], "quickstart")
@@ -110,6 +110,6 @@ def _convert(file: Path, folder: Path, paths: list[Path]) -> None:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise UsageError(
-            f"{file.name} cannot be converted: {lines[-1]}; free memory and disk space, or name a "
-            "Hugging Face folder with --model"
+            f"{file.name} cannot be converted: {lines[-1]}; if memory or disk is full, free some; "
+            "or name a Hugging Face folder with --model"
         )

@@ -19,6 +19,8 @@ class Row:
     """Fields by name."""
     where: str
     """For error messages: file and line, or function and position."""
+    problem: str = ""
+    """Why it cannot be read, with the cure; empty: it can."""
 
 
 class Source(Protocol):
@@ -26,11 +28,14 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the content: a stored position is valid only for the same fingerprint."""
+        """Identifies the source as release 0.2 does, whose positions have it alone."""
+
+    @property
+    def content(self) -> str:
+        """A digest of all tasks: a stored position is valid only for the same. "": none is known.
+
+        The same for a copy at another place and time; computed once.
+        """
 
     def rows(self, epoch: int, start: int) -> Iterator[Row]:
-        """The rows of an epoch from position `start` on; reads lazily, and may block.
-
-        Raises:
-            ConfigError: a row is invalid; names it and the cure.
-        """
+        """The rows of an epoch from position `start` on; reads lazily, and may block."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 
 from seamflow.client.task import Task
@@ -12,7 +13,6 @@ from seamflow.credentials import Credentials
 from services.lib.tasks.environment_tasks import list_tasks
 from services.lib.tasks.order import Permutation
 from services.lib.tasks.sources.base import Row
-from services.lib.tasks.unique_names import UniqueNames
 
 __all__ = ["EnvironmentSource"]
 
@@ -37,9 +37,6 @@ class EnvironmentSource:
             DependencyUnavailable: its server did not answer within `start_seconds`.
         """
         listed = asyncio.run(list_tasks(address, credentials, start_seconds, num_heldout))
-        names = UniqueNames()
-        for number, task in enumerate(listed.train, 1):
-            names.add(task.task_id, f"task {number} of the environment at {address}")
         return cls(address, listed.train, shuffle=False, seed=0)
 
     def ordered(self, *, shuffle: bool, seed: int) -> EnvironmentSource:
@@ -52,6 +49,15 @@ class EnvironmentSource:
         names = "\0".join(task.task_id for task in self._tasks)
         return f"environment:{hashlib.sha256(names.encode()).hexdigest()[:16]}"
 
+    @property
+    def content(self) -> str:
+        """A digest of the names and payloads."""
+        digest = hashlib.sha256()
+        for task in self._tasks:
+            payload = json.dumps(dict(task.payload), sort_keys=True)
+            digest.update(json.dumps([task.task_id, payload]).encode())
+        return f"sha256:{digest.hexdigest()}"
+
     def rows(self, epoch: int, start: int) -> Iterator[Row]:
         """The rows of an epoch from position `start` on."""
         count = len(self._tasks)
@@ -60,6 +66,6 @@ class EnvironmentSource:
         )
         for place in range(start, count):
             task = self._tasks[order[place]]
-            where = f"task {task.task_id!r} of the environment at {self._address}"
+            where = f"task {order[place] + 1} of the environment at {self._address}"
             values = {"task_id": task.task_id, "payload": task.payload}
             yield Row(index=order[place], values=values, where=where)

@@ -52,13 +52,20 @@ class FunctionSource:
         """The name; the function must not change between restarts."""
         return f"function:{self.name}"
 
+    @property
+    def content(self) -> str:
+        """Unknown: its tasks may have no end."""
+        return ""
+
     def rows(self, epoch: int, start: int) -> Iterator[Row]:
         """The rows of an epoch; those before `start` are generated and skipped."""
         for index, values in islice(enumerate(self._yielded(epoch)), start, None):
             where = f"task {index + 1} of {self.name}"
-            if not isinstance(values, Mapping):
-                raise ConfigError(f"{where} is a {type(values).__name__}: yield dicts")
-            yield Row(index=index, values=values, where=where)
+            if isinstance(values, Mapping):
+                yield Row(index=index, values=values, where=where)
+            else:
+                problem = f"{where} is a {type(values).__name__}: yield dicts"
+                yield Row(index=index, values={}, where=where, problem=problem)
 
     def _yielded(self, epoch: int) -> Iterator[Mapping[str, Any]]:
         try:

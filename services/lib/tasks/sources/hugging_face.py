@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from services.chassis.errors import ConfigError
 from services.lib.tasks.order import Permutation
@@ -12,8 +14,8 @@ from services.lib.tasks.sources.base import Row
 
 __all__ = ["HuggingFaceSource"]
 
-_BATCH = 1000
 _OPTIONS = {"config", "split", "revision"}
+_DIGEST_ROWS = 10_000
 
 
 class HuggingFaceSource:
@@ -35,35 +37,37 @@ class HuggingFaceSource:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the content, as the library computes it."""
+        """As the library computes it, from the folder's place and time."""
         return f"hf:{self._rows._fingerprint}"
 
+    @cached_property
+    def content(self) -> str:
+        """A digest of the rows as Arrow has them."""
+        digest = hashlib.sha256()
+        for table in self._rows.with_format("arrow").iter(_DIGEST_ROWS):
+            for batch in table.combine_chunks().to_batches():
+                digest.update(batch.serialize())
+        return f"sha256:{digest.hexdigest()}"
+
     def rows(self, epoch: int, start: int) -> Iterator[Row]:
-        """The rows of an epoch from position `start` on; one by one where they are shuffled."""
-        count = len(self._rows)
-        if not self._shuffle:
-            yield from self._in_order(start, count)
-            return
-        order = Permutation(count, seed=self._seed, name=f"{epoch}")
-        for place in range(start, count):
-            yield self._row(order[place], self._rows[order[place]])
+        """The rows of an epoch from position `start` on."""
+        from services.lib.tasks.sources.arrow_rows import BATCH, json_rows
 
-    def _in_order(self, start: int, count: int) -> Iterator[Row]:
-        """By batches, as the library takes as long for one row as for many."""
-        for begin in range(start, count, _BATCH):
-            columns = self._rows[begin : begin + _BATCH]
-            for number, values in enumerate(zip(*columns.values(), strict=True)):
-                yield self._row(begin + number, dict(zip(columns, values, strict=True)))
-
-    def _row(self, index: int, values: dict[str, Any]) -> Row:
-        return Row(index=index, values=values, where=f"{self._where} row {index + 1}")
+        count, tables = len(self._rows), self._rows.with_format("arrow")
+        order = (
+            Permutation(count, seed=self._seed, name=f"{epoch}") if self._shuffle else range(count)
+        )
+        for begin in range(start, count, BATCH):
+            places = [order[place] for place in range(begin, min(begin + BATCH, count))]
+            yield from json_rows(tables[places], places, self._where)
 
 
 def _parse(tasks: str) -> tuple[str, dict[str, str]]:
     """Name and options of "hf://NAME?option=value"."""
-    parts = urlsplit(tasks)
-    options = {"split": "train", **dict(parse_qsl(parts.query))}
-    if not (name := parts.netloc + parts.path) or (unknown := set(options) - _OPTIONS):
+    name, _, query = tasks.removeprefix("hf://").partition("?")
+    # A plus is itself, as in "train+test", and no space as in forms of the web.
+    options = {"split": "train", **dict(parse_qsl(query.replace("+", "%2B")))}
+    if not name or (unknown := set(options) - _OPTIONS):
         problem = f"option {sorted(unknown)[0]!r}" if name else "no name"
         raise ConfigError(
             f"tasks {tasks!r} has {problem}: write it as "

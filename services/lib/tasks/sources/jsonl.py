@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from array import array
 from codecs import BOM_UTF8
@@ -28,14 +29,19 @@ class JsonlSource:
         self._path = path
         self._shuffle = shuffle
         self._seed = seed
-        self._offsets, self._lines = _index(path)
+        self._offsets, self._lines, self._content = _index(path)
         if not self._offsets:
             raise ConfigError(f"tasks: {path} holds no task")
 
     @property
     def fingerprint(self) -> str:
-        """File size and number of tasks: an edited file is another source."""
+        """File size and number of tasks."""
         return f"jsonl:{self._path.stat().st_size}:{len(self._offsets)}"
+
+    @property
+    def content(self) -> str:
+        """The SHA-256 of the file."""
+        return self._content
 
     def rows(self, epoch: int, start: int) -> Iterator[Row]:
         """The rows of an epoch from position `start` on, read one by one."""
@@ -47,20 +53,27 @@ class JsonlSource:
             for place in range(start, count):
                 index = order[place]
                 file.seek(self._offsets[index])
-                where = f"{self._path} line {self._lines[index]}"
-                yield Row(index=index, values=_parse(file.readline(), where), where=where)
+                yield _row(file.readline(), index, f"{self._path} line {self._lines[index]}")
 
 
-def _index(path: Path) -> tuple[array[int], array[int]]:
-    """Byte offset and number (from 1) of every line that is not blank."""
-    offsets, lines, offset = array("Q"), array("Q"), 0
+def _index(path: Path) -> tuple[array[int], array[int], str]:
+    """Byte offset and number (from 1) of every line that is not blank; a digest of all."""
+    offsets, lines, offset, digest = array("Q"), array("Q"), 0, hashlib.sha256()
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
+            digest.update(line)
             if line.removeprefix(BOM_UTF8 if number == 1 else b"").strip():
                 offsets.append(offset)
                 lines.append(number)
             offset += len(line)
-    return offsets, lines
+    return offsets, lines, f"sha256:{digest.hexdigest()}"
+
+
+def _row(line: bytes, index: int, where: str) -> Row:
+    try:
+        return Row(index=index, values=_parse(line, where), where=where)
+    except ConfigError as error:
+        return Row(index=index, values={}, where=where, problem=str(error))
 
 
 def _parse(line: bytes, where: str) -> dict[str, Any]:

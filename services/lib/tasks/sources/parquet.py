@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
@@ -42,8 +44,14 @@ class ParquetSource:
 
     @property
     def fingerprint(self) -> str:
-        """File size and row groups: an edited file is another source."""
+        """File size and row groups."""
         return f"parquet:{self._path.stat().st_size}:{self._sizes}"
+
+    @cached_property
+    def content(self) -> str:
+        """The SHA-256 of the file."""
+        with self._path.open("rb") as file:
+            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
     def rows(self, epoch: int, start: int) -> Iterator[Row]:
         """The rows of an epoch from position `start` on, read by row group."""
@@ -56,17 +64,14 @@ class ParquetSource:
             start = max(0, start - size)
 
     def _group_rows(self, group: int, epoch: int, start: int) -> Iterator[Row]:
+        from services.lib.tasks.sources.arrow_rows import BATCH, json_rows
+
         table = self._file.read_row_group(group)
         order = self._order(self._sizes[group], f"{epoch}:{group}")
-        for place in range(start, len(order)):
-            row = order[place]
-            index = self._firsts[group] + row
-            where = f"{self._path} row {index + 1}"
-            try:
-                values = table.slice(row, 1).to_pylist()[0]
-            except ValueError as error:  # text that is not UTF-8, a time beyond the calendar
-                raise ConfigError(f"{where} cannot be read: {error}") from error
-            yield Row(index=index, values=values, where=where)
+        for begin in range(start, len(order), BATCH):
+            places = [order[place] for place in range(begin, min(begin + BATCH, len(order)))]
+            indexes = [self._firsts[group] + place for place in places]
+            yield from json_rows(table.take(places), indexes, str(self._path))
 
     def _order(self, count: int, name: str) -> Sequence[int] | Permutation:
         return Permutation(count, seed=self._seed, name=name) if self._shuffle else range(count)

@@ -12,7 +12,7 @@ from seamflow.common.v1.tokens_pb2 import PURPOSE_EVAL, PURPOSE_TRAIN
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.dataloader.config import DataloaderConfig
-from services.dataloader.position import PositionFile
+from services.dataloader.position import Position, PositionFile
 from tests.lib.dataloader.support import Queue, load, numbered, serving, write_jsonl
 
 
@@ -163,13 +163,60 @@ async def test_a_position_of_other_tasks_is_an_error(
             await load(address, **{**settings, **change})
 
 
+async def test_a_position_belongs_to_the_content_of_its_tasks(tmp_path: Path) -> None:
+    """Two swapped lines, which leave size and number as they are, end the resume."""
+    state, rows, queue = tmp_path / "state.json", numbered(6), Queue()
+    settings = {"tasks": write_jsonl(tmp_path / "t.jsonl", rows), "state_file": state}
+    async with serving(queue) as address:
+        await load(address, **settings)
+        write_jsonl(tmp_path / "t.jsonl", [rows[1], rows[0], *rows[2:]])
+        with pytest.raises(ConfigError, match="belongs to other tasks"):
+            await load(address, resume=True, **settings)
+        copy = write_jsonl(tmp_path / "copy.jsonl", rows)
+        await load(address, resume=True, tasks=copy, state_file=state)
+
+
+async def test_a_position_of_release_0_2_is_continued(tmp_path: Path) -> None:
+    """It knows size and number of the tasks alone; from then on their content is kept too."""
+    state, queue, tasks = tmp_path / "s", Queue(), write_jsonl(tmp_path / "t.jsonl", numbered(6))
+    size = Path(tasks).stat().st_size
+    source = f"run|train|jsonl:{size}:6|seed:0"
+    state.write_text(json.dumps({"source": source, "epoch": 0, "place": 4}))
+    async with serving(queue) as address:
+        await load(address, tasks=tasks, state_file=state, resume=True)
+    assert queue.ids == ["t4@0", "t5@0"]
+    stored = json.loads(state.read_text())
+    assert stored["source"] == source  # which release 0.2 compares, should it come back
+    assert "sha256:" in stored["content"]
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5])
+async def test_broken_rows_are_left_out_and_no_other_is(tmp_path: Path, stop: int) -> None:
+    """The position counts them, so that a resume goes on at the right row."""
+    rows = numbered(8)
+    lines = [json.dumps(row) for row in rows]
+    for place, line in ((0, "{"), (3, '{"task_id": "a b"}'), (4, "[]")):
+        lines[place] = line
+    path, queue = tmp_path / "t.jsonl", Queue(capacity=stop)
+    path.write_text("\n".join(lines))
+    settings = {"tasks": str(path), "state_file": tmp_path / "s", "resume": True}
+    async with serving(queue) as address:
+        loading = asyncio.create_task(load(address, broken_rows="skip", **settings))
+        await queue.until(min(stop, 5))
+        loading.cancel()
+        await asyncio.wait([loading])
+        queue.capacity = 100
+        await load(address, broken_rows="skip", **settings)
+    assert queue.ids == ["t1@0", "t2@0", "t5@0", "t6@0", "t7@0"]
+
+
 def test_a_damaged_position_is_an_error(tmp_path: Path) -> None:
     """Half a file, or another file, is no position."""
     path = tmp_path / "state.json"
     for text in ('{"source": "a", "ep', "[]", '{"other": 1}'):
         path.write_text(text)
         with pytest.raises(ConfigError, match="cannot be read"):
-            PositionFile(path).load("a")
+            PositionFile(path).load(Position(source="a"))
 
 
 @pytest.mark.parametrize(

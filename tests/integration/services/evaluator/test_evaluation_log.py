@@ -139,6 +139,6 @@ def test_the_last_tasks_of_an_environment_are_evaluated() -> None:
         return asyncio.run(heldout_tasks(config))
 
     with environment_server(Three) as address:
-        assert found(2) == [TaskRow("1", '{"number": 1}'), TaskRow("2", '{"number": 2}')]
+        assert found(2) == [TaskRow("1", '{"number":1}'), TaskRow("2", '{"number":2}')]
         with pytest.raises(ConfigError, match="num_heldout is 3"):
             found(3)

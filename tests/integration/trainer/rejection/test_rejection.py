@@ -139,3 +139,23 @@ async def test_without_the_check_one_group_ends_the_run(
 
 async def _raises(self: AcceptedSamples, step: int, messages: dict[str, str]) -> None:
     raise ValueError(messages)
+
+
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [
+        ({"reward": 1.0, "rewrad": 0.5}, ["'rewrad' (did you mean 'reward'?)"]),
+        ({"reward": 1.0}, []),
+    ],
+)
+async def test_a_weight_of_a_reward_that_no_rollout_has_is_an_alarm(
+    training: Training, weights: dict[str, float], told: list[str]
+) -> None:
+    """Once, with the first rollouts that train; it counts 0 in them. Control: without it none."""
+    await training.fill(2)
+    async with training.service(2, algorithm__reward_weights=weights) as trainer:
+        await trainer.background[0]()
+        alarms = list(trainer.servicers[0][1]._trainer.alarms.texts)
+    assert len(alarms) == len(told)
+    for alarm, part in zip(alarms, told, strict=True):
+        assert f"algorithm.reward_weights names {part}" in alarm

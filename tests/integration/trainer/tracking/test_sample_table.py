@@ -153,7 +153,7 @@ def test_tensorboard_shows_a_table(tmp_path: Path) -> None:
     (event,) = events.Tensors("training/samples/text_summary")
     lines = event.tensor_proto.string_val[0].decode().split("\n")
     assert event.step == 2
-    assert lines[2] == "| 2 | a&#124;b | s | 1 2 | 0.5 | &lt;b&gt;2<br> | 4 |"
+    assert lines[2] == "| 2 | a&#124;b | s | 1 2 | 0&#46;5 | &#60;b&#62;2<br> | 4 |"
     assert len(lines) == 3
 
 

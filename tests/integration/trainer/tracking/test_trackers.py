@@ -60,9 +60,32 @@ def test_mlflow_continues_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     experiment = client.get_experiment_by_name("seamflow")
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.run_name == "my-run"
-    assert run.data.params["algorithm"] == "dapo"
+    assert run.data.params["algorithm.name"] == "dapo"
     history = [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, LOSS)]
     assert sorted(history) == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (4, 4.5), (5, 5.5)]
+
+
+ODD = (
+    *(f"reward/{name}" for name in ("acc@1", "acc_1", "acc_x0040_1", "a//b", "a/../up", "a/")),
+    *(f"reward/{name}" for name in ("loss", "step", "~" * 200, "=" * 200)),
+    "evaluation/pass@8",
+)
+"""Names of rewards that the store takes, some of which MLflow refuses."""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_gets_each_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each as a metric of its own, with its value, beside the metrics of the step."""
+    tracking = pytest.importorskip("mlflow.tracking")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    tracker: Tracker = plugins.make("trackers", "mlflow", TRACKERS, config(tmp_path, "mlflow"))
+    tracker.log(1, {LOSS: 0.5, **{name: float(i) for i, name in enumerate(ODD)}})
+    tracker.close()
+    client = tracking.MlflowClient(f"sqlite:///{tmp_path}/trackers/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("seamflow").experiment_id])
+    assert sorted(run.data.metrics.values()) == sorted([0.5, *map(float, range(len(ODD)))])
+    assert run.data.metrics["reward/acc_x0040_1"] == 0.0
+    assert run.data.metrics["reward/loss"] == ODD.index("reward/loss")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -191,6 +192,35 @@ async def test_settings_that_would_lose_tokens_are_rejected(redis_server: RedisS
         await client.config_set("maxmemory", 1 << 30, "maxmemory-policy", "allkeys-lru")
         with pytest.raises(ConfigError, match=r"allkeys-lru.*noeviction"):
             await _open(redis_server.url, Durability.FAST)
+
+
+@pytest.mark.parametrize("renamed", [True, False])
+async def test_a_managed_redis_without_config_serves_fast(tmp_path: Path, renamed: bool) -> None:
+    """Its eviction is read from INFO. What no other command tells is required by its name."""
+    (tmp_path / "own.conf").write_text("rename-command CONFIG hidden\n" if renamed else "")
+    server = RedisServer(tmp_path, {"include": str(tmp_path / "own.conf")})
+    server.start(appendfsync="always")
+    try:
+        url = server.url
+        async with Redis(port=server.port) as client:
+            if not renamed:
+                await client.acl_setuser(
+                    "managed", enabled=True, passwords=["+word"], keys=["*"], channels=["*"],
+                    categories=["+@all"], commands=["-config"],
+                )  # fmt: skip
+                url = url.replace("redis://", "redis://managed:word@")
+            await _open(url, Durability.FAST)
+            for durability in (Durability.DURABLE, Durability.REPLICATED):
+                with pytest.raises(ConfigError, match=r"does not allow CONFIG GET .*config\|get"):
+                    await _open(url, durability)
+            untyped: Any = client
+            for name, value in (("maxmemory", 1 << 30), ("maxmemory-policy", "allkeys-lru")):
+                command = "hidden" if renamed else "CONFIG"
+                await untyped.execute_command(command, "SET", name, value)
+        with pytest.raises(ConfigError, match=r"allkeys-lru.*noeviction"):
+            await _open(url, Durability.FAST)
+    finally:
+        server.stop()
 
 
 async def test_a_setting_that_is_weakened_while_it_runs_stops_the_store(

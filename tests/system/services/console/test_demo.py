@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,12 +15,15 @@ from typing import Any
 from urllib.parse import quote
 
 import aiohttp
+import pytest
+from seamflow.errors import UnavailableError
 from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 
 from services.console.demo.demo_run import demo_run
 from services.console.sources.private_store import private_store
+from services.lib import redis_binary
 
 _LINK = re.compile(r"console: (http://127\.0\.0\.1:\d+)/\?token=(\S+)")
 
@@ -93,7 +97,16 @@ async def test_without_a_run_it_says_what_to_do(tmp_path: Path) -> None:
     assert b"runs/none" in said and b"--demo" in said
 
 
-async def test_the_folder_of_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
+@pytest.fixture
+def long_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for temporary files whose path fills a socket's path nearly alone."""
+    folder = tmp_path / ("t" * max(95 - len(str(tmp_path)), 1))
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+async def test_the_folder_of_a_finished_run_stays_as_it_is(long_folder: Path) -> None:
     """What is stored is served from a copy, also where a service writes to its store."""
     with demo_run() as run:
         assert run.folder is not None
@@ -106,6 +119,18 @@ async def test_the_folder_of_a_finished_run_stays_as_it_is(tmp_path: Path) -> No
         async with private_store(run.folder, run.run_id) as endpoints:
             runs = async_stub(RunServiceStub, endpoints.to("trajectory_manager"))
             assert (await runs.GetRun(run_pb.GetRunRequest(run_id=run.run_id))).run.committed_step
+
+
+async def test_a_socket_in_a_long_folder_is_none(
+    long_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control: without a place of its own for it, the store does not start."""
+    monkeypatch.setattr(redis_binary, "_MAX_FOLDER", 1000)
+    with demo_run() as run:
+        assert run.folder is not None
+        with pytest.raises(UnavailableError, match="redis does not start"):
+            async with private_store(run.folder, run.run_id):
+                pass
 
 
 def contents(folder: Path) -> dict[str, str]:

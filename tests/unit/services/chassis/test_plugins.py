@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
+
 import pytest
 
 from services.chassis.errors import ConfigError
@@ -48,3 +52,16 @@ def test_a_setting_that_cannot_be_made_is_a_configuration_error(name: str, messa
     """Unknown, missing and failing plug-ins have different errors; each names the setting."""
     with pytest.raises(ConfigError, match=message):
         make("shape", name, BUILT_IN, "x")
+
+
+def test_a_built_in_is_ours_in_a_folder_with_a_module_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a checkout beside an installed wheel; what the user names is taken from there."""
+    (tmp_path / "json.py").write_text("JSONDecoder = None")
+    monkeypatch.setenv("SEAMFLOW_USER_FOLDER", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    built_in = {"json": "json:JSONDecoder"}
+    assert isinstance(make("decoder", "json", built_in), json.JSONDecoder)
+    with pytest.raises(ConfigError, match="has the name of a module that this process needs"):
+        make("decoder", "json:JSONDecoder", built_in)

@@ -106,9 +106,9 @@ def test_position_of_the_dataloader(tmp_path: Path) -> None:
     file.save(position)
     assert file.path is not None
     file.path.write_text(newer(file.path.read_text()))
-    assert file.load("s") == position
+    assert file.load(Position(source="s")) == position
     file.path.write_text(json.dumps({"source": "s"}))
-    assert file.load("s") == Position(source="s")
+    assert file.load(Position(source="s")) == Position(source="s")
 
 
 def test_manifest_of_a_local_version(tmp_path: Path) -> None:

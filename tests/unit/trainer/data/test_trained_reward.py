@@ -10,7 +10,7 @@ import pytest
 
 from trainer.config import AlgorithmConfig
 from trainer.data.token_sequence import TokenSequence, TurnReward
-from trainer.data.trained_reward import with_trained_reward
+from trainer.data.trained_reward import unknown_rewards, with_trained_reward
 
 
 def _sequence(rewards: Mapping[str, float], *turn_rewards: TurnReward) -> TokenSequence:
@@ -83,3 +83,12 @@ def test_a_rollout_without_the_reward_is_named(
         with_trained_reward(item, AlgorithmConfig(**settings))
     assert str(sorted(rewards)) in str(got.value)
     assert "algorithm.reward_weights" in str(got.value)
+
+
+def test_names_that_no_rollout_has_are_told() -> None:
+    """By setting, with the nearest that there is; nothing is told where all are there."""
+    named = {"algorithm.reward_weights": {"correct": 1.0, "fromat": 1.0}, "zero_variance": {""}}
+    text = unknown_rewards(named, {"correct", "format"})
+    assert "algorithm.reward_weights names 'fromat' (did you mean 'format'?)" in text
+    assert "zero_variance" not in text
+    assert unknown_rewards(named, {"correct", "fromat", "other"}) == ""

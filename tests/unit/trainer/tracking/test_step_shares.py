@@ -10,7 +10,12 @@ import torch
 
 from trainer.data.token_sequence import TokenSequence
 from trainer.model.token_predictions import _entropies, _scaled_logprobs, token_logprobs
-from trainer.tracking.step_shares import completion_lengths, cut_rollouts, equal_groups
+from trainer.tracking.step_shares import (
+    completion_lengths,
+    cut_rollouts,
+    equal_groups,
+    other_rewards,
+)
 
 
 def item(rollout: str, group: str, reward: float, length: int = 3) -> TokenSequence:
@@ -37,6 +42,16 @@ def test_groups_without_differences() -> None:
     assert equal_groups([*equal, *different], "reward") == {"share_equal_groups": 0.5}
     assert equal_groups([item("e", "i", 1.0)], "reward") == {"share_equal_groups": 1.0}
     assert equal_groups([], "reward") == {}
+    rounded = [item("a", "g", 0.1 + 0.2), item("b", "g", 0.3)]  # the store takes them as equal
+    assert equal_groups([*rounded, *different], "reward") == {"share_equal_groups": 0.5}
+
+
+def test_a_reward_may_have_the_name_of_a_metric() -> None:
+    """It has a prefix that no metric has; the trained one is not repeated."""
+    rewards = {"loss": 1.0, "step": 2.0, "acc@1": 0.5, "reward": 1.0}
+    items = [dataclasses.replace(item(name, "g", 1.0), rewards=rewards) for name in "ab"]
+    means = {"reward/acc@1": 0.5, "reward/loss": 1.0, "reward/step": 2.0}
+    assert other_rewards(items, "reward") == means
 
 
 def test_lengths_are_those_of_rollouts() -> None:

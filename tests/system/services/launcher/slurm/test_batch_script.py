@@ -22,6 +22,7 @@ from services.launcher.process_plan import plan
 from tests.lib.end_to_end.support import ROOT, child_environment
 from tests.lib.launcher.support import make_layout
 from tests.lib.redis_server import free_port
+from tests.lib.trainer.support import make_model
 
 CONFIG = """
 [launcher]
@@ -89,6 +90,39 @@ def wait_for(folder: Path, text: str, times: int = 1) -> None:
     """Until a call with this argument has been written down so often."""
     while sum(text in call for call in recorded(folder)) < times:
         time.sleep(0.05)
+
+
+def test_what_would_end_the_job_is_told(tmp_path: Path) -> None:
+    """As the dry run tells it, and a folder without seamflow; without them nothing is told."""
+    model, tasks = make_model(tmp_path / "model"), tmp_path / "tasks.jsonl"
+    weights, venv = model / "model.safetensors", tmp_path / "venv" / "bin"
+    (tmp_path / "run.toml").write_text(
+        f'[launcher]\nname = "r"\nruns_folder = "{tmp_path}/runs"\nmodel = "{model}"\n'
+        f'tasks = "{tasks}"\nraw_tokens = true\nagent = "examples.quickstart.agent:ElevatorAgent"\n'
+        'nodes = ["a: rollout train", "b: rollout; host 1"]\n'
+    )
+
+    def said() -> str:
+        command = [sys.executable, "-m", "seamflow.cli.main", "slurm"]
+        done = subprocess.run(
+            [*command, "--config", str(tmp_path / "run.toml"), "--venv", str(venv.parent)],
+            cwd=ROOT,
+            env=child_environment({}),
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return done.stderr
+
+    assert f"slurm: warning: tasks '{tasks}' does not exist" in (first := said())
+    assert "which has no bin/seamflow" in first
+    weights.rename(weights.with_suffix(".kept"))
+    assert "has no weights" in said()
+    weights.with_suffix(".kept").rename(weights)
+    tasks.write_text('{"task_id": "a", "payload": {}}\n')
+    venv.mkdir(parents=True)
+    (venv / "seamflow").touch()
+    assert "warning" not in said()
 
 
 @pytest.mark.timeout(60)

@@ -17,13 +17,15 @@ import pyarrow
 from hypothesis import strategies
 from pyarrow import parquet
 
-from services.chassis.errors import ConfigError
+from services.chassis.errors import ConfigError, ServiceError
 from services.dataloader.check_tasks import check_tasks
 from services.dataloader.config import DataloaderConfig
 from services.dataloader.tasks import make_task
 from services.evaluator.heldout_tasks import read_tasks
 from services.lib.tasks.sources import open_source
 from tests.suites.field.kind import Kind
+from trajectory_manager.api.validation import json_object
+from trajectory_manager.api.validation import name as store_name
 
 __all__ = ["KINDS"]
 
@@ -34,7 +36,7 @@ NUMBERS = itertools.count()
 class File:
     """A file of tasks, and what is right for it."""
 
-    content: bytes | list[dict[str, Any]]
+    content: bytes | list[dict[str, Any]] | pyarrow.Table
     """Of a JSONL file, or the rows of a Parquet file."""
     tasks: Mapping[str, Any] = field(default_factory=dict)
     """Name -> payload."""
@@ -57,14 +59,18 @@ def _written(file: File) -> str:
     if isinstance(file.content, bytes):
         path.write_bytes(file.content)
     else:
-        parquet.write_table(pyarrow.Table.from_pylist(file.content), path)
+        rows = file.content if isinstance(file.content, list) else None
+        parquet.write_table(pyarrow.Table.from_pylist(rows) if rows else file.content, path)
     return str(path)
 
 
 def _trained(path: str, config: DataloaderConfig) -> dict[str, Any]:
-    rows = list(open_source(path, shuffle=False, seed=0).rows(0, 0))
-    check_tasks(config)
-    tasks = [make_task(row, 0, config) for row in rows]
+    source = open_source(path, shuffle=False, seed=0)
+    _, broken = check_tasks(config, source)
+    tasks = [make_task(row, 0, config) for row in source.rows(0, 0) if row.index not in broken]
+    for task in tasks:  # as the store checks it
+        store_name("task_id", task.task_id)
+        json_object("payload_json", task.payload_json)
     return {task.task_id.removesuffix("@0"): json.loads(task.payload_json) for task in tasks}
 
 
@@ -105,6 +111,16 @@ def lines(*rows: Any) -> bytes:
 def row(name: object, **payload: Any) -> dict[str, Any]:
     """A task in the full form."""
     return {"task_id": name, "payload": payload}
+
+
+FLOAT = pyarrow.float32()
+MAP = pyarrow.map_(pyarrow.string(), FLOAT)
+
+
+def table(row: dict[str, Any], kinds: dict[str, pyarrow.DataType]) -> pyarrow.Table:
+    """A Parquet file of one task, whose payload has these types."""
+    columns = {"task_id": pyarrow.string(), "payload": pyarrow.struct([*kinds.items()])}
+    return pyarrow.Table.from_pylist([row], pyarrow.schema([*columns.items()]))
 
 
 SEPARATORS = "1\u2028\u2029\x85\x0b\x0c2"
@@ -174,6 +190,26 @@ EXAMPLES = [
     File(content=lines({"q": "it", "a": None}), error=("line 1", "null", "'a'"), settings=TEMPLATE),
     File(content=lines({"q": None, "a": 1}), error=("line 1", "null", "'q'"), settings=TEMPLATE),
     File(content=lines({"q": "it", "a": 4}), tasks={"0": filled(4)}, settings=TEMPLATE),
+    File(content=lines(row("What is 2+2?")), error=("line 1", "'What is 2+2?'", "task_id_field")),
+    File(content=lines(row("数学-1")), error=("line 1", "数学-1")),
+    File(content=lines(row("a" * 201)), error=("line 1", "201 characters")),
+    File(content=lines(row("a" * 199)), error=("line 1", "199 characters")),
+    File(content=lines(row("a" * 150)), tasks={"a" * 150: {}}),
+    File(content=lines(row("a", x="b" * (1 << 20))), error=("line 1", "bytes")),
+    File(content=lines(row("a", x="é" * (1 << 19))), error=("line 1", "bytes")),
+    File(content=lines(row("a"), 1, row("c d")), error=("2 of 3 rows", "line 2", "line 3")),
+    File(
+        content=lines(row("a"), 1, row("b"), row("c d"), row("a", x=1)),
+        tasks={"a": {}, "b": {}},
+        settings={"broken_rows": "skip"},
+    ),
+    File(content=lines(1), error=("no row is a task", "line 1"), settings={"broken_rows": "skip"}),
+    File(content=table(row("a", f=0.1), {"f": FLOAT}), tasks={"a": {"f": 0.1}}),
+    File(content=table(row("a", m={"k": 0.3}), {"m": MAP}), tasks={"a": {"m": {"k": 0.3}}}),
+    File(
+        content=[row("a", u={"x": 1}), row("b", u={"y": [{"z": 2}, {"w": 3}]})],
+        tasks={"a": {"u": {"x": 1}}, "b": {"u": {"y": [{"z": 2}, {"w": 3}]}}},
+    ),
 ]  # fmt: skip
 
 TEXTS = strategies.text(strategies.characters(exclude_categories=["Cs"]), max_size=12)
@@ -185,13 +221,27 @@ VALUES = strategies.recursive(
     ),
     max_leaves=6,
 )
-NAMES = strategies.integers(0, 12) | strategies.integers(0, 12).map(str) | TEXTS.filter(bool)
+NAMES = (
+    strategies.integers(0, 99)
+    | strategies.integers(0, 99).map(str)
+    | strategies.from_regex(r"[A-Za-z0-9][A-Za-z0-9._~:@+=/-]{0,20}", fullmatch=True)
+)
+ANY_NAMES = NAMES | TEXTS.filter(bool)
+
+
+def _is_taken(name: str) -> bool:
+    """Whether the store takes it as a task's name, with an epoch."""
+    try:
+        return bool(store_name("task_id", f"{name}@0"))
+    except ServiceError:
+        return False
 
 
 @strategies.composite
 def full_rows(draw: Any) -> File:
     """Rows in the full form, some with equal ids."""
-    names = draw(strategies.lists(NAMES, min_size=1, max_size=6))
+    each_name = draw(strategies.sampled_from([NAMES, ANY_NAMES]))
+    names = draw(strategies.lists(each_name, min_size=1, max_size=6))
     payloads = [draw(strategies.dictionaries(TEXTS, VALUES, max_size=3)) for _ in names]
     rows = [{"task_id": n, "payload": p} for n, p in zip(names, payloads, strict=True)]
     text = "".join(
@@ -202,9 +252,9 @@ def full_rows(draw: Any) -> File:
     )
     content = draw(strategies.sampled_from([b"", b"\xef\xbb\xbf"])) + text.encode()
     texts = [str(name) for name in names]
-    twice = [name for place, name in enumerate(texts) if name in texts[:place]]
-    if twice:
-        return File(content=content, error=(repr(twice[0]), "line "))
+    twice = len({*texts}) < len(texts)
+    if twice or not all(map(_is_taken, texts)):
+        return File(content=content, error=("line ",))
     return File(content=content, tasks={str(n): p for n, p in zip(names, payloads, strict=True)})
 
 
@@ -277,7 +327,10 @@ KINDS = (
     Kind(
         name="task sources",
         check=check_source,
-        examples=["tests.suites.field.inputs.task_files:flat_tasks", "hf://{folder}?split=test"],
+        examples=[
+            "tests.suites.field.inputs.data.task_files:flat_tasks",
+            "hf://{folder}?split=test",
+        ],
     ),
     Kind(
         name="task files",

@@ -1,0 +1,1 @@
+"""Tasks, data sets, and what is shown of them."""
