@@ -24,6 +24,7 @@ from rollout.gateway.prompt.answer.response_format import (
 )
 from rollout.gateway.prompt.answer_tail import AnswerTail
 from rollout.gateway.prompt.conversation import Conversation, TemplateMessage, message_keys
+from rollout.gateway.prompt.stop_strings import StopStrings
 from rollout.gateway.prompt.system_messages import joins_system_messages, with_joined_system
 from rollout.gateway.prompt.token_texts import TokenTexts
 from services.chassis.errors import ConfigError
@@ -86,7 +87,9 @@ class ChatTemplate:
         self._named_tokens = dict(self._tokenizer.special_tokens_map)
         special = _special_tokens(self._tokenizer)
         self._special_ids = frozenset(special)
-        self.token_bytes = TokenTexts(self._tokenizer, special).bytes_of
+        self.marker_ids = self._special_ids | self.stop_token_ids
+        """Special tokens, and those that end an answer: no part of its text."""
+        self.token_bytes = TokenTexts(self._tokenizer, _added_tokens(self._tokenizer)).bytes_of
         """The bytes of a token."""
         self._stops = [special.get(i) or self.text([i]) for i in sorted(self.stop_token_ids)]
         self.format = load_response_format(
@@ -169,10 +172,8 @@ class ChatTemplate:
 
         `opening` is the start of the answer that the prompt ends with.
         """
-        text = self.text(token_ids)
-        if stop is not None:
-            text = text[: text.index(stop)]
-        text = opening + text
+        stops = [] if stop is None else [stop]
+        text = opening + StopStrings(self, stops).text_before(token_ids)
         if conversation is None:
             return self.format.parse(text, "")
         position = conversation.num_before + len(conversation.messages)
@@ -379,9 +380,15 @@ def _vocabulary_digest(folder: Path) -> str:
 
 def _special_tokens(tokenizer: Any) -> dict[int, str]:
     """Text of each special token by its id, also of those without a role of their own."""
-    named = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     added = tokenizer.added_tokens_decoder
-    return named | {i: token.content for i, token in added.items() if token.special}
+    special = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
+    return {i: text for i, text in _added_tokens(tokenizer).items() if i in special}
+
+
+def _added_tokens(tokenizer: Any) -> dict[int, str]:
+    """Text of each special or added token by its id: it is written as it is."""
+    named = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    return named | {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
 
 
 def _byte_ids(tokenizer: Any) -> frozenset[int]:

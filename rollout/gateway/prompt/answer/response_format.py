@@ -182,14 +182,15 @@ class AnswerStream:
         """What is certain with the text that the prompt ends with; it has no stop string."""
         return self._parser.feed(text)
 
-    def push(self, text: str) -> Delta:
-        """What is certain with more text."""
+    def push(self, text: str, *, is_marker: bool = False) -> Delta:
+        """What is certain with more text; that of special tokens has no stop string."""
         if self._has_stopped:
             return Delta()
         self._waiting += text
-        found = self._stops.search(self._waiting)
+        found = None if is_marker else self._stops.search(self._waiting)
         self._has_stopped = found is not None
-        end = found.start() if found else self._stops.decided(self._waiting)
+        decided = len(self._waiting) if is_marker else self._stops.decided(self._waiting)
+        end = found.start() if found else decided
         certain, self._waiting = self._waiting[:end], self._waiting[end:]
         return self._parser.feed(certain)
 
