@@ -11,7 +11,7 @@ import hashlib
 import json
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,12 @@ from rollout.gateway.prompt.answer.response_format import (
 )
 from rollout.gateway.prompt.answer_tail import AnswerTail
 from rollout.gateway.prompt.conversation import Conversation, TemplateMessage, message_keys
+from rollout.gateway.prompt.left_out import (
+    joins_system_messages,
+    parts_left_out,
+    with_joined_system,
+)
 from rollout.gateway.prompt.stop_strings import StopStrings
-from rollout.gateway.prompt.system_messages import joins_system_messages, with_joined_system
 from rollout.gateway.prompt.token_texts import TokenTexts
 from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
@@ -137,6 +141,11 @@ class ChatTemplate:
         return with_joined_system(given) if self._joins_system else given
 
     @cached_property
+    def left_out(self) -> Set[str]:
+        """Which of "tools", "tool_calls", "tool" (their results) the template does not write."""
+        return parts_left_out(self.render)
+
+    @cached_property
     def _joins_system(self) -> bool:
         return joins_system_messages(self.render)
 
@@ -167,22 +176,28 @@ class ChatTemplate:
         stop: str | None,
         conversation: Conversation | None,
         opening: str = "",
+        *,
+        has_calls: bool = True,
     ) -> Answer:
         """Parse the sampled tokens of an answer; its content ends before the stop string `stop`.
 
-        `opening` is the start of the answer that the prompt ends with.
+        `opening` is the start of the answer that the prompt ends with; without `has_calls` what
+        looks like a tool call is content.
         """
         stops = [] if stop is None else [stop]
         text = opening + StopStrings(self, stops).text_before(token_ids)
         if conversation is None:
-            return self.format.parse(text, "")
+            return self.format.parse(text, "", has_calls=has_calls)
         position = conversation.num_before + len(conversation.messages)
-        return self.format.parse(text, self.prompt_end(conversation), conversation.tools, position)
+        end, tools = self.prompt_end(conversation), conversation.tools
+        return self.format.parse(text, end, tools, position, has_calls=has_calls)
 
-    def stream(self, conversation: Conversation | None, stops: Sequence[str]) -> AnswerStream:
+    def stream(
+        self, conversation: Conversation | None, stops: Sequence[str], *, has_calls: bool = True
+    ) -> AnswerStream:
         """Increments of the answer to a conversation, which ends before the first of `stops`."""
         end = self.prompt_end(conversation) if conversation is not None else ""
-        return self.format.stream(end, stops)
+        return self.format.stream(end, stops, has_calls=has_calls)
 
     def call_counter(self, conversation: Conversation) -> CallCounter:
         """Counts the tool calls of the answer to a conversation as it grows."""

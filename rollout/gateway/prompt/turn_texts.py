@@ -18,8 +18,13 @@ class TurnTexts:
     def __init__(self, prompt: Prompt, stops: Sequence[str]) -> None:
         self._markers = prompt.template.marker_ids
         self._text = TextStream(prompt.template)
-        self._answer = prompt.template.stream(prompt.conversation, stops)
-        self._opening = self._answer.open(prompt.constraint.opening)
+        constraint = prompt.constraint
+        self._answer = prompt.template.stream(
+            prompt.conversation, stops, has_calls=not constraint.no_call
+        )
+        self._opening = self._answer.open(constraint.opening)
+        if constraint.prefill:
+            self._opening = Delta()  # the agent has it
 
     def push(self, token_ids: Sequence[int], *, last: bool = False) -> tuple[str, Delta]:
         """Text that is complete with the next tokens, all of it with `last`; what it parses to."""

@@ -89,23 +89,30 @@ class ResponseFormat:
         prompt_end: str,
         tools: Sequence[Mapping[str, Any]] = (),
         position: int = 0,
+        *,
+        has_calls: bool = True,
     ) -> Answer:
         """Parse an answer, special tokens included.
 
         `prompt_end` is what the template wrote after the last message: the header of the answer,
         and maybe the opening tag of its reasoning. Tool calls at another `position` of the
-        conversation have other ids.
+        conversation have other ids; without `has_calls` they are content.
         """
         seed = f"{position} {text}"
+        if not has_calls:
+            return Answer(_message(self._parser(self._texts_only, prompt_end), text, seed))
         try:
             return Answer(_message(self._parser(self._whole, prompt_end, tools), text, seed))
         except _MALFORMED as error:
             parser = self._parser(self._texts_only, prompt_end)
             return Answer(_message(parser, text, seed), " ".join(str(error).split())[:400])
 
-    def stream(self, prompt_end: str, stops: Sequence[str] = ()) -> AnswerStream:
+    def stream(
+        self, prompt_end: str, stops: Sequence[str] = (), *, has_calls: bool = True
+    ) -> AnswerStream:
         """Increments of the answer that ends before the first of `stops`."""
-        parser = self._parser(self._unread, prompt_end, until_structure=True)
+        template = self._unread if has_calls else self._texts_only
+        parser = self._parser(template, prompt_end, until_structure=True)
         return AnswerStream(parser, stops)
 
     def call_counter(self, prompt_end: str) -> CallCounter:

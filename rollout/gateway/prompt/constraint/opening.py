@@ -46,8 +46,8 @@ def call_opening(template: ChatTemplate, conversation: Conversation, name: str) 
     return opening.rstrip(_TRIMMED) if name else opening
 
 
-def content_opening(template: ChatTemplate, conversation: Conversation, bracket: str) -> str:
-    """The answer's text up to its content, which begins with `bracket`.
+def content_opening(template: ChatTemplate, conversation: Conversation, begun: str) -> str:
+    """The answer's text up to its content, which begins with `begun`.
 
     Raises:
         ValueError: the template writes no answer that is parsed as content.
@@ -57,7 +57,7 @@ def content_opening(template: ChatTemplate, conversation: Conversation, bracket:
     answer = template.format.parse(head + mark, template.prompt_end(conversation))
     if not mark or answer.message["content"] != _MARK:
         raise ValueError("the chat template changes the content of answers")
-    return head + bracket
+    return head + begun
 
 
 def _common_start(texts: Sequence[str]) -> str:
