@@ -169,8 +169,8 @@ def _checked_call(call: Any, index: int, seed: str) -> dict[str, Any]:
 def _name_and_arguments(function: Mapping[str, Any]) -> tuple[Any, Any]:
     """Of a call; the arguments are called parameters at times, as in SGLang and vLLM."""
     given = [function[key] for key in ("arguments", "parameters") if key in function]
-    if len(given) > 1:
-        raise ValueError("tool call has arguments and parameters")
+    if len(given) > 1 or (not given and function.keys() - {"name", "type", "id"}):
+        raise ValueError(f"tool call has the keys {sorted(function)}: arguments are missing")
     return function.get("name"), given[0] if given else {}
 
 

@@ -53,7 +53,7 @@ BUILT_IN: Mapping[str, Fields] = {
         "reasoning_content": _THINK,
         "tool_calls": {
             "open_pattern": rf"(?:<tool_call>{_SPACE})?<function=(?P<name>[^<>\n]{{1,128}})>",
-            "close_pattern": rf"</function>(?:{_SPACE}</tool_call>)?",
+            "close_pattern": rf"(?P<end></function>)(?:{_SPACE}</tool_call>)?",
             "repeats": True,
             "content": "xml-inline",
             "content_args": {
@@ -61,7 +61,7 @@ BUILT_IN: Mapping[str, Fields] = {
                 r"(?P<value>(?:[^<\n]++|(?!\n?(?:</parameter>|<parameter=|\Z)).)*+)"
                 r"\n?(?:</parameter>|(?=<parameter=)|\Z)"
             },
-            "transform": _FUNCTION,
+            "transform": {**_FUNCTION, "end": "{end}"},  # it has one, or it is cut
         },
         "content": _CONTENT,
     },
