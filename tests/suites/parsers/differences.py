@@ -54,6 +54,10 @@ def _lacks_its_end(judge: str, asked: Asked, ours: Verdict, theirs: Verdict) -> 
     return more and same_calls({"calls": ours["calls"][:number]}, theirs)
 
 
+def _has_no_name(judge: str, asked: Asked, ours: Verdict, theirs: Verdict) -> bool:
+    return any(call[0] is None for call in theirs.get("calls", ())) and _is_whole_text(asked, ours)
+
+
 def _has_no_space(judge: str, asked: Asked, ours: Verdict, theirs: Verdict) -> bool:
     return (judge, asked.format) == ("sglang", "mistral") and "[TOOL_CALLS][" in asked.text
 
@@ -88,6 +92,11 @@ LISTED = (
         "end",
         "A call whose arguments are whole counts although the marker after it was cut.",
         _lacks_its_end,
+    ),
+    Difference(
+        "name",
+        "SGLang gives an object without a name as a call; here it is content.",
+        _has_no_name,
     ),
     Difference(
         "space",

@@ -129,7 +129,9 @@ class Constraint:
 
     def shown(self, message: TemplateMessage) -> TemplateMessage:
         """The answer as the agent gets it: without the text with which it has begun it."""
-        return {**message, "content": message["content"].removeprefix(self.prefill)}
+        content, begun = message["content"], self.prefill
+        begun = begun if content.startswith(begun) else begun.lstrip()
+        return {**message, "content": content.removeprefix(begun)}
 
     def tool_check(self, answer: Answer) -> pb.AnswerCheck | None:
         """Whether the answer has the call that it must have; None: it need not."""

@@ -145,8 +145,14 @@ def _check_parts(case: tuple[str, str]) -> None:
     assert prompt.template.render(prompt.conversation) == text
 
 
+_NO_REASONING = "<think>\n\n</think>\n\n"
+
+
 def _check_begun(case: tuple[str, str]) -> None:
-    """The prompt is transformers' with continue_final_message, or the call is refused."""
+    """The prompt is transformers' with continue_final_message, or the call is refused.
+
+    Where the prompt opens reasoning it is closed first, as the family writes none.
+    """
     name, text = case
     messages = [USER, {"role": "assistant", "content": text}]
     try:
@@ -156,7 +162,8 @@ def _check_begun(case: tuple[str, str]) -> None:
         return
     assert prompt.conversation is not None
     whole = prompt.template.render(prompt.conversation) + prompt.constraint.opening
-    assert whole == _by_transformers(name, messages, continue_final_message=True)
+    theirs = _by_transformers(name, messages, continue_final_message=True)
+    assert whole.replace(_NO_REASONING, "") == theirs.replace(_NO_REASONING, "")
 
 
 def _check_none(name: str) -> None:
