@@ -146,7 +146,7 @@ async def test_a_waiting_turn_that_is_cancelled_never_starts(tmp_path: Path) -> 
     server = ScriptedServer()
     server.may_answer.clear()
     server.answers = [[[7]], [[8]]]
-    settings = {"overcommit": 0.1}  # one place of the eight
+    settings: dict[str, Any] = {"overcommit": 0.1}  # one place of the eight
     async with scripted(server) as address, agent(tmp_path, address, **settings) as one:
         runs = asyncio.create_task(ids_of(one.generate("runs")))
         await server.asked.wait()
