@@ -24,7 +24,7 @@ from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
-from bench.harness.byte_model import APPENDING, make_byte_model
+from bench.harness.byte_model import make_byte_model
 from rollout.gateway import servicer as servicer_module
 from rollout.gateway.send_buffer import SendBuffer, SentChunk
 from rollout.server.cli import build
@@ -85,10 +85,10 @@ def sampled_of(tokens: tokens_pb2.Tokens) -> list[int]:
 
 @asynccontextmanager
 async def agent(
-    folder: Path, *servers: str, template: str = APPENDING, **settings: Any
+    folder: Path, *servers: str, template: str = "", **settings: Any
 ) -> AsyncIterator[Agent]:
     """An agent in front of a gateway and a store."""
-    model = make_byte_model(folder, template)
+    model = make_byte_model(folder, template) if template else make_byte_model(folder)
     async with gateway(model, servers=servers, **settings) as (stub, store, runs):
         await runs.CreateRun(run_pb.CreateRunRequest(run_id="run", config=RULES))
         request = pb.StartRolloutRequest(
