@@ -50,9 +50,10 @@ def parts_left_out(render: Render) -> Set[str]:
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}
     told = {"role": "tool", "tool_call_id": _CALL_ID, "name": name, "content": result}
     tools = [{"type": "function", "function": tool}]
-    shown = _text(render, Conversation([asked], tools), value)
+    shown = _text(render, Conversation([asked], tools), "refused")
+    has_tools = shown != _text(render, Conversation([asked]), "")
     plain = _text(render, Conversation([asked, answer, told]), value + result)
-    found = {"tools": value in shown, "tool_calls": value in plain, "tool": result in plain}
+    found = {"tools": has_tools, "tool_calls": value in plain, "tool": result in plain}
     return {part for part, is_shown in found.items() if not is_shown}
 
 
