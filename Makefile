@@ -190,6 +190,9 @@ test-frameworks: $(VENV)/.dev $(FRAMEWORKS:=/.made) ## Unmodified agents of six 
 test-roundtrips: $(VENV)/.dev ## 1,000 random conversations with tools by model family: recorded ids continue, forks are found.
 	$(CONTAINED) tests.suites.roundtrips --seed $(SEED)
 
+test-parsers: $(VENV)/.dev .venv-parsers/.made ## Our parsers of tool calls beside SGLang's and vLLM's: 500 answers of each format, each cut at 20 places.
+	$(CONTAINED) tests.suites.parsers --seed $(SEED)
+
 test-publish-kills: $(VENV)/.dev ## 30 kills of sender, weights service and rollout servers in mid-publish: no wrong version is loaded.
 	$(CONTAINED) tests.suites.publish_kills
 
@@ -307,7 +310,7 @@ test-chart-pods: $(VENV)/.dev ## The pods of the Helm chart as containers: probe
 	$(CONTAINED) tests.suites.chart_pods
 
 clean:
-	rm -rf $(VENV) .venv-proto .venv-uv .venv-oldest .venv-peers .venv-sglang .venv-adapters .venv-frameworks runs
+	rm -rf $(VENV) .venv-proto .venv-uv .venv-oldest .venv-peers .venv-sglang .venv-adapters .venv-frameworks .venv-parsers runs
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -335,6 +338,13 @@ $(SGLANG):
 	.venv-sglang/bin/python -m pip install --quiet -r deploy/sglang_cpu/requirements.txt
 	.venv-sglang/bin/python -m pip install --quiet --no-deps -r deploy/sglang_cpu/sglang.txt
 	cp deploy/sglang_cpu/sglang_cpu_names.* .venv-sglang/lib/python3.*/site-packages/
+	touch $@
+
+# The parsers' files alone are run: nothing that they need of a GPU is installed.
+.venv-parsers/.made: tests/suites/parsers/requirements.txt
+	$(PYTHON) -m venv .venv-parsers
+	.venv-parsers/bin/python -m pip install --quiet --no-deps -r $<
+	.venv-parsers/bin/python -m pip install --quiet pydantic orjson partial-json-parser regex openai
 	touch $@
 
 # Each adapter's framework in an environment of its own: python -m seamflow.environment runs there.

@@ -16,8 +16,10 @@ from examples.quickstart.prepare import WORDS, WarmStart, build_tokenizer, make_
 
 __all__ = ["CHAT_TEMPLATE", "TOOL_WORDS", "main", "tool_calls"]
 
-# Calls as Qwen and Hermes write them. Tools are not shown: so small a model knows only its own.
+# Calls as Qwen and Hermes write them. Of tools the name is shown: so small a model knows its own.
 CHAT_TEMPLATE = (
+    "{% for tool in tools or [] %}"
+    """{{ 'tool: "' + tool['function']['name'] + '", ' + eos_token }}{% endfor %}"""
     "{% for message in messages %}{{ message['role'] + ': ' + (message['content'] or '') }}"
     "{% for call in message['tool_calls'] or [] %}"
     """{{ '<tool_call> {"name": "' + call['function']['name'] + '", "arguments": ' }}"""
@@ -34,7 +36,7 @@ TOOL_WORDS = (
 
 def tool_calls(payload: task.Payload, answers: Sequence[str]) -> Iterator[tuple[str, str]]:
     """A ride for each answer, and a last turn that ends the conversation."""
-    lift, role = Lift(payload), "user:"
+    lift, role = Lift(payload), 'tool: "ride", <eos> user:'
     for answer in answers:
         call = f'{{"name": "ride", "arguments": {{"floors": " {answer} "}} }}'
         yield f"{role} {lift.call()} <eos> assistant:", f"<tool_call> {call} </tool_call> <eos>"

@@ -6,8 +6,7 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
 from rollout.gateway.dispatch.server_pool import ServerPool
 from rollout.gateway.prompt.chat_template import ChatTemplate
-from rollout.gateway.prompt.conversation import parse_conversation
-from rollout.gateway.prompt.system_messages import check_system_messages
+from rollout.gateway.prompt.prompt import Prompt
 from services.chassis.errors import invalid_argument, not_found
 
 __all__ = ["ModelInfo"]
@@ -51,14 +50,10 @@ class ModelInfo:
         self._check_run(request.run_id)
         match request.WhichOneof("prompt"):
             case "messages":
-                given = parse_conversation(request.messages)
-                conversation = self._template.conversation_of(given)
-                try:
-                    check_system_messages(self._template.render, conversation)
-                    text = self._template.render(conversation)
-                except ValueError as error:
-                    number = f"{len(conversation.messages)} messages"
-                    raise invalid_argument("messages", number, str(error)) from error
+                whole = pb.GenerateRequest(messages=request.messages)
+                prompt = Prompt.parse(whole, self._template, "as_sampled")
+                assert prompt.conversation is not None
+                text = self._template.render(prompt.conversation) + prompt.constraint.opening
             case "text":
                 text = request.text
             case _:

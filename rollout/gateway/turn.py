@@ -332,7 +332,7 @@ class Turn:
             )
         return pb.TurnEnd(
             finish_reason=record.finish_reason,
-            message=answer_message(record.answer.message),
+            message=answer_message(constraint.shown(record.answer.message)),
             raw_text=self._prompt.template.text(record.sampled_ids),
             parse_error=record.answer.error,
             num_prompt_tokens=len(record.prompt_ids),
@@ -342,7 +342,7 @@ class Turn:
             stop=record.stop or "",
             drift=record.drift,
             prompt_token_ids=record.prompt_ids if self._request.return_prompt_token_ids else (),
-            opening=constraint.opening,
+            opening="" if constraint.prefill else constraint.opening,
             tool_check=constraint.tool_check(record.answer),
             schema_check=schema_check,
         )

@@ -53,11 +53,21 @@ class HeldReply:
             await self._send()
 
     async def end(self, data: bytes, headers: Mapping[str, str] | None = None) -> StreamResponse:
-        """Send the rest; `headers` too, unless the reply has begun."""
+        """Send the rest and wait until it is sent; `headers` too, unless the reply has begun.
+
+        Raises:
+            ConnectionError: the client has left.
+        """
         if not self.has_begun:
+            if self._keeping is not None:
+                self._keeping.cancel()
             body = self._start + bytes(self._unsent) + data
-            whole = {**self._response.headers, **(headers or {})}
-            return web.Response(body=body, headers=whole)
+            response = web.Response(
+                body=body, headers={**self._response.headers, **(headers or {})}
+            )
+            await response.prepare(self._request)
+            await response.write_eof()
+            return response
         self._unsent += data
         await self._send()
         await self._response.write_eof()

@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from aiohttp import web
-from seamflow.common.v1 import tokens_pb2
 
 from services.chassis import metrics
 
@@ -26,16 +25,20 @@ __all__ = ["TurnIds"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:@+=/-]{0,127}")
 _DIGEST_LENGTH = 16
+_MAX_UNANSWERED = 1 << 16
+"""Turns that are remembered although their clients do not ask again."""
 _MATCHED = metrics.counter(
     "http_gateway", "retries_matched_total", "Repeated calls that continued the turn of the first."
 )
 
 
 class TurnIds:
-    """The turns that calls of this process work on."""
+    """Names the turns of the calls of this process."""
 
     def __init__(self) -> None:
-        self._live: dict[tuple[str, str], web.Request] = {}
+        self._life = uuid.uuid4().hex[:8]  # tells the turns of this process from others
+        # Turns whose answer has not arrived, oldest first, and the call that waits for it.
+        self._unanswered: dict[tuple[str, str], web.Request | None] = {}
 
     async def of(self, request: web.Request, body: bytes, rollout: Rollout) -> str:
         """The turn of a call.
@@ -48,38 +51,56 @@ class TurnIds:
         prefix = _digest(request.path.encode() + b"\0" + body)
         if _is_retry(request):
             turns = (await rollout.trajectory()).turns
-            if (found := self._matching(rollout.rollout_id, turns, prefix)) is not None:
+            if (found := self._matching(rollout.rollout_id, turns, f"{prefix}.")) is not None:
                 _MATCHED.inc()
                 return found
-        return f"{prefix}.{uuid.uuid4().hex[:12]}"
+        return f"{prefix}.{self._life}{uuid.uuid4().hex[:12]}"
 
     @contextmanager
-    def live(self, rollout_id: str, turn_id: str, request: web.Request) -> Iterator[None]:
-        """Register the call of this process that works on the turn, within the context."""
+    def call(
+        self, rollout_id: str, turn_id: str, request: web.Request, has_ended: Callable[[], bool]
+    ) -> Iterator[None]:
+        """Register the call that waits for the turn, within the context.
+
+        Its answer has arrived if the context ends without an error after the turn has ended.
+        """
         key = rollout_id, turn_id
-        self._live[key] = request
+        self._unanswered.pop(key, None)
+        self._unanswered[key] = request
+        has_arrived = False
         try:
             yield
+            has_arrived = has_ended() and _is_connected(request)
         finally:
-            if self._live.get(key) is request:
-                del self._live[key]
+            if self._unanswered.get(key) is request:
+                self._unanswered[key] = None
+                if has_arrived:
+                    del self._unanswered[key]
+                elif len(self._unanswered) > _MAX_UNANSWERED:
+                    del self._unanswered[next(iter(self._unanswered))]
 
     def _matching(self, rollout_id: str, turns: Sequence[Turn], prefix: str) -> str | None:
-        """The newest turn with that digest that nobody waits for; one that still runs first."""
-        free = [
-            turn
-            for turn in turns
-            if turn.turn_id.startswith(f"{prefix}.")
-            and not self._is_waited_for(rollout_id, turn.turn_id)
-        ]
-        running = [t for t in free if t.finish_reason == tokens_pb2.FINISH_REASON_UNSPECIFIED]
+        """The newest turn whose answer has not arrived; one that still runs first."""
+        equal = [turn for turn in turns if turn.turn_id.startswith(prefix)]
+        continued = {turn.prefix_turn_id for turn in turns}
+        is_only = len(equal) == 1 and equal[0].turn_id not in continued
+        free = [turn for turn in equal if self._is_free(rollout_id, turn, prefix, is_only=is_only)]
+        running = [turn for turn in free if not turn.finish_reason]
         chosen = running or free
         return chosen[-1].turn_id if chosen else None
 
-    def _is_waited_for(self, rollout_id: str, turn_id: str) -> bool:
-        request = self._live.get((rollout_id, turn_id))
-        transport = None if request is None else request.transport
-        return transport is not None and not transport.is_closing()
+    def _is_free(self, rollout_id: str, turn: Turn, prefix: str, *, is_only: bool) -> bool:
+        """Whether the turn's answer may have reached nobody, and no call waits for it."""
+        key = rollout_id, turn.turn_id
+        if key in self._unanswered:
+            return not _is_connected(self._unanswered[key])
+        is_own = turn.turn_id.startswith(prefix + self._life)
+        return not is_own and (is_only or not turn.finish_reason)
+
+
+def _is_connected(request: web.Request | None) -> bool:
+    transport = None if request is None else request.transport
+    return transport is not None and not transport.is_closing()
 
 
 def _digest(content: bytes) -> str:

@@ -67,7 +67,6 @@ class TurnRoutes:
             rollout = self._client.rollout(rollout_id, shown)
             stack.enter_context(self._holds.call(rollout_id, shown))
             turn_id = await self._turn_ids.of(request, body, rollout)
-            stack.enter_context(self._turn_ids.live(rollout_id, turn_id, request))
             if not turn_request.sampling.HasField("max_new_tokens"):
                 turn_request.sampling.max_new_tokens = self._config.default_max_tokens
             stream = rollout.stream(
@@ -87,6 +86,11 @@ class TurnRoutes:
                 return_token_bytes=turn_request.return_token_bytes,
             )
             reply = _stream if turn_request.stream else _whole
+
+            def has_ended() -> bool:
+                return stream.turn.finish_reason is not None
+
+            stack.enter_context(self._turn_ids.call(rollout_id, turn_id, request, has_ended))
             return await reply(request, self._config, dialect, turn_request, stream)
 
 

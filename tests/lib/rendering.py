@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
@@ -12,10 +13,11 @@ def rendered_ids(
     messages: Sequence[dict[str, str]],
     *,
     add_generation_prompt: bool = False,
+    tools: Sequence[dict[str, Any]] = (),
 ) -> list[int]:
     """The token ids of `messages`."""
     rendered = tokenizer.apply_chat_template(
-        list(messages), add_generation_prompt=add_generation_prompt
+        list(messages), tools=[*tools] or None, add_generation_prompt=add_generation_prompt
     )
     assert isinstance(rendered, BatchEncoding)
     ids: list[int] = rendered["input_ids"]

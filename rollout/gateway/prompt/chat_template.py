@@ -11,7 +11,7 @@ import hashlib
 import json
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,12 @@ from rollout.gateway.prompt.answer.response_format import (
 )
 from rollout.gateway.prompt.answer_tail import AnswerTail
 from rollout.gateway.prompt.conversation import Conversation, TemplateMessage, message_keys
-from rollout.gateway.prompt.system_messages import joins_system_messages, with_joined_system
+from rollout.gateway.prompt.left_out import (
+    joins_system_messages,
+    parts_left_out,
+    with_joined_system,
+)
+from rollout.gateway.prompt.stop_strings import StopStrings
 from rollout.gateway.prompt.token_texts import TokenTexts
 from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
@@ -86,7 +91,9 @@ class ChatTemplate:
         self._named_tokens = dict(self._tokenizer.special_tokens_map)
         special = _special_tokens(self._tokenizer)
         self._special_ids = frozenset(special)
-        self.token_bytes = TokenTexts(self._tokenizer, special).bytes_of
+        self.marker_ids = self._special_ids | self.stop_token_ids
+        """Special tokens, and those that end an answer: no part of its text."""
+        self.token_bytes = TokenTexts(self._tokenizer, _added_tokens(self._tokenizer)).bytes_of
         """The bytes of a token."""
         self._stops = [special.get(i) or self.text([i]) for i in sorted(self.stop_token_ids)]
         self.format = load_response_format(
@@ -134,6 +141,11 @@ class ChatTemplate:
         return with_joined_system(given) if self._joins_system else given
 
     @cached_property
+    def left_out(self) -> Set[str]:
+        """Which of "tools", "tool_calls", "tool" (their results) the template does not write."""
+        return parts_left_out(self.render)
+
+    @cached_property
     def _joins_system(self) -> bool:
         return joins_system_messages(self.render)
 
@@ -164,24 +176,28 @@ class ChatTemplate:
         stop: str | None,
         conversation: Conversation | None,
         opening: str = "",
+        *,
+        has_calls: bool = True,
     ) -> Answer:
         """Parse the sampled tokens of an answer; its content ends before the stop string `stop`.
 
-        `opening` is the start of the answer that the prompt ends with.
+        `opening` is the start of the answer that the prompt ends with; without `has_calls` what
+        looks like a tool call is content.
         """
-        text = self.text(token_ids)
-        if stop is not None:
-            text = text[: text.index(stop)]
-        text = opening + text
+        stops = [] if stop is None else [stop]
+        text = opening + StopStrings(self, stops).text_before(token_ids)
         if conversation is None:
-            return self.format.parse(text, "")
+            return self.format.parse(text, "", has_calls=has_calls)
         position = conversation.num_before + len(conversation.messages)
-        return self.format.parse(text, self.prompt_end(conversation), conversation.tools, position)
+        end, tools = self.prompt_end(conversation), conversation.tools
+        return self.format.parse(text, end, tools, position, has_calls=has_calls)
 
-    def stream(self, conversation: Conversation | None, stops: Sequence[str]) -> AnswerStream:
+    def stream(
+        self, conversation: Conversation | None, stops: Sequence[str], *, has_calls: bool = True
+    ) -> AnswerStream:
         """Increments of the answer to a conversation, which ends before the first of `stops`."""
         end = self.prompt_end(conversation) if conversation is not None else ""
-        return self.format.stream(end, stops)
+        return self.format.stream(end, stops, has_calls=has_calls)
 
     def call_counter(self, conversation: Conversation) -> CallCounter:
         """Counts the tool calls of the answer to a conversation as it grows."""
@@ -379,9 +395,15 @@ def _vocabulary_digest(folder: Path) -> str:
 
 def _special_tokens(tokenizer: Any) -> dict[int, str]:
     """Text of each special token by its id, also of those without a role of their own."""
-    named = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     added = tokenizer.added_tokens_decoder
-    return named | {i: token.content for i, token in added.items() if token.special}
+    special = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
+    return {i: text for i, text in _added_tokens(tokenizer).items() if i in special}
+
+
+def _added_tokens(tokenizer: Any) -> dict[int, str]:
+    """Text of each special or added token by its id: it is written as it is."""
+    named = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    return named | {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
 
 
 def _byte_ids(tokenizer: Any) -> frozenset[int]:

@@ -19,7 +19,14 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from services.chassis.errors import invalid_argument
 from services.lib.rendering.renderer import reserved_names
 
-__all__ = ["Conversation", "answer_message", "message_key", "message_keys", "parse_conversation"]
+__all__ = [
+    "Conversation",
+    "answer_message",
+    "message_key",
+    "message_keys",
+    "parse_conversation",
+    "split_prefill",
+]
 
 TemplateMessage = Mapping[str, Any]
 """role, content, and where given reasoning_content, tool_calls, tool_call_id, name."""
@@ -68,6 +75,31 @@ def parse_conversation(given: pb.Messages) -> Conversation:
         cure = "is none of the template's own variables: leave it out"
         raise invalid_argument(field_name, reserved[0], cure)
     return Conversation(_merge_split_answers(messages), tools, arguments)
+
+
+def split_prefill(given: pb.Messages) -> tuple[pb.Messages, str]:
+    """The messages before a last one of the assistant, and the text of that: an answer begins so.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT, no answer can begin so.
+    """
+    if not given.messages or given.messages[-1].role != "assistant":
+        return given, ""
+    before, last = pb.Messages(), given.messages[-1]
+    before.CopyFrom(given)
+    del before.messages[-1]
+    path = f"messages.messages[{len(before.messages)}]"
+    content = _content(path, last)
+    if last.reasoning or last.tool_calls or not content:
+        cure = "the last message may be the assistant's only if it has text alone, to be continued"
+        raise invalid_argument(path, "an answer", f"{cure}: send what follows it, or leave it out")
+    if content != content.rstrip():
+        cure = "ends with white space, which is part of the next token: leave that out"
+        raise invalid_argument(f"{path}.content", content[-40:], cure)
+    if not before.messages or before.messages[-1].role == "assistant":
+        cure = "send a message of another role before it"
+        raise invalid_argument(path, "an answer", cure)
+    return before, content
 
 
 def answer_message(message: TemplateMessage) -> pb.Message:

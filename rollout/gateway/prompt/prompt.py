@@ -21,9 +21,10 @@ from rollout.gateway.prompt.conversation import (
     message_key,
     message_keys,
     parse_conversation,
+    split_prefill,
 )
+from rollout.gateway.prompt.left_out import check_parts, check_system_messages
 from rollout.gateway.prompt.retokenization import find_drift
-from rollout.gateway.prompt.system_messages import check_system_messages
 from rollout.gateway.prompt.validation import check_ids
 from services.chassis.errors import ServiceError, invalid_argument
 from services.lib.token_bytes import pack_ids, unpack_ids
@@ -75,11 +76,14 @@ class Prompt:
             return cls(template=template, ids=ids, constraint=constraint)
         turns = RecordedTurns(template, recorded)
         try:
-            prompt = cls._of_messages(turns.resolved(request.messages), turns, template, history)
+            given, prefill = split_prefill(turns.resolved(request.messages))
+            prompt = cls._of_messages(given, turns, template, history)
         except (ValueError, RecursionError) as error:
             raise _refused(len(request.messages.messages), error) from error
-        constraint = Constraint.of_request(request, template, prompt.conversation)
+        constraint = Constraint.of_request(request, template, prompt.conversation, prefill)
         prompt = replace(prompt, constraint=constraint)
+        if prompt.conversation is not None:
+            check_parts(template.left_out, prompt.conversation)
         if len(prompt.ids or ()) > max_tokens:
             cure = f"send at most {max_tokens} (max_prompt_tokens)"
             raise invalid_argument("messages", f"{len(prompt.ids or ())} tokens", cure)
@@ -138,8 +142,10 @@ class Prompt:
 
     def parse_answer(self, sampled_ids: Sequence[int], stop: str | None) -> Answer:
         """The answer as a message; its content ends before the stop string `stop`."""
-        opening = self.constraint.opening
-        return self.template.parse(sampled_ids, stop, self.conversation, opening)
+        opening, has_calls = self.constraint.opening, not self.constraint.no_call
+        return self.template.parse(
+            sampled_ids, stop, self.conversation, opening, has_calls=has_calls
+        )
 
     def remaining_ids(self, begun: store_pb.BegunTurn) -> Sequence[int]:
         """Ids after the prefix that the store matched: this turn's environment tokens.

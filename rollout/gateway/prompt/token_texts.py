@@ -17,10 +17,10 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 class TokenTexts:
     """Bytes of the tokens of a tokenizer."""
 
-    def __init__(self, tokenizer: Any, special: Mapping[int, str]) -> None:
-        """`special` are the texts of special tokens by id."""
+    def __init__(self, tokenizer: Any, added: Mapping[int, str]) -> None:
+        """`added` are the texts, by id, of tokens that are not in the vocabulary's letters."""
         self._tokenizer = tokenizer
-        self._known = {token_id: text.encode() for token_id, text in special.items()}
+        self._known = {token_id: text.encode() for token_id, text in added.items()}
         decoder = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
         self._byte_of = _bytes_by_letter() if '"ByteLevel"' in decoder else {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from rollout.gateway.prompt.answer.answer_parser import Delta
 from rollout.gateway.prompt.prompt import Prompt
@@ -15,13 +16,24 @@ class TurnTexts:
     """Increments of the text of one turn, and of its answer's content and reasoning."""
 
     def __init__(self, prompt: Prompt, stops: Sequence[str]) -> None:
+        self._markers = prompt.template.marker_ids
         self._text = TextStream(prompt.template)
-        self._answer = prompt.template.stream(prompt.conversation, stops)
-        self._opening = self._answer.open(prompt.constraint.opening)
+        constraint = prompt.constraint
+        self._answer = prompt.template.stream(
+            prompt.conversation, stops, has_calls=not constraint.no_call
+        )
+        self._opening = self._answer.open(constraint.opening)
+        if constraint.prefill:
+            self._opening = Delta()  # the agent has it
 
     def push(self, token_ids: Sequence[int], *, last: bool = False) -> tuple[str, Delta]:
         """Text that is complete with the next tokens, all of it with `last`; what it parses to."""
-        text = self._text.push(token_ids, last=last)
+        texts = []
         delta, self._opening = self._opening, Delta()
-        delta.add(self._answer.push(text))
-        return text, delta
+        for is_marker, group in groupby(token_ids, self._markers.__contains__):
+            texts.append(self._text.push([*group]))
+            delta.add(self._answer.push(texts[-1], is_marker=is_marker))
+        if last:
+            texts.append(self._text.push([], last=True))
+            delta.add(self._answer.push(texts[-1]))
+        return "".join(texts), delta

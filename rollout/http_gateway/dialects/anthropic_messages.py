@@ -19,7 +19,7 @@ from rollout.http_gateway.dialects.dialect import (
     rest,
     seamflow_fields,
 )
-from rollout.http_gateway.dialects.request_model import RequestPart
+from rollout.http_gateway.dialects.request_model import NotText, RequestPart
 from rollout.http_gateway.dialects.sampling import Budget, SamplingRequest
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class _Block(RequestPart):
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
     content: str | list[_Block] | None = None
+    is_error: NotText = None
 
 
 class _Message(RequestPart):
@@ -72,7 +73,7 @@ class _ToolChoice(RequestPart):
     def as_sdk(self) -> str | Json:
         if self.type == "tool":
             return {"name": _required("tool_choice.name", self.name)}
-        return "required" if self.type == "any" else "auto"
+        return "required" if self.type == "any" else self.type
 
 
 class _OutputConfig(RequestPart):
@@ -234,7 +235,6 @@ def anthropic_error(error: ApiError) -> Json:
 
 def _turn_request(request: _Request) -> TurnRequest:
     choice = request.tool_choice or _ToolChoice(type="auto")
-    tools = () if choice.type == "none" else request.tools or ()
     config = request.output_config or _OutputConfig()
     params = request.sampling(request.max_tokens)
     params.stop.extend(request.stop_sequences or ())
@@ -243,7 +243,7 @@ def _turn_request(request: _Request) -> TurnRequest:
         messages=_messages(request),
         tools=[
             {"name": t.name, "description": t.description, "parameters": t.input_schema}
-            for t in tools
+            for t in request.tools or ()
         ],
         tool_choice=choice.as_sdk(),
         parallel_tool_calls=not choice.disable_parallel_tool_use,

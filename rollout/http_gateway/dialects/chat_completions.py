@@ -28,7 +28,7 @@ from rollout.http_gateway.dialects.dialect import (
     token_logprobs,
 )
 from rollout.http_gateway.dialects.echoed_calls import with_calls
-from rollout.http_gateway.dialects.request_model import RequestPart
+from rollout.http_gateway.dialects.request_model import NotText, RequestPart
 from rollout.http_gateway.dialects.sampling import Budget, SamplingRequest
 
 if TYPE_CHECKING:
@@ -61,6 +61,10 @@ class _Message(RequestPart):
     tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
+    audio: NotText = None
+    function_call: NotText = None
+    images: NotText = None
+    refusal: NotText = None
 
     def as_json(self) -> Json:
         message = self.model_dump(exclude_none=True)
@@ -149,8 +153,8 @@ class ChatCompletions(Dialect):
         return TurnRequest(
             body=request,
             messages=messages,
-            tools=[tool.model_dump(exclude_none=True) for tool in tools if choice != "none"],
-            tool_choice="auto" if choice == "none" else choice,
+            tools=[tool.model_dump(exclude_none=True) for tool in tools],
+            tool_choice=choice,
             parallel_tool_calls=request.parallel_tool_calls is not False,
             response_schema=schema_of("response_format.json_schema", request.response_format),
             template_arguments=request.chat_template_kwargs or {},

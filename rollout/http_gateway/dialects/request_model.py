@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import from_json
 
 from rollout.http_gateway.api_error import ApiError, invalid
 
-__all__ = ["RequestModel", "RequestPart"]
+__all__ = ["NotText", "RequestModel", "RequestPart"]
 
 _MAX_SHOWN = 80
 _KINDS = ("str", "int", "float", "bool")
+
+
+def _refuse(value: object) -> None:
+    if value:
+        raise ValueError("only text is supported here: leave it out, or write it into the content")
+
+
+NotText = Annotated[None, BeforeValidator(_refuse)]
+"""Of a key whose content would be lost: null, false and empty are accepted."""
 
 
 class RequestPart(BaseModel):

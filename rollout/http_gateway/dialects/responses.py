@@ -118,8 +118,8 @@ class Responses(Dialect):
         return TurnRequest(
             body=request,
             messages=_messages(request),
-            tools=[tool.model_dump(exclude_none=True) for tool in tools if choice != "none"],
-            tool_choice="auto" if choice == "none" else choice,
+            tools=[tool.model_dump(exclude_none=True) for tool in tools],
+            tool_choice=choice,
             parallel_tool_calls=request.parallel_tool_calls is not False,
             response_schema=schema_of("text.format", text.format),
             after_turn_id=(request.previous_response_id or "").removeprefix("resp_"),

@@ -25,8 +25,18 @@ Tool = Mapping[str, Any]
 the inner object."""
 
 ToolChoice = str | Mapping[str, Any]
-"""How the answer calls tools: "auto"; "required"; or {"type": "function", "function": {"name"}},
-or only the inner object, for a call of one tool."""
+"""How the answer calls tools: "auto"; "none": what looks like a call is content; "required"; or
+{"type": "function", "function": {"name"}}, or only the inner object, for a call of one tool."""
+
+
+_TEXT = ("text", "input_text", "output_text")
+_NOT_TEXT = frozenset(
+    {
+        *("audio", "audios", "documents", "files", "function_call", "image", "images", "is_error"),
+        *("refusal", "video", "videos"),
+    }
+)
+"""Keys of messages, in the APIs of others, whose content would be lost here."""
 
 
 def to_tool_choice(choice: ToolChoice, *, parallel: bool) -> pb.ToolChoice | None:
@@ -41,8 +51,11 @@ def to_tool_choice(choice: ToolChoice, *, parallel: bool) -> pb.ToolChoice | Non
         if not (isinstance(name, str) and name):
             raise ValueError(f'tool_choice is {choice!r}: name a tool with {{"name": …}}')
         return pb.ToolChoice(name=name, one_call=one_call)
-    if choice not in ("auto", "required"):
-        raise ValueError(f'tool_choice is {choice!r}: must be "auto", "required" or {{"name": …}}')
+    if choice not in ("auto", "none", "required"):
+        known = '"auto", "none", "required" or {"name": …}'
+        raise ValueError(f"tool_choice is {choice!r}: must be {known}")
+    if choice == "none":
+        return pb.ToolChoice(none=True)
     if choice == "required":
         return pb.ToolChoice(required=True, one_call=one_call)
     return pb.ToolChoice(one_call=True) if one_call else None
@@ -56,7 +69,7 @@ def to_messages(
     """The contract's form of a prompt. Halves of characters in texts are replaced.
 
     Raises:
-        ValueError: a message or tool lacks a key.
+        ValueError: a message or tool lacks a key, or has content that is no text.
     """
     arguments = _json(template_arguments) if template_arguments else ""
     return pb.Messages(
@@ -95,11 +108,8 @@ def _to_message(index: int, message: Message) -> pb.Message:
     )
     if recorded := message.get("recorded"):
         given.recorded.CopyFrom(pb.RecordedAnswer(**recorded))
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        content = [{"type": "text", "text": content}] if content else []
-    for part in content:
-        given.content.add(type=part["type"], text=whole_text(part.get("text", "")))
+    for text in _texts(f"messages[{index}]", message):
+        given.content.add(type="text", text=whole_text(text))
     for call in message.get("tool_calls") or ():
         function = call.get("function", call)
         given.tool_calls.add(
@@ -108,6 +118,23 @@ def _to_message(index: int, message: Message) -> pb.Message:
             arguments_json=_json(function.get("arguments")),
         )
     return given
+
+
+def _texts(path: str, message: Message) -> list[str]:
+    """Texts of its content. Raises ValueError: a part or key of it is no text."""
+    for key in sorted(_NOT_TEXT & message.keys()):
+        if message[key]:
+            raise ValueError(f"{path}.{key} is not supported: put its text into the content")
+    content = message.get("content") or ()
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    for number, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind not in _TEXT or not isinstance(part.get("text"), str):
+            raise ValueError(
+                f"{path}.content[{number}] is of type {kind!r}: only text parts, "
+                '{"type": "text", "text": …}, are supported; describe it in a text'
+            )
+    return [part["text"] for part in parts if part["text"]]
 
 
 def _to_tool(index: int, tool: Tool) -> pb.Tool:

@@ -1,7 +1,8 @@
 """`make test-agents`: agents on the official SDKs of OpenAI and Anthropic, in Python and Node.
 
-Three parts. `sdks`: chat, Responses, Messages, streams, tools, errors and retries against a served
-run with the torch engine. `training`: a run in which all samples come from an agent on the openai
+Four parts. `sdks`: chat, Responses, Messages, streams, tools, errors and retries against a served
+run with the torch engine. `equal_calls`: 500 parallel calls of one content, above a limit,
+and 100 repeated ones. `training`: a run in which all samples come from an agent on the openai
 SDK. `kills`: the same with four forms of calls, while rollout servers, rollout gateway and HTTP
 gateways are killed; then, as a control, with HTTP gateways that take a repeated call for a new one.
 """
@@ -22,9 +23,10 @@ from typing import Any
 from bench.provenance import ROOT
 from bench.report import Report
 from tests.suites.agents.agent_run import CONFIG_FILE, AgentRun, Outcome, make_run
+from tests.suites.agents.equal_calls import figures
 from tests.suites.agents.served import served
 
-PARTS = ("sdks", "training", "kills")
+PARTS = ("sdks", "equal_calls", "training", "kills")
 VICTIMS = (
     "rollout_server-node-a",
     "rollout_gateway",
@@ -36,6 +38,7 @@ VICTIMS = (
     "http_gateway-1",
 )
 NUM_KILLS = 20
+NUM_EQUAL, NUM_REPEATED = 500, 100
 NUM_CONTROL_KILLS = 8
 FORMS = ("chat", "chat_stream", "responses", "messages")
 NODE = ROOT / "tests" / "suites" / "agents" / "node" / "sdk_checks.mjs"
@@ -49,7 +52,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--folder", type=Path, help="keep logs and records here")
     options = parser.parse_args()
-    figures: dict[str, float] = {}
+    found_figures: dict[str, float] = {}
     raw: dict[str, Sequence[float]] = {}
     problems: list[str] = []
     with tempfile.TemporaryDirectory(prefix="seamflow-agents-") as scratch:
@@ -57,11 +60,11 @@ def main() -> None:
         prepared = _prepare(folder / "prepared", options.seed)
         for part in options.only:
             found = _PARTS[part](folder / part, prepared, options.seed)
-            figures |= {f"{part}.{name}": value for name, value in found.figures.items()}
+            found_figures |= {f"{part}.{name}": value for name, value in found.figures.items()}
             raw |= {f"{part}.reward_mean": found.rewards} if found.rewards else {}
             problems += [f"{part}: {each}" for each in found.problems]
     report = Report(
-        bench="agents", figures=figures, raw=raw, seeds=[options.seed], packages=PACKAGES
+        bench="agents", figures=found_figures, raw=raw, seeds=[options.seed], packages=PACKAGES
     )
     if set(options.only) == set(PARTS):
         report.publish()
@@ -83,6 +86,17 @@ def _sdks(folder: Path, prepared: Path, seed: int) -> Outcome:
     figures["checks_failed"] = sum(len(each["failed"]) for each in said.values())
     failed = [f"{name} {each}" for name, all_ in said.items() for each in all_["failed"]]
     return Outcome(figures, [], [], problems=failed)
+
+
+def _equal_calls(folder: Path, prepared: Path, seed: int) -> Outcome:
+    """Each call is a sample of its own, and each repeated one gets the turn that it had begun."""
+    found = asyncio.run(figures(NUM_EQUAL, NUM_REPEATED))
+    outcome = Outcome(found, [], [])
+    if found["different_samples"] < NUM_EQUAL or found["copies"] or found["not_received"]:
+        outcome.problems.append("equal calls share samples")
+    if found["repeated_right"] < NUM_REPEATED:
+        outcome.problems.append("repeated calls got other turns")
+    return outcome
 
 
 def _training(folder: Path, prepared: Path, seed: int) -> Outcome:
@@ -123,7 +137,7 @@ def _kills(folder: Path, prepared: Path, seed: int) -> Outcome:
     return outcome
 
 
-_PARTS = {"sdks": _sdks, "training": _training, "kills": _kills}
+_PARTS = {"sdks": _sdks, "equal_calls": _equal_calls, "training": _training, "kills": _kills}
 
 
 def _prepare(folder: Path, seed: int) -> Path:

@@ -9,6 +9,7 @@ from tests.suites.field.kind import Kind
 __all__ = ["AREAS", "kinds_of"]
 
 AREAS: tuple[str, ...] = (
+    "agent_calls",
     "agent_requests",
     "answers",
     "credit",

@@ -18,6 +18,10 @@ __all__ = ["TEXTS", "AnswerParser", "Delta"]
 
 TEXTS = {"content": "content", "reasoning_content": "reasoning", "thinking": "reasoning"}
 """Fields of response templates that are text, and what they are of an answer."""
+_STEP = 1024
+"""Characters that the reader gets at once; what it finds does not depend on it."""
+_KEPT = 64
+"""Characters before what comes next, for patterns that look at them or at the start."""
 _ID_LENGTH = 9  # Mistral's templates accept no other
 
 
@@ -71,7 +75,18 @@ class AnswerParser:
         """
         if self._until_structure and self._has_structure:
             return Delta()
-        return self._take(self._reader.feed(text))
+        delta = Delta()
+        # The reader looks for each marker up to the end of what it has.
+        for start in range(0, len(text), _STEP):
+            delta.add(self._take(self._reader.feed(text[start : start + _STEP])))
+            self._forget()
+        return delta
+
+    def _forget(self) -> None:
+        """Drop what the reader has read: it copies all that it holds for each marker."""
+        reader = self._reader
+        if (read := reader._pos) > _STEP:
+            reader._buffer, reader._pos = reader._buffer[read - _KEPT :], _KEPT
 
     def finish(self) -> Delta:
         """The end of the answer: the rest of content and reasoning. Raises as `feed`."""
@@ -83,6 +98,7 @@ class AnswerParser:
 
     def tool_calls(self, seed: str) -> list[dict[str, Any]]:
         """The calls; their ids differ by `seed`. Raises as `feed`."""
+        seed = hashlib.sha256(seed.encode(errors="replace")).hexdigest()
         return [_checked_call(call, i, seed) for i, call in enumerate(self._calls)]
 
     @property
@@ -135,8 +151,9 @@ def _checked_call(call: Any, index: int, seed: str) -> dict[str, Any]:
         ValueError: it has no name, or its arguments are no object that JSON can hold.
     """
     function = call.get("function") if isinstance(call, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    arguments = function.get("arguments", {}) if isinstance(function, dict) else None
+    if isinstance(function, dict) and isinstance(function.get("function"), dict):
+        function = function["function"]  # {"type": "function", "function": {"name": …}}
+    name, arguments = _name_and_arguments(function) if isinstance(function, dict) else ("", None)
     if not (isinstance(name, str) and name and isinstance(arguments, dict)):
         raise ValueError(f"tool call {index} is {json.dumps(call)[:80]}: no name with arguments")
     # NaN and lone surrogates are no JSON that others can read.
@@ -147,6 +164,14 @@ def _checked_call(call: Any, index: int, seed: str) -> dict[str, Any]:
         "type": "function",
         "function": {"name": name, "arguments": arguments},
     }
+
+
+def _name_and_arguments(function: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Of a call; the arguments are called parameters at times, as in SGLang and vLLM."""
+    given = [function[key] for key in ("arguments", "parameters") if key in function]
+    if len(given) > 1 or (not given and function.keys() - {"name", "type", "id"}):
+        raise ValueError(f"tool call has the keys {sorted(function)}: arguments are missing")
+    return function.get("name"), given[0] if given else {}
 
 
 def _id(index: int, seed: str) -> str:

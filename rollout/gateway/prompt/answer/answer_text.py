@@ -17,9 +17,9 @@ class Markers:
         self._starts = {literal[:n] for literal in known for n in range(1, len(literal))}
         self._longest = max(map(len, known), default=1) - 1
 
-    def search(self, text: str) -> re.Match[str] | None:
-        """The first marker in `text`, of two that begin together the longer one."""
-        return self._pattern.search(text)
+    def search(self, text: str, start: int = 0) -> re.Match[str] | None:
+        """The first marker from `start` on, of two that begin together the longer one."""
+        return self._pattern.search(text, start)
 
     def decided(self, text: str) -> int:
         """Characters before the longest end of `text` that more text may complete to a marker."""
@@ -66,16 +66,14 @@ class FieldText:
         return new
 
     def _without_special(self, *, is_whole: bool) -> str:
-        kept = []
-        while True:
-            text, found = self._waiting, self._special.search(self._waiting)
-            decided = len(text) if is_whole else self._special.decided(text)
-            if found is None or found.start() >= decided:
-                break
-            kept.append(text[: found.start()])
-            self._waiting = text[found.end() :]
+        text, kept, start = self._waiting, [], 0
+        decided = len(text) if is_whole else self._special.decided(text)
+        while (found := self._special.search(text, start)) and found.start() < decided:
+            kept.append(text[start : found.start()])
+            start = found.end()
+        decided = max(decided, start)
         self._waiting = text[decided:]
-        return "".join((*kept, text[:decided]))
+        return "".join((*kept, text[start:decided]))
 
     def _visible(self, text: str) -> str:
         """`text` without what may be white space next to another part, joined to what is before."""

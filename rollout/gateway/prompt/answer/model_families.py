@@ -2,6 +2,9 @@
 
 Their form is that of `transformers.utils.chat_parsing`. Regions are content, reasoning_content and
 tool_calls; what no marker opens is content. Chosen by markers in the chat template.
+
+No pattern looks beyond the next "<" or "[", or further than a bound: an answer takes time in
+proportion to its length, whatever a policy writes.
 """
 
 from __future__ import annotations
@@ -14,19 +17,22 @@ __all__ = ["BUILT_IN", "MARKERS"]
 Fields = dict[str, dict[str, Any]]
 
 _END = r"<\|im_end\|>|<\|eot_id\|>|<\|eom_id\|>|</s>|<｜end▁of▁sentence｜>"
+_SPACE = r"\s{0,32}"
 _CONTENT = {"close_pattern": _END}
 _THINK = {"open": "<think>", "close": "</think>"}
 _FUNCTION = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 """A call whose name is in its opening marker and whose content is the arguments."""
 _LISTED = {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}}
+_WHOLE = {"type": "function", "function": "{content}"}
+"""A call whose content is an object with its name and arguments, or parameters."""
 
 _DEEPSEEK_NAME = (
-    r"(?:function<｜tool▁sep｜>(?P<name>[^\n<]+)\n```json\n"
-    r"|(?!function<｜tool▁sep｜>)(?P<name>[^\n<]+)<｜tool▁sep｜>)"
+    r"(?:function<｜tool▁sep｜>(?P<name>[^\n<]{1,128})\n```json\n"
+    r"|(?!function<｜tool▁sep｜>)(?P<name>[^\n<]{1,128})<｜tool▁sep｜>)"
 )
 _HARMONY_START = r"(?:<\|start\|>assistant)?"
 _HARMONY_END = r"<\|end\|>|<\|return\|>"
-_HARMONY_TYPE = r"[^<]{0,64}(?:<\|constrain\|>\w{1,32}\s*)?<\|message\|>"
+_HARMONY_TYPE = r"[^<]{0,64}(?:<\|constrain\|>\w{1,32}" + _SPACE + r")?<\|message\|>"
 
 BUILT_IN: Mapping[str, Fields] = {
     # Qwen 2.5 and 3, Hermes: <tool_call>{"name": …, "arguments": {…}}</tool_call>
@@ -37,37 +43,38 @@ BUILT_IN: Mapping[str, Fields] = {
             "close": "</tool_call>",
             "repeats": True,
             "content": "json",
-            "transform": {"type": "function", "function": "{content}"},
+            "transform": _WHOLE,
         },
         "content": _CONTENT,
     },
     # Qwen3-Coder: <tool_call><function=name><parameter=key>value</parameter></function></tool_call>
-    # and at times without <tool_call>.
+    # and at times without <tool_call>. As in SGLang and vLLM the next parameter ends one, too.
     "qwen3_coder": {
         "reasoning_content": _THINK,
         "tool_calls": {
-            "open_pattern": r"(?:<tool_call>\s*)?<function=(?P<name>[^>\n]+)>",
-            "close_pattern": r"</function>(?:\s*</tool_call>)?",
+            "open_pattern": rf"(?:<tool_call>{_SPACE})?<function=(?P<name>[^<>\n]{{1,128}})>",
+            "close_pattern": rf"(?P<end></function>)(?:{_SPACE}</tool_call>)?",
             "repeats": True,
             "content": "xml-inline",
             "content_args": {
-                "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
+                "tag_pattern": r"<parameter=(?P<key>[^<>\n]{1,128})>\n?"
+                r"(?P<value>(?:[^<\n]++|(?!\n?(?:</parameter>|<parameter=|\Z)).)*+)"
+                r"\n?(?:</parameter>|(?=<parameter=)|\Z)"
             },
-            "transform": _FUNCTION,
+            "transform": {**_FUNCTION, "end": "{end}"},  # it has one, or it is cut
         },
         "content": _CONTENT,
     },
-    # Llama 3.1 and later: a JSON object {"name": …, "parameters": {…}} instead of content.
+    # Llama 3.1 and later: a JSON object {"name": …, "parameters": {…}} instead of content, at times
+    # with "type": "function"; or after <|python_tag|>.
     "llama3": {
         "tool_calls": {
-            "open_pattern": r'\A\s*(?:<\|python_tag\|>)?\s*(?=\{\s*"name")',
+            "open_pattern": rf"(?:\A{_SPACE}|<\|python_tag\|>{_SPACE})"
+            rf'(?=\{{{_SPACE}"(?:name|parameters|arguments|type"{_SPACE}:{_SPACE}"function)")',
             "close_pattern": _END,
             "repeats": True,
             "content": "json",
-            "transform": {
-                "type": "function",
-                "function": {"name": "{content.name}", "arguments": "{content.parameters}"},
-            },
+            "transform": _WHOLE,
         },
         "content": _CONTENT,
     },
@@ -88,7 +95,8 @@ BUILT_IN: Mapping[str, Fields] = {
     "mistral_args": {
         "reasoning_content": {"open": ["[THINK]", "<think>"], "close": ["[/THINK]", "</think>"]},
         "tool_calls": {
-            "open_pattern": r"\[TOOL_CALLS\]\s*(?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]",
+            "open_pattern": rf"\[TOOL_CALLS\]{_SPACE}(?P<name>[\w.-]{{1,128}})"
+            r"(?:\[CALL_ID\]\w{1,64})?\[ARGS\]",
             "close_pattern": _END + r"|(?=\[TOOL_CALLS\])",
             "repeats": True,
             "content": "json",
@@ -100,8 +108,10 @@ BUILT_IN: Mapping[str, Fields] = {
     "deepseek": {
         "reasoning_content": _THINK,
         "tool_calls": {
-            "open_pattern": r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>" + _DEEPSEEK_NAME,
-            "close_pattern": r"(?:```\s*)?<｜tool▁call▁end｜>(?:\s*<｜tool▁calls▁end｜>)?",
+            "open_pattern": rf"(?:<｜tool▁calls▁begin｜>{_SPACE})?<｜tool▁call▁begin｜>"
+            + _DEEPSEEK_NAME,
+            "close_pattern": rf"(?:```{_SPACE})?<｜tool▁call▁end｜>"
+            rf"(?:{_SPACE}<｜tool▁calls▁end｜>)?",
             "repeats": True,
             "content": "json",
             "transform": _FUNCTION,
@@ -112,13 +122,14 @@ BUILT_IN: Mapping[str, Fields] = {
     # content; a header that opens content is read as the end of an empty piece of it.
     "harmony": {
         "reasoning_content": {
-            "open_pattern": _HARMONY_START + r"<\|channel\|>analysis\s*<\|message\|>",
+            "open_pattern": _HARMONY_START + r"<\|channel\|>analysis" + _SPACE + r"<\|message\|>",
             "close_pattern": _HARMONY_END,
         },
         "tool_calls": {
             "open_pattern": _HARMONY_START
-            + r"(?:\s?to=functions\.(?P<name>[\w.-]+)<\|channel\|>(?:commentary|analysis)"
-            + r"|<\|channel\|>(?:commentary|analysis)\s+to=functions\.(?P<name>[\w.-]+))"
+            + r"(?:\s?to=functions\.(?P<name>[\w.-]{1,128})<\|channel\|>(?:commentary|analysis)"
+            + r"|<\|channel\|>(?:commentary|analysis)\s{1,32}"
+            + r"to=functions\.(?P<name>[\w.-]{1,128}))"
             + _HARMONY_TYPE,
             "close_pattern": r"<\|call\|>|" + _HARMONY_END,
             "repeats": True,
@@ -127,8 +138,8 @@ BUILT_IN: Mapping[str, Fields] = {
         },
         "content": {
             "close_pattern": _HARMONY_START
-            + r"<\|channel\|>(?:final|commentary)\s*"
-            + r"(?:<\|constrain\|>\w{1,32}\s*)?<\|message\|>|"
+            + rf"<\|channel\|>(?:final|commentary){_SPACE}"
+            + rf"(?:<\|constrain\|>\w{{1,32}}{_SPACE})?<\|message\|>|"
             + _HARMONY_END
         },
     },

@@ -13,6 +13,7 @@ from rollout.gateway.prompt.conversation import (
     Conversation,
     TemplateMessage,
     answer_message,
+    message_key,
     parse_conversation,
 )
 from rollout.gateway.prompt.stop_strings import StopStrings
@@ -66,7 +67,12 @@ class RecordedTurns:
         number, own = _num_environment(turn.tokens), list(turn.tokens.token_ids)
         opening = self._opening(turn, own[:number], template.prompt_end(conversation))
         stop = StopStrings(template, turn.sampling.stop).found(own[number:])
-        return template.parse(own[number:], stop, conversation, opening).message
+        answer = template.parse(own[number:], stop, conversation, opening).message
+        if turn.message_keys and message_key(answer) != turn.message_keys[-1]:
+            # It was sampled with tool_choice "none".
+            plain = template.parse(own[number:], stop, conversation, opening, has_calls=False)
+            answer = plain.message
+        return answer
 
     def _opening(self, turn: trajectory_pb2.Turn, added: Sequence[int], header: str) -> str:
         """What the prompt of a turn has after `header`: the start of its answer."""

@@ -89,23 +89,30 @@ class ResponseFormat:
         prompt_end: str,
         tools: Sequence[Mapping[str, Any]] = (),
         position: int = 0,
+        *,
+        has_calls: bool = True,
     ) -> Answer:
         """Parse an answer, special tokens included.
 
         `prompt_end` is what the template wrote after the last message: the header of the answer,
         and maybe the opening tag of its reasoning. Tool calls at another `position` of the
-        conversation have other ids.
+        conversation have other ids; without `has_calls` they are content.
         """
         seed = f"{position} {text}"
+        if not has_calls:
+            return Answer(_message(self._parser(self._texts_only, prompt_end), text, seed))
         try:
             return Answer(_message(self._parser(self._whole, prompt_end, tools), text, seed))
         except _MALFORMED as error:
             parser = self._parser(self._texts_only, prompt_end)
             return Answer(_message(parser, text, seed), " ".join(str(error).split())[:400])
 
-    def stream(self, prompt_end: str, stops: Sequence[str] = ()) -> AnswerStream:
+    def stream(
+        self, prompt_end: str, stops: Sequence[str] = (), *, has_calls: bool = True
+    ) -> AnswerStream:
         """Increments of the answer that ends before the first of `stops`."""
-        parser = self._parser(self._unread, prompt_end, until_structure=True)
+        template = self._unread if has_calls else self._texts_only
+        parser = self._parser(template, prompt_end, until_structure=True)
         return AnswerStream(parser, stops)
 
     def call_counter(self, prompt_end: str) -> CallCounter:
@@ -182,14 +189,15 @@ class AnswerStream:
         """What is certain with the text that the prompt ends with; it has no stop string."""
         return self._parser.feed(text)
 
-    def push(self, text: str) -> Delta:
-        """What is certain with more text."""
+    def push(self, text: str, *, is_marker: bool = False) -> Delta:
+        """What is certain with more text; that of special tokens has no stop string."""
         if self._has_stopped:
             return Delta()
         self._waiting += text
-        found = self._stops.search(self._waiting)
+        found = None if is_marker else self._stops.search(self._waiting)
         self._has_stopped = found is not None
-        end = found.start() if found else self._stops.decided(self._waiting)
+        decided = len(self._waiting) if is_marker else self._stops.decided(self._waiting)
+        end = found.start() if found else decided
         certain, self._waiting = self._waiting[:end], self._waiting[end:]
         return self._parser.feed(certain)
 

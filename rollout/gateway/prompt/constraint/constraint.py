@@ -16,7 +16,7 @@ from services.chassis.errors import invalid_argument
 if TYPE_CHECKING:
     from rollout.gateway.prompt.answer.response_format import Answer
     from rollout.gateway.prompt.chat_template import ChatTemplate
-    from rollout.gateway.prompt.conversation import Conversation
+    from rollout.gateway.prompt.conversation import Conversation, TemplateMessage
 
 __all__ = ["Constraint"]
 
@@ -35,12 +35,20 @@ class Constraint:
     """It ends with its first call."""
     schema: JsonSchema | None = None
     """Schema of its content."""
+    no_call: bool = False
+    """What looks like a tool call is content."""
+    prefill: str = ""
+    """Text with which the agent has begun it."""
     opening: str = ""
     """Text with which it begins: tokens of the prompt."""
 
     @classmethod
     def of_request(
-        cls, request: pb.GenerateRequest, template: ChatTemplate, conversation: Conversation | None
+        cls,
+        request: pb.GenerateRequest,
+        template: ChatTemplate,
+        conversation: Conversation | None,
+        prefill: str = "",
     ) -> Constraint:
         """What a request demands; `conversation` None: its prompt is ids.
 
@@ -49,8 +57,12 @@ class Constraint:
         """
         choice, schema = request.tool_choice, request.response_schema_json
         has_choice = choice.required or choice.name or choice.one_call
-        if not (has_choice or schema):
-            return cls()
+        if prefill and (choice.required or choice.name or schema):
+            cure = "the last message begins the answer already: leave one of them out"
+            field = "response_schema_json" if schema else "tool_choice"
+            raise invalid_argument(field, "set", cure)
+        if not (has_choice or schema or prefill):
+            return cls(no_call=choice.none)
         if conversation is None:
             field = "tool_choice" if has_choice else "response_schema_json"
             raise invalid_argument(field, "set", "give messages: the prompt is token_ids")
@@ -59,6 +71,8 @@ class Constraint:
             tool=choice.name or (_only_tool(conversation) if choice.required else ""),
             one_call=choice.one_call,
             schema=_schema(schema),
+            no_call=choice.none,
+            prefill=prefill,
         )
         demanded._check_tools(template, conversation)
         return demanded._with_opening(template, conversation)
@@ -78,14 +92,18 @@ class Constraint:
         try:
             if self.calls_tool:
                 return replace(self, opening=call_opening(template, conversation, self.tool))
-            if self.schema is not None and not conversation.tools:
+            if self.prefill:
+                opening = content_opening(template, conversation, self.prefill)
+                return replace(self, opening=opening)
+            if self.schema is not None and (self.no_call or not conversation.tools):
                 opening = content_opening(template, conversation, self.schema.bracket)
                 return replace(self, opening=opening)
         except (ValueError, RecursionError) as error:
             if self.calls_tool:
                 cure = f"{error}; {_AUTO}"
                 raise invalid_argument("tool_choice", self._shown, cure) from error
-            raise invalid_argument("response_schema_json", "a schema", str(error)) from error
+            field = "messages" if self.prefill else "response_schema_json"
+            raise invalid_argument(field, "the start of an answer", str(error)) from error
         return self
 
     @property
@@ -98,7 +116,7 @@ class Constraint:
             value = JsonEnd()
             value.feed(self.schema.bracket)
             return AnswerEnd(template, value.feed)
-        if not self.one_call or conversation is None or not conversation.tools:
+        if self.no_call or not (self.one_call and conversation and conversation.tools):
             return None
         calls = template.call_counter(conversation)
         calls.feed(self.opening)
@@ -108,6 +126,12 @@ class Constraint:
             return not answer.error and len(answer.message.get("tool_calls", ())) == 1
 
         return AnswerEnd(template, calls.feed, is_whole)
+
+    def shown(self, message: TemplateMessage) -> TemplateMessage:
+        """The answer as the agent gets it: without the text with which it has begun it."""
+        content, begun = message["content"], self.prefill
+        begun = begun if content.startswith(begun) else begun.lstrip()
+        return {**message, "content": content.removeprefix(begun)}
 
     def tool_check(self, answer: Answer) -> pb.AnswerCheck | None:
         """Whether the answer has the call that it must have; None: it need not."""

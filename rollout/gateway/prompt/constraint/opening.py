@@ -46,18 +46,21 @@ def call_opening(template: ChatTemplate, conversation: Conversation, name: str) 
     return opening.rstrip(_TRIMMED) if name else opening
 
 
-def content_opening(template: ChatTemplate, conversation: Conversation, bracket: str) -> str:
-    """The answer's text up to its content, which begins with `bracket`.
+def content_opening(template: ChatTemplate, conversation: Conversation, begun: str) -> str:
+    """The answer's text up to and with `begun`, the beginning of its content.
+
+    A template may trim white space before it.
 
     Raises:
         ValueError: the template writes no answer that is parsed as content.
     """
-    text = _written(template, conversation, template.render(conversation), {"content": _MARK})
+    answer = {"content": begun + _MARK}
+    text = _written(template, conversation, template.render(conversation), answer)
     head, mark, _ = text.partition(_MARK)
-    answer = template.format.parse(head + mark, template.prompt_end(conversation))
-    if not mark or answer.message["content"] != _MARK:
+    read = template.format.parse(head + mark, template.prompt_end(conversation))
+    if not mark or read.message["content"].strip() != answer["content"].strip():
         raise ValueError("the chat template changes the content of answers")
-    return head + bracket
+    return head
 
 
 def _common_start(texts: Sequence[str]) -> str:

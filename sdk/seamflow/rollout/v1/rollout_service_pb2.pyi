@@ -602,11 +602,14 @@ class ToolChoice(google.protobuf.message.Message):
 
     REQUIRED_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
+    NONE_FIELD_NUMBER: builtins.int
     ONE_CALL_FIELD_NUMBER: builtins.int
     required: builtins.bool
     """It calls a tool."""
     name: builtins.str
     """It calls this tool, which is one of the request's."""
+    none: builtins.bool
+    """It calls none: the tools stay in the prompt, and what looks like a call is content."""
     one_call: builtins.bool
     """It ends with its first complete call."""
     def __init__(
@@ -614,11 +617,12 @@ class ToolChoice(google.protobuf.message.Message):
         *,
         required: builtins.bool = ...,
         name: builtins.str = ...,
+        none: builtins.bool = ...,
         one_call: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["call", b"call", "name", b"name", "required", b"required"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["call", b"call", "name", b"name", "one_call", b"one_call", "required", b"required"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["call", b"call"]) -> typing.Literal["required", "name"] | None: ...
+    def HasField(self, field_name: typing.Literal["call", b"call", "name", b"name", "none", b"none", "required", b"required"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["call", b"call", "name", b"name", "none", b"none", "one_call", b"one_call", "required", b"required"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["call", b"call"]) -> typing.Literal["required", "name", "none"] | None: ...
 
 global___ToolChoice = ToolChoice
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from examples.quickstart import prepare, task
-from examples.quickstart.lift import Lift
+from examples.quickstart.lift import RIDE, Lift
 from examples.quickstart.prepare_tools import CHAT_TEMPLATE, TOOL_WORDS, tool_calls
 from rollout.gateway.prompt.answer.response_format import load_response_format
 from tests.lib.rendering import rendered_ids
@@ -32,7 +32,8 @@ def test_demonstrations_look_like_the_agents_conversations() -> None:
     payload = next(task.tasks(0, 1, "train"))
     answers = [" ".join(map(task.floor_name, path)) for path in task.paths(payload)]
     example = prepare._example(tokenizer.get_vocab(), tool_calls(payload, answers))
-    assert example.token_ids == rendered_ids(tokenizer, make_conversation(payload))
+    tools = [{"type": "function", "function": RIDE}]
+    assert example.token_ids == rendered_ids(tokenizer, make_conversation(payload), tools=tools)
     assert tokenizer.unk_token_id not in example.token_ids
 
 

@@ -18,7 +18,7 @@ from rollout.gateway.prompt.chat_template import ChatTemplate
 from tests.integration.rollout.gateway.test_tools import QUESTION, prompt
 from tests.integration.rollout.gateway.test_turn import World, said
 from tests.lib.rollout.gateway.support import ScriptedServer, gateway, message, sampled, scripted
-from tests.lib.rollout.gateway.tools import ADD, TOOLS
+from tests.lib.rollout.gateway.tools import ADD, SAID, TOOLS
 from tests.suites.roundtrips.recorded_gateway import RecordedGateway
 
 OBJECT = '{"type": "object"}'
@@ -139,6 +139,109 @@ async def test_without_a_format_no_call_can_be_forced(world: World) -> None:
     error = await refusal(world, given=given, tool_choice=pb.ToolChoice(name="add"))
     assert "tool_choice is 'add'" in str(error)
     assert "response_format" in str(error)
+
+
+NO_RESULTS = TOOLS.replace("{% for m in messages %}", "{% for m in messages if m.role != 'tool' %}")
+NO_CALLS = TOOLS.replace("m.tool_calls or []", "[]")
+CALLED = pb.Message(role="assistant", tool_calls=[pb.ToolCall(name="add", arguments_json="{}")])
+TOLD = message("tool", "3")
+
+
+@pytest.mark.parametrize(
+    ("world", "messages", "tools", "field"),
+    [
+        (APPENDING, [QUESTION], [ADD], "messages.tools"),
+        (APPENDING, [QUESTION, CALLED, TOLD], [], "messages.messages[1].tool_calls"),
+        (NO_CALLS, [QUESTION, CALLED, TOLD], [ADD], "messages.messages[1].tool_calls"),
+        (NO_RESULTS, [QUESTION, CALLED, TOLD, QUESTION], [ADD], "messages.messages[2].role"),
+    ],
+    indirect=["world"],
+)
+async def test_what_the_template_leaves_out_is_refused(
+    world: World, messages: list[pb.Message], tools: list[pb.Tool], field: str
+) -> None:
+    """Before anything is sampled or recorded; the rest is answered."""
+    error = await refusal(world, given=pb.Messages(messages=messages, tools=tools))
+    assert [violation.field for violation in error.violations] == [field]
+    assert "does not render" in str(error)
+    assert not world.server.prompts
+    say(world, "hello")
+    assert said(await asked(world, "t")) == "hello"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_last_message_of_the_assistant_is_continued(world: World, stream: bool) -> None:
+    """As transformers' continue_final_message renders it; the agent gets what follows.
+
+    The whole answer is what the next turn continues.
+    """
+    begun = message("assistant", "The sum is")
+    say(world, " 3.")
+    events = await world.generate(
+        "t", given=pb.Messages(messages=[QUESTION, begun]), stream_text=stream
+    )
+    end = events[-1].end
+    assert world.template.text(world.server.prompts[0]).endswith("<assistant>The sum is")
+    assert said(end) == " 3."
+    assert "".join(each.chunk.content_delta for each in events) == (" 3." if stream else "")
+    say(world, "ok")
+    whole = message("assistant", "The sum is 3.")
+    after = await asked(world, "t2", given=pb.Messages(messages=[QUESTION, whole, QUESTION]))
+    assert after.prefix_turn_id == "t"
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields", "field"),
+    [
+        ([QUESTION, CALLED], {}, "messages.messages[1]"),
+        ([QUESTION, message("assistant", "")], {}, "messages.messages[1]"),
+        ([QUESTION, message("assistant", "a ")], {}, "messages.messages[1].content"),
+        ([message("assistant", "a")], {}, "messages.messages[0]"),
+        (
+            [QUESTION, message("assistant", "a"), message("assistant", "b")],
+            {},
+            "messages.messages[2]",
+        ),
+        (
+            [QUESTION, message("assistant", "a")],
+            {"response_schema_json": OBJECT},
+            "response_schema_json",
+        ),
+        (
+            [QUESTION, message("assistant", "a")],
+            {"tool_choice": pb.ToolChoice(required=True)},
+            "tool_choice",
+        ),
+    ],
+)
+async def test_what_cannot_be_continued_is_refused(
+    world: World, messages: list[pb.Message], fields: dict[str, Any], field: str
+) -> None:
+    """By name."""
+    error = await refusal(world, given=pb.Messages(messages=messages), **fields)
+    assert [violation.field for violation in error.violations] == [field]
+
+
+@pytest.mark.parametrize("none", [True, False])
+async def test_without_calls_the_tools_stay(world: World, none: bool) -> None:
+    """The prompt continues the record, and a call is content; the control: it is parsed."""
+    say(world, SAID)
+    say(world, SAID)
+    given = pb.Messages(messages=[QUESTION], tools=[ADD])
+    first = await asked(world, "t1", given=given)
+    given = pb.Messages(messages=[QUESTION, first.message, TOLD], tools=[ADD])
+    choice = pb.ToolChoice(none=True) if none else None
+    events = await world.generate("t2", given=given, tool_choice=choice, stream_text=True)
+    end = events[-1].end
+    assert (end.prefix_turn_id, bool(end.prefix_length)) == ("t1", True)
+    assert bool(end.message.tool_calls) is not none
+    assert ("<tool_call>" in said(end)) is none
+    streamed = "".join(each.chunk.content_delta for each in events)
+    assert said(end).startswith(streamed)
+    assert ("<tool_call>" in streamed) is none
+    say(world, "ok")
+    given = pb.Messages(messages=[*given.messages, end.message, QUESTION], tools=[ADD])
+    assert (await asked(world, "t3", given=given)).prefix_turn_id == "t2"
 
 
 @pytest.mark.parametrize(

@@ -84,9 +84,11 @@ def sampled_of(tokens: tokens_pb2.Tokens) -> list[int]:
 
 
 @asynccontextmanager
-async def agent(folder: Path, *servers: str, **settings: Any) -> AsyncIterator[Agent]:
+async def agent(
+    folder: Path, *servers: str, template: str = "", **settings: Any
+) -> AsyncIterator[Agent]:
     """An agent in front of a gateway and a store."""
-    model = make_byte_model(folder)
+    model = make_byte_model(folder, template) if template else make_byte_model(folder)
     async with gateway(model, servers=servers, **settings) as (stub, store, runs):
         await runs.CreateRun(run_pb.CreateRunRequest(run_id="run", config=RULES))
         request = pb.StartRolloutRequest(
@@ -144,7 +146,7 @@ async def test_a_waiting_turn_that_is_cancelled_never_starts(tmp_path: Path) -> 
     server = ScriptedServer()
     server.may_answer.clear()
     server.answers = [[[7]], [[8]]]
-    settings = {"overcommit": 0.1}  # one place of the eight
+    settings: dict[str, Any] = {"overcommit": 0.1}  # one place of the eight
     async with scripted(server) as address, agent(tmp_path, address, **settings) as one:
         runs = asyncio.create_task(ids_of(one.generate("runs")))
         await server.asked.wait()

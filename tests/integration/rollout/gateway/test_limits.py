@@ -17,6 +17,7 @@ from services.chassis.errors import ServiceError
 from services.chassis.rpc.request_budget import RequestBudget
 from tests.integration.rollout.gateway.test_gateway import agent
 from tests.lib.rollout.gateway.support import ScriptedServer, message, scripted
+from tests.lib.rollout.gateway.tools import TOOLS
 
 LARGE = 1 << 20
 
@@ -45,7 +46,8 @@ async def test_a_prompt_beyond_a_limit_is_refused_by_its_name(
     server.default_answer = [[7]]
     async with scripted(server) as address:
         for given, is_refused in ((settings, True), ({}, False)):
-            async with agent(tmp_path / str(is_refused), address, **given) as ours:
+            folder = tmp_path / str(is_refused)
+            async with agent(folder, address, template=TOOLS, **given) as ours:
                 request = ours.request("t")
                 where = "messages" if isinstance(prompt, pb.Messages) else "token_ids"
                 getattr(request, where).CopyFrom(prompt)

@@ -103,7 +103,7 @@ async def check_asked(asked: Asked) -> None:
 
 
 def _check_prompt(asked: Asked, prompt: str) -> None:
-    """All system messages are there, joined if the template wants so; tools unless "none"."""
+    """All system messages are there, joined if the template wants so; tools with any choice."""
     systems = [f"Rule {i}." for i in range(asked.systems)]
     for rule in systems:
         assert prompt.count(rule) == 1
@@ -111,7 +111,7 @@ def _check_prompt(asked: Asked, prompt: str) -> None:
         assert "\n\n".join(systems) in prompt
     assert ("Later rule." in prompt) == asked.later_system
     shown = [name for name in asked.tools if f'"{name}"' in prompt]
-    assert shown == ([] if asked.choice == "none" else list(asked.tools))
+    assert shown == list(asked.tools)
 
 
 def _check_reply(asked: Asked, reply: Mapping[str, Any]) -> None:

@@ -69,7 +69,7 @@ async def test_a_short_reply_is_sent_whole() -> None:
     assert isinstance(response, web.Response)
     assert response.body == b"<a>"
     assert (response.headers["a"], response.headers["b"]) == ("1", "2")
-    assert writer.num_heads == 0
+    assert (writer.num_heads, writer.has_ended) == (1, True)
 
 
 async def test_without_holding_each_part_is_sent_at_once() -> None:

@@ -125,10 +125,54 @@ def test_a_stop_string_may_cross_chunks(template: ChatTemplate) -> None:
     assert stops.num_until_stop(ids, 6) == 2
 
 
-def test_special_tokens_count(template: ChatTemplate) -> None:
-    """A marker that is one token can end a turn."""
-    ids = [*letters(template, "hi"), *template.stop_token_ids, *letters(template, "x")]
-    assert StopStrings(template, [END]).num_until_stop(ids, 0) == 3
+@pytest.mark.parametrize("stop", [END, "end", "<", "|>", ">now"])
+def test_special_tokens_are_no_text(template: ChatTemplate, stop: str) -> None:
+    """Neither whole, nor in part, nor together with text beside them; their text as text counts."""
+    ids = [*letters(template, "hi"), *template.stop_token_ids, *letters(template, "now")]
+    stops = StopStrings(template, [stop])
+    assert stops.num_until_stop(ids, 0) is None
+    assert stops.found(ids) is None
+    assert stops.text_before(ids) == f"hi{END}now"
+    written = letters(template, f"hi{END[:-1]}") + letters(template, ">now")
+    assert stops.found(written) == stop
+
+
+def reference(template: ChatTemplate, stops: list[str], ids: list[int]) -> tuple[int | None, str]:
+    """Token by token: how many it takes to a stop string, and the text before it."""
+    start = 0
+    for number in range(1, len(ids) + 1):
+        if ids[number - 1] in template.marker_ids:
+            start = number
+        text = template.text(ids[start:number])
+        found = [text.index(stop) for stop in stops if stop in text]
+        if found:
+            return number, template.text(ids[:start]) + text[: min(found)]
+    return None, template.text(ids)
+
+
+@given(data=st.data(), falls_back=st.booleans())
+def test_any_chunks_find_what_single_tokens_have(
+    template: ChatTemplate, falling_back: ChatTemplate, data: st.DataObject, falls_back: bool
+) -> None:
+    """Whatever a character is cut into, and with special tokens anywhere."""
+    model = falling_back if falls_back else template
+    text = data.draw(st.text("he wö€😀数学<|end>", min_size=1, max_size=30))
+    place = data.draw(st.integers(0, len(text)))
+    marker = data.draw(st.sampled_from([[], [min(model.stop_token_ids)]]))
+    ids = [*model.encode_text(text[:place]), *marker, *model.encode_text(text[place:])]
+    parts = st.builds(
+        lambda i, n: text[i : i + n], st.integers(0, len(text) - 1), st.integers(1, 5)
+    )
+    stops = data.draw(st.lists(parts | st.just("end") | st.just("|>"), min_size=1, max_size=3))
+    number, before = reference(model, stops, ids)
+    strings, start = StopStrings(model, stops), 0
+    found = None
+    while start < len(ids) and found is None:
+        end = start + data.draw(st.integers(1, 9))
+        found = strings.num_until_next(ids[start:end])
+        found, start = None if found is None else start + found, end
+    assert found == number
+    assert strings.text_before(ids) == before
 
 
 def test_without_stop_strings_nothing_stops(template: ChatTemplate) -> None:

@@ -157,24 +157,50 @@ def test_sampling_parameters_reach_the_contract() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "found", "num_tools"),
+    ("key", "value"),
+    [("function_call", {"name": "f"}), ("images", ["AA=="]), ("audio", {"id": "a"})],
+)
+def test_content_that_is_no_text_is_refused(key: str, value: object) -> None:
+    """By its name; null, as SDKs send it back, is accepted."""
+    message = {"role": "assistant", "content": "a", key: value}
+    asked = {**CHAT, "messages": [message, {"role": "user", "content": "b"}]}
+    error = refused(ChatCompletions(), json.dumps(asked).encode())
+    assert error.param == f"messages[0].{key}"
+    message[key] = None
+    assert ChatCompletions().parse(json.dumps(asked).encode()).messages
+
+
+@pytest.mark.parametrize("is_error", [True, False])
+def test_a_tools_error_flag_is_refused(is_error: bool) -> None:
+    """It would be lost; false says nothing."""
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "no", "is_error": is_error}
+    asked = {**MESSAGES, "messages": [{"role": "user", "content": [result]}]}
+    if is_error:
+        error = refused(AnthropicMessages(), json.dumps(asked).encode())
+        assert "is_error" in (error.param or "")
+    else:
+        assert AnthropicMessages().parse(json.dumps(asked).encode()).messages
+
+
+@pytest.mark.parametrize(
+    ("choice", "found"),
     [
-        (None, "auto", 1),
-        ("auto", "auto", 1),
-        ("none", "auto", 0),
-        ("required", "required", 1),
-        ("any", "required", 1),
-        ({"type": "function", "function": {"name": "f"}}, {"name": "f"}, 1),
+        (None, "auto"),
+        ("auto", "auto"),
+        ("none", "none"),
+        ("required", "required"),
+        ("any", "required"),
+        ({"type": "function", "function": {"name": "f"}}, {"name": "f"}),
     ],
 )
-def test_a_tool_choice_is_the_sdks(choice: object, found: object, num_tools: int) -> None:
-    """With "none" the template is shown no tools."""
+def test_a_tool_choice_is_the_sdks(choice: object, found: object) -> None:
+    """With "none" the template is shown the tools, too."""
     turn = parsed(ChatCompletions(), CHAT, tools=[TOOL], tool_choice=choice)
-    assert (turn.tool_choice, len(turn.tools)) == (found, num_tools)
+    assert (turn.tool_choice, len(turn.tools)) == (found, 1)
     turn = parsed(
         Responses(), RESPONSES, tools=[{"type": "function", **FUNCTION}], tool_choice=choice
     )
-    assert (turn.tool_choice, len(turn.tools)) == (found, num_tools)
+    assert (turn.tool_choice, len(turn.tools)) == (found, 1)
 
 
 @pytest.mark.parametrize(
