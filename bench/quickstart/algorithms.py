@@ -92,7 +92,7 @@ def _seconds(summary: Mapping[str, Any]) -> tuple[list[float], list[float]]:
     """When each step ended, and its success."""
     steps = read_steps(Path("runs", summary["run"], "metrics.jsonl"))
     began = steps[-1]["time"] - summary["seconds_learning"]
-    return [step["time"] - began for step in steps], [step["success"] for step in steps]
+    return [step["time"] - began for step in steps], [step["reward/success"] for step in steps]
 
 
 def _figures(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:

@@ -150,7 +150,7 @@ def outcome(summary: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> O
     """How a run went, by its summary and the trainer's lines."""
     return Outcome(
         heldout=summary["heldout_after"],
-        success=[step["success"] for step in steps],
+        success=[step["reward/success"] for step in steps],
         lag=fmean(step["max_staleness"] for step in steps),
         token_lag=fmean(step["staleness_mean"] for step in steps),
     )

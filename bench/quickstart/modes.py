@@ -72,7 +72,7 @@ def learning(summary: Mapping[str, Any]) -> Learning:
     began = steps[-1]["time"] - summary["seconds_learning"]
     return Learning(
         seconds=[step["time"] - began for step in steps],
-        success=[step["success"] for step in steps],
+        success=[step["reward/success"] for step in steps],
         nodes=summary["nodes"],
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,9 @@ def draw_reward_curve(
     axes.plot(
         numbers, [step["reward_mean"] for step in steps], label="mean reward", color="#3fae6a"
     )
-    if steps and "success" in steps[-1]:
-        success = [step["success"] for step in steps]
+    # Release 0.2 wrote it without the prefix.
+    success = [step.get("reward/success", step.get("success", math.nan)) for step in steps]
+    if not all(map(math.isnan, success)):
         axes.plot(numbers, success, label="success, training tasks", color="#4c9be8", alpha=0.7)
     _draw_evaluations(axes, evaluations)
     axes.set(xlabel="optimizer step", title="What the agent learned")

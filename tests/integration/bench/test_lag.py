@@ -135,8 +135,8 @@ def test_a_trainer_that_is_held_back_computes_the_same(monkeypatch: pytest.Monke
 def test_the_lag_of_a_run_is_what_its_steps_had() -> None:
     """Not its bound."""
     steps = [
-        {"success": 0.25, "max_staleness": 0, "staleness_mean": 0.0},
-        {"success": 0.75, "max_staleness": 3, "staleness_mean": 1.5},
+        {"reward/success": 0.25, "max_staleness": 0, "staleness_mean": 0.0},
+        {"reward/success": 0.75, "max_staleness": 3, "staleness_mean": 1.5},
     ]
     found = lag.outcome({"heldout_after": 0.5}, steps)
     assert found == Outcome(heldout=0.5, success=[0.25, 0.75], lag=1.5, token_lag=0.75)
