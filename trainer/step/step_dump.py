@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -66,8 +65,9 @@ class StepDumpWriter:
             return None
         self._step, self._num_chunks = step, 0
         folder = self._folder(step)
-        shutil.rmtree(folder, ignore_errors=True)  # of an attempt that a crash undid
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in (*folder.glob("chunk_*_rank_*.npz"), folder / _STEP):  # that a crash undid
+            old.unlink(missing_ok=True)
         return folder
 
     def add_chunk(self, step: int, commands: Sequence[Accumulate]) -> None:
