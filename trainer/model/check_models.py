@@ -14,7 +14,7 @@ from services.chassis.config.load import load_or_exit
 from services.chassis.errors import ExitCode
 from services.lib.transformer.can_pack import check_padded
 from trainer.config import TrainerConfig
-from trainer.model.lora import adapted_layers, describe_layers
+from trainer.model.lora import adapted_layers, add_adapter, describe_layers
 
 __all__ = ["main"]
 
@@ -34,6 +34,7 @@ def main() -> None:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(found)  # type: ignore[no-untyped-call]
         layers = adapted_layers(model, config)
+        add_adapter(model, config)
     except (OSError, ValueError, KeyError) as error:
         print(f"trainer: {error}", file=sys.stderr)
         raise SystemExit(ExitCode.CONFIG) from error
