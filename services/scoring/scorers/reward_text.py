@@ -61,22 +61,28 @@ class OwnText:
 
     def own_ids(self, token_ids_T: NDArray[np.int32]) -> NDArray[np.int32]:  # noqa: N803
         """The reward model's token ids of what the policy's say."""
-        ids, messages = token_ids_T.tolist(), None
-        if self.render_model is not None:
-            text = self.policy.decode(ids, skip_special_tokens=False)
-            messages = messages_of(text, self.render_policy)
-        if messages is None:
+        ids = token_ids_T.tolist()
+        text = self._rendered(self.policy.decode(ids, skip_special_tokens=False))
+        if text is None:
             own = self.model(self.policy.decode(ids, skip_special_tokens=True))["input_ids"]
-        else:
-            # A template writes the special tokens itself.
-            text = self.render_model(messages)  # type: ignore[misc]
+        else:  # a template writes the special tokens itself
             own = self.model(text, add_special_tokens=False)["input_ids"]
         return np.array(own, np.int32)
+
+    def _rendered(self, text: str) -> str | None:
+        """The policy's text by the model's template; None: there is none, or it refuses it."""
+        if self.render_model is None:
+            return None
+        messages = messages_of(text, self.render_policy)
+        try:
+            return None if messages is None else self.render_model(messages)
+        except RenderError:  # such as one without system messages
+            return None
 
 
 def messages_of(text: str, render: Render) -> list[Message] | None:
     """The messages that a chat template rendered to a text; None: they are not found again."""
-    for roles in (_ROLES, _ROLES[1:]):
+    for roles in (_ROLES[1:], _ROLES):  # a template may write a system message itself
         contents = [f"mark-{uuid.uuid4().hex}" for _ in roles]
         try:
             rendered = render(_messages(roles, contents))

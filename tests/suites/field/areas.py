@@ -11,6 +11,7 @@ __all__ = ["AREAS", "kinds_of"]
 AREAS: tuple[str, ...] = (
     "agent_requests",
     "answers",
+    "checkpoints",
     "credit",
     "end_ids",
     "environments",
@@ -19,6 +20,7 @@ AREAS: tuple[str, ...] = (
     "lora",
     "math_answers",
     "model_folders",
+    "model_kinds",
     "operation",
     "rewards",
     "rope",
