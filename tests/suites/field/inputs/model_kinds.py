@@ -154,8 +154,9 @@ def _check_judged(given: Judged) -> None:
             make_byte_model(Path(scratch) / name, _TEMPLATES[template])
             for name, template in (("policy", given.policy), ("model", given.model))
         )
-        theirs, own = (AutoTokenizer.from_pretrained(folder) for folder in (policy, model))
-        ids = theirs.apply_chat_template(given.messages, tokenize=True)["input_ids"]
+        loaded: list[Any] = [AutoTokenizer.from_pretrained(folder) for folder in (policy, model)]
+        theirs, own = loaded
+        ids = theirs.apply_chat_template(given.messages, return_dict=True)["input_ids"]
         if given.policy != "stripping":
             ids = ids[:-1] if given.is_cut and given.policy in ("appending", "inst") else ids
         reader = own_text(policy, model)
@@ -164,7 +165,7 @@ def _check_judged(given: Judged) -> None:
             return
         assert reader is not None
         found = reader.own_ids(np.array(ids, np.int32)).tolist()
-        right = own.apply_chat_template(given.messages, tokenize=True)["input_ids"]
+        right = own.apply_chat_template(given.messages, return_dict=True)["input_ids"]
         assert found == right, own.decode(found)
 
 

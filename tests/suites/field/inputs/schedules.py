@@ -6,6 +6,7 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,7 +29,7 @@ from trainer.policy.optimizer import Optimizer, decayed_names
 __all__ = ["KINDS"]
 
 _SCHEDULES: Mapping[str, Callable[..., LambdaLR]] = {
-    "constant": lambda optimizer, warmup, _: get_constant_schedule_with_warmup(optimizer, warmup),
+    "constant": get_constant_schedule_with_warmup,
     "linear": get_linear_schedule_with_warmup,
     "cosine": get_cosine_schedule_with_warmup,
 }
@@ -64,7 +65,8 @@ def _shares(given: Schedule) -> list[float]:
     """Shares of the learning rate in each step, by transformers."""
     shift = 1 if given.warmup else 0
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    scheduler = _SCHEDULES[given.name](optimizer, given.warmup, given.steps + shift)
+    lengths = () if given.name == "constant" else (given.steps + shift,)
+    scheduler = _SCHEDULES[given.name](optimizer, given.warmup, *lengths)
     share = scheduler.lr_lambdas[0]
     return [share(step + shift) for step in range(given.steps)]
 
@@ -129,7 +131,7 @@ def _check_decay(given: Decay) -> None:
         _gradients(theirs, given, step)
         reference.step()
     for (name, found), right in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(found, right, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(found, right, msg=partial("{}: {}".format, name))
 
 
 KINDS = (
