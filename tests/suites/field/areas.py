@@ -11,21 +11,21 @@ __all__ = ["AREAS", "kinds_of"]
 AREAS: tuple[str, ...] = (
     "agent_requests",
     "answers",
-    "checkpoints",
-    "credit",
     "end_ids",
     "environments",
     "expected_answers",
     "forced_calls",
-    "lora",
     "math_answers",
     "model_folders",
-    "model_kinds",
     "operation",
     "rewards",
-    "rope",
-    "schedules",
     "task_files",
+    "training.checkpoints",
+    "training.credit",
+    "training.lora",
+    "training.model_kinds",
+    "training.rope",
+    "training.schedules",
 )
 """Modules of `inputs` with a tuple `KINDS`."""
 
