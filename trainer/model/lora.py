@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
@@ -222,7 +223,7 @@ def _check_opened(model: Any, config: TrainerConfig) -> None:
     ours = {published_name(n): p.detach() for n, p in model.named_parameters() if is_adapter(n)}
     settings: Any = {**adapter_settings(config), "target_modules": layer_names(ours)}
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), warnings.catch_warnings(action="ignore"):
             whole: Any = AutoModelForCausalLM.from_config(model.config)  # type: ignore[no-untyped-call]
             opened: Any = get_peft_model(whole, LoraConfig(**settings))
         on_meta = {name: tensor.to("meta") for name, tensor in ours.items()}

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import save
 
 from trainer.checkpoint import checkpoint_files, own_files
-from trainer.object_path import Folder, ObjectPath
+from trainer.object_path import AnyFolder, Folder, ObjectPath
 
 SHARD = checkpoint_files.shard_name(0, 1)
 
@@ -34,7 +34,7 @@ def put(path: Folder, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def written(place: Folder, step: int, keep: int = 1, run_id: str = "r") -> Folder:
+def written(place: AnyFolder, step: int, keep: int = 1, run_id: str = "r") -> AnyFolder:
     """A complete checkpoint of one rank."""
     partial = checkpoint_files.begin(place, step)
     put(partial / SHARD, save({}))
@@ -120,9 +120,9 @@ def test_links_are_neither_followed_nor_counted(tmp_path: Path) -> None:
     found = checkpoint_files.newest(place)
     assert found is not None
     assert found[1].step == 3
-    assert checkpoint_files.is_complete(elsewhere)
+    assert own_files.is_complete(elsewhere)
     written(place, 5)
-    assert checkpoint_files.is_complete(elsewhere)
+    assert own_files.is_complete(elsewhere)
     assert (place / "other_step_000000005").is_symlink()
 
 
@@ -130,8 +130,8 @@ def test_a_checkpoint_of_another_run_is_not_deleted(place: Folder) -> None:
     """Nor counted; the control is one of the same run."""
     other, same = written(place, 1, run_id="other"), written(place, 2)
     written(place, 3)
-    assert checkpoint_files.is_complete(other)
-    assert not checkpoint_files.is_complete(same)
+    assert own_files.is_complete(other)
+    assert not own_files.is_complete(same)
 
 
 def test_files_in_a_checkpoint_of_ours_outlive_it(place: Folder) -> None:
@@ -171,7 +171,7 @@ def test_a_copy_at_the_name_of_the_next_step(place: Folder) -> None:
             checkpoint_files.begin(place, 2)
         return
     written(place, 2)
-    assert checkpoint_files.is_complete(place / "other_step_000000002")
+    assert own_files.is_complete(place / "other_step_000000002")
 
 
 def test_without_the_mark_a_copy_would_be_taken_for_ours(
@@ -185,4 +185,4 @@ def test_without_the_mark_a_copy_would_be_taken_for_ours(
     assert found is not None
     assert found[0].name == "step_000000099"
     written(tmp_path, 2)
-    assert not checkpoint_files.is_complete(tmp_path / "step_000000002")
+    assert not own_files.is_complete(tmp_path / "step_000000002")

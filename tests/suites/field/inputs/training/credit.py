@@ -172,7 +172,7 @@ def _check_masked(rollouts: tuple[CutRollout, ...]) -> None:
     algorithm = make_algorithm(settings)
     items = [sequence(_cut_sample(each, str(n))) for n, each in enumerate(rollouts)]
     given = compute_advantages(items, algorithm, settings)
-    rewards = [each.reward for each in rollouts]
+    rewards = np.array([each.reward for each in rollouts])
     np.testing.assert_allclose(given.advantages_N, rewards - np.mean(rewards), atol=1e-6)
     kept = [2 * sum(each.turns) for each in rollouts if not each.cut]
     alone = algorithm.token_weights(np.array(kept)).denominators_R.sum() if kept else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -219,7 +220,8 @@ def _check_opened(given: Opened) -> None:
         published = {published_name(name): each.detach() for name, each in adapters.items()}
         folder = Path(scratch) / "adapter"
         write_folder(folder, base, published, adapter_settings(config), durable=False)
-        opened = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
+        with warnings.catch_warnings(action="ignore"):
+            opened = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
         ids = torch.arange(3, 20)[None]
         pair = [each(ids, use_cache=False).logits.log_softmax(-1) for each in (model, opened)]
         assert (pair[0] - pair[1]).abs().max() <= _TOLERANCE
