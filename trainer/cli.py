@@ -62,7 +62,7 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
         stack.push_async_callback(ranks.stop)
         try:
             _check_store(config)
-            find_checkpoint(config, alarms)
+            found = find_checkpoint(config, alarms)
             await _until_device_is_free(config)
             await ranks.start(config)
         except ValueError as error:
@@ -71,7 +71,7 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
         samples, nodes, publisher = await connect_services(config, stack, ranks.nodes)
         trainer = Trainer(config, ranks, device, samples, nodes, publisher, trackers, alarms)
         best = best_of(config.checkpoint.place)
-        best.recover()
+        best.recover(found[1].step if found else 0)
         servicer = TrainerServicer(config, trainer, device, ranks, best)
         yield Service(
             servicers=[(trainer_grpc.add_TrainerServiceServicer_to_server, servicer)],

@@ -97,11 +97,6 @@ class ObjectPath:
         with self._named_errors(), suppress(FileNotFoundError):
             _store(self.url).rm_file(self.url)
 
-    def remove_tree(self) -> None:
-        """Delete all objects directly below it, the marker of a complete folder first."""
-        for path in listed(self):
-            path.unlink()
-
     def check(self) -> None:
         """Write and delete an object.
 

@@ -37,8 +37,8 @@ from services.launcher.checks.run_settings import deltas_that_cannot_pay
 from services.launcher.checks.thread_numbers import divided_threads, num_cores
 from services.launcher.checks.trained_rewards import check_reward_names
 from services.launcher.checks.user_code import (
-    adapted_layers,
     check_user_code,
+    checked_models,
     checked_settings,
 )
 from services.launcher.child_process import ProcessPlan
@@ -324,12 +324,12 @@ def _dry_run(
     settings: Mapping[str, ServerConfig],
     device: str,
 ) -> int:
-    """Print what would be started; everything has been checked but the layers of an adapter."""
-    adapters = adapted_layers(plans, settings)
+    """Print what would be started; everything has been checked but what small models show."""
+    lines = checked_models(plans, settings)
     for process in plans.values():
         host = f"host {process.host}: " if process.host else ""
         print(f"{host + process.name:24} {' '.join(process.command)}")
-    for line in (adapters, amount, "nothing was started"):
+    for line in (*lines, amount, "nothing was started"):
         if line:
             print(line, flush=True)
     return _forecast(device) if device else ExitCode.CLEAN

@@ -148,6 +148,7 @@ def _scoring(scorer: ScorerPlan, config: LauncherConfig, layout: Layout) -> Iter
             column=scorer.column,
             scorer=scorer.scorer,
             model=layout.path(scorer.model),
+            policy_model=layout.path(config.model),
             trajectory_manager=layout.address("trajectory_manager"),
             **settings,
         )

@@ -21,6 +21,10 @@ class ScoringConfig(ServerConfig):
     """Column that is written, one of the run's required_columns."""
     model: Path
     """Hugging Face folder of the frozen model."""
+    policy_model: Path | None = None
+    """Hugging Face folder of the policy's model. logprobs refuses a model with another tokenizer; a
+    reward_model with another one, or another chat template, gets the text. Unset: both have the
+    same."""
     trajectory_manager: str = "127.0.0.1:50051"
     """Address of the trajectory manager, which leases samples."""
     scorer: str = "logprobs"

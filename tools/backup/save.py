@@ -18,6 +18,7 @@ from services.weights.store_interface import Scope
 from tools.backup.contents import RDB, BackupError, Contents, copied
 from tools.backup.snapshot import database_of, fetch_snapshot, require_one_server, serving
 from trainer.checkpoint.checksums import DamagedError, verify
+from trainer.checkpoint.own_files import steps_in
 from trajectory_manager.store.redis.keys import RUNS, run_keys
 
 __all__ = ["save"]
@@ -111,15 +112,12 @@ async def _steps(redis: Any, run_id: str) -> dict[str, int]:
 def _copy_checkpoint(source: Path, target: Path, numbers: Mapping[str, int]) -> int:
     """Copy the newest checkpoint that the snapshot knows; returns its step, 0: there is none."""
     committed, leased = numbers["committed_step"], numbers["leased_step"]
-    steps = [
-        step
-        for path in sorted(source.glob("step_*"), reverse=True)
-        if committed <= (step := int(path.name.removeprefix("step_"))) <= max(leased, committed)
-    ]
-    for step in steps:
-        copy = target / f"step_{step:09d}"
+    for step, found in reversed(steps_in(source).items()):
+        if not committed <= step <= max(leased, committed):
+            continue
+        copy = target / found.name
         try:
-            _copy_folder(source / copy.name, copy)
+            _copy_folder(found, copy)
             verify(copy)
         except (FileNotFoundError, DamagedError):  # deleted meanwhile, or never whole
             shutil.rmtree(copy, ignore_errors=True)

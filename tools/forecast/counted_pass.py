@@ -95,7 +95,7 @@ def counted_pass(
     with FakeTensorMode(allow_non_fake_inputs=True):
         parameters = _placed(models, config, mesh, packs=packs)
         labels.know(models)
-        optimizer = Optimizer(parameters, config)
+        optimizer = Optimizer(parameters, config, parameters)
         _after_a_step(optimizer, parameters)
         _count_state(optimizer, parameters, live)
         for number, (whole, _) in enumerate(models.parts):

@@ -8,15 +8,30 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from trainer.checkpoint.checkpoint_files import folder_name, is_complete
-from trainer.fsync_files import COMPLETE
+from trainer.checkpoint.checksums import DamagedError, verify
+from trainer.checkpoint.own_files import (
+    BEST,
+    CANDIDATE,
+    OTHER,
+    clear,
+    delete,
+    folder_name,
+    has_step,
+    is_complete,
+    move_aside,
+    named_step,
+    own_in,
+    steps_in,
+)
 from trainer.object_path import Folder, ObjectPath
 
 __all__ = ["BestCheckpoint", "BestObject", "best_of"]
+
+_CANDIDATE = "best.candidate_"
 
 
 class BestCheckpoint:
@@ -29,73 +44,81 @@ class BestCheckpoint:
     def __init__(self, folder: Path) -> None:
         """`folder` is the trainer's, whose checkpoints are named step_*."""
         self._folder = folder
-        self.path = folder / "best"
+        self.path = folder / BEST.removesuffix(".json")
         """The best checkpoint; a complete folder, or absent."""
+        self._partial, self._replaced = folder / ".partial_best", folder / ".replaced_best"
 
-    def recover(self) -> None:
-        """Undo what a crash interrupted."""
-        old = self._folder / "best.old"
-        if old.is_dir() and not self.path.is_dir():
-            old.rename(self.path)
-        for leftover in (old, self._partial):
-            shutil.rmtree(leftover, ignore_errors=True)
+    def recover(self, step: int) -> None:
+        """Undo what a crash interrupted, and drop a candidate that is undone.
+
+        Args:
+            step: of the checkpoint that training resumes from; later ones are made again.
+        """
+        for old in (self._replaced, self._folder / "best.old"):  # of release 0.3
+            if _facts(old) and not self.path.exists():
+                old.rename(self.path)
+        for leftover in (self._replaced, self._partial):
+            clear(leftover)
+        self._drop(lambda held: held > step)
 
     def hold(self, step: int) -> bool:
-        """Link the checkpoint of `step` as the only candidate; False: there is none."""
-        self._drop_others(step)
-        if self._candidate(step).is_dir():
-            return True
-        shutil.rmtree(self._partial, ignore_errors=True)
-        source = self._folder / folder_name(step)
+        """Link the checkpoint of `step` as the only candidate; False: there is none.
+
+        One that was held before is replaced: the step may have been undone, and made again.
+        """
+        self._drop(lambda held: held != step)
+        candidate = self._folder / folder_name(step, _CANDIDATE)
+        if self._link(self._folder / folder_name(step), step):
+            clear(candidate)
+            self._partial.rename(candidate)
+        return step in steps_in(self._folder, _CANDIDATE) and has_step(candidate, step)
+
+    def _link(self, source: Path, step: int) -> bool:
+        """Whether a complete checkpoint of a step, which is not deleted yet, is linked whole."""
+        delete(self._partial)
+        if source.is_symlink() or not has_step(source, step):
+            return False
+        self._partial.mkdir()
         try:
-            shutil.copytree(source, self._partial, copy_function=_link)
-        except (OSError, shutil.Error):  # never written, or just deleted
-            shutil.rmtree(self._partial, ignore_errors=True)
-            return False
-        if not (self._partial / COMPLETE).is_file():
-            shutil.rmtree(self._partial)
-            return False
-        self._partial.rename(self._candidate(step))
-        return True
+            for path in own_in(source):
+                _link(path, self._partial / path.name)
+        except OSError:  # just deleted
+            delete(self._partial)
+        if not is_complete(self._partial):
+            delete(self._partial)
+        return self._partial.exists()
 
     def keep(self, step: int, facts: Mapping[str, object]) -> Path:
         """Make the checkpoint of `step` the best one, with `facts` as best.json; its folder.
 
         Raises:
-            FileNotFoundError: it was never written, or was deleted before it was held.
+            FileNotFoundError: it was never written, was deleted before it was held, or is damaged.
         """
+        facts = json.loads(json.dumps(facts))
         if not self.hold(step):
-            if self._is_best(step):
+            if _facts(self.path) == facts:  # a repeated call
                 return self.path
             raise FileNotFoundError(f"{self._folder} has no checkpoint of step {step}")
-        candidate, old = self._candidate(step), self._folder / "best.old"
-        (candidate / "best.json").write_text(json.dumps(facts, indent=1) + "\n")
-        shutil.rmtree(old, ignore_errors=True)
-        with suppress(FileNotFoundError):
-            self.path.rename(old)
+        candidate = self._folder / folder_name(step, _CANDIDATE)
+        try:
+            verify(candidate)
+        except DamagedError as error:
+            delete(candidate)
+            raise FileNotFoundError(str(error)) from error
+        (candidate / BEST).write_text(json.dumps(facts, indent=1) + "\n")
+        if _facts(self.path):
+            clear(self._replaced)
+            self.path.rename(self._replaced)
+        elif self.path.is_symlink() or self.path.exists():
+            move_aside(self.path, OTHER)
         candidate.rename(self.path)
-        shutil.rmtree(old, ignore_errors=True)
+        clear(self._replaced)
         return self.path
 
-    @property
-    def _partial(self) -> Path:
-        return self._folder / "best.partial"
-
-    def _candidate(self, step: int) -> Path:
-        return self._folder / f"best.candidate_{step:09d}"
-
-    def _drop_others(self, step: int) -> None:
-        for candidate in self._folder.glob("best.candidate_*"):
-            if candidate != self._candidate(step):
-                shutil.rmtree(candidate, ignore_errors=True)
-
-    def _is_best(self, step: int) -> bool:
-        """Whether a repeated call names the step that is the best one already."""
-        try:
-            facts = json.loads((self.path / "best.json").read_text())
-        except (OSError, ValueError):
-            return False
-        return bool(facts.get("step") == step)
+    def _drop(self, undone: Callable[[int], bool]) -> None:
+        for step, candidate in steps_in(self._folder, _CANDIDATE).items():
+            if undone(step) and has_step(candidate, step):
+                delete(candidate)
 
 
 class BestObject:
@@ -108,18 +131,21 @@ class BestObject:
     def __init__(self, folder: ObjectPath) -> None:
         """`folder` is the trainer's, whose checkpoints are named step_*."""
         self._folder = folder
-        self._candidate = folder / "best_candidate.json"
 
-    def recover(self) -> None:
-        """Nothing is left half done."""
+    def recover(self, step: int) -> None:
+        """Forget the names of checkpoints after `step`, which are damaged and made again."""
+        for name in (BEST, CANDIDATE):
+            if (named_step(self._folder / name) or 0) > step:
+                (self._folder / name).unlink()
 
     def hold(self, step: int) -> bool:
         """Name the checkpoint of `step` as the only candidate; False: there is none."""
-        self._candidate.write_text(json.dumps({"step": step}))  # first: it may just be deleted
-        held = is_complete(self._folder / folder_name(step))
-        if not held:
-            self._candidate.unlink()
-        return held
+        candidate, held = self._folder / CANDIDATE, self._folder / folder_name(step)
+        candidate.write_text(json.dumps({"step": step}))  # first: it may just be deleted
+        if is_complete(held) and has_step(held, step):
+            return True
+        candidate.unlink()
+        return False
 
     def keep(self, step: int, facts: Mapping[str, object]) -> ObjectPath:
         """Make the checkpoint of `step` the best one, with `facts` in best.json; its folder.
@@ -129,8 +155,8 @@ class BestObject:
         """
         if not self.hold(step):
             raise FileNotFoundError(f"{self._folder} has no checkpoint of step {step}")
-        (self._folder / "best.json").write_text(json.dumps({**facts, "step": step}, indent=1))
-        self._candidate.unlink()
+        (self._folder / BEST).write_text(json.dumps({**facts, "step": step}, indent=1))
+        (self._folder / CANDIDATE).unlink()
         return self._folder / folder_name(step)
 
 
@@ -139,7 +165,14 @@ def best_of(folder: Folder) -> BestCheckpoint | BestObject:
     return BestObject(folder) if isinstance(folder, ObjectPath) else BestCheckpoint(folder)
 
 
-def _link(source: str, target: str) -> None:
+def _facts(folder: Path) -> Any:
+    """What the trainer wrote of a best checkpoint; None: the folder is none."""
+    if folder.is_symlink() or not is_complete(folder) or named_step(folder / BEST) is None:
+        return None
+    return json.loads((folder / BEST).read_bytes())
+
+
+def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except FileNotFoundError:

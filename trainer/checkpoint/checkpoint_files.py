@@ -4,18 +4,19 @@
                                   state.json                        `Checkpoint`
                                   checksums.json, .complete         `checksums.py`; written last
 
-A folder is filled under a temporary name and renamed when complete: one named step_* is complete.
-In an object store (`object_path.py`) it has its name from the start: with .complete it is complete.
+A folder is filled under a temporary name and renamed when complete. In an object store
+(`object_path.py`) it has its name from the start: with .complete it is complete. What is whose in
+the folder of checkpoints, `own_files.py` decides.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -23,11 +24,28 @@ import torch
 from trainer import fsync_files
 from trainer.checkpoint.checksums import DamagedError, read_json, seal, verify
 from trainer.checkpoint.object_tensors import open_tensors
+from trainer.checkpoint.own_files import (
+    BEST,
+    CANDIDATE,
+    CHECKPOINT,
+    OTHER,
+    STATE,
+    clear,
+    delete,
+    folder_name,
+    has_step,
+    is_complete,
+    mark_of,
+    move_aside,
+    named_step,
+    shards_in,
+    steps_in,
+)
 from trainer.checkpoint.wrong_checkpoint import WrongCheckpoint
 from trainer.config import Setting
 from trainer.model.critic import is_critic
 from trainer.model.lora import is_adapter
-from trainer.object_path import AnyFolder, Folder, ObjectPath, listed
+from trainer.object_path import AnyFolder, Folder, ObjectPath
 from trainer.policy.policy import Policy
 
 __all__ = [
@@ -35,8 +53,6 @@ __all__ = [
     "Checkpoint",
     "begin",
     "complete",
-    "folder_name",
-    "is_complete",
     "is_written",
     "load_shards",
     "newest",
@@ -45,10 +61,10 @@ __all__ = [
     "shard_name",
 ]
 
-_STATE = "state.json"
 RNG = "rng"
 """Name of the random state in a shard."""
 _PARAMETER = "parameter."
+_PARTIAL = ".partial_"
 _DAMAGED = ".damaged"
 """Name of the marker of a folder of objects that is kept for people."""
 
@@ -81,13 +97,14 @@ def newest(
     """The newest complete checkpoint in `folder` whose files are what was written.
 
     Newer ones that are damaged are kept under another name, and reported to `on_damaged`, with it.
+    A copy of a checkpoint under the name of another step is none.
 
     Raises:
         DamagedError: all are damaged.
     """
     damaged: DamagedError | None = None
-    for path in reversed(listed(folder, "step_*")):
-        if not is_complete(path):
+    for step, path in reversed(steps_in(folder).items()):
+        if not is_complete(path) or mark_of(path).get("step", step) != step:
             continue
         try:
             _verify(path, (path / fsync_files.COMPLETE).read_bytes())
@@ -112,11 +129,7 @@ def _set_aside(folder: AnyFolder) -> AnyFolder:
         (folder / fsync_files.COMPLETE).unlink()
         (folder / _DAMAGED).write_text("")
         return folder
-    kept = folder.with_name(f"damaged_{folder.name}")
-    shutil.rmtree(kept, ignore_errors=True)
-    folder.rename(kept)
-    fsync_files.sync(folder.parent)
-    return cast("AnyFolder", kept)
+    return move_aside(folder, "damaged_")
 
 
 def read_state(folder: Folder) -> Checkpoint:
@@ -125,37 +138,45 @@ def read_state(folder: Folder) -> Checkpoint:
     Raises:
         ValueError: `folder` is not a complete checkpoint.
     """
-    if not (folder / fsync_files.COMPLETE).is_file() or not (folder / _STATE).is_file():
+    if not (folder / fsync_files.COMPLETE).is_file() or not (folder / STATE).is_file():
         raise ValueError(
             f"{folder} is not a checkpoint: give a folder such as checkpoints/step_000000040, "
-            f"which holds {_STATE} and {fsync_files.COMPLETE}"
+            f"which holds {STATE} and {fsync_files.COMPLETE}"
         )
     known = {field.name for field in fields(Checkpoint)}
-    record = read_json(folder / _STATE)
+    record = read_json(folder / STATE)
     return Checkpoint(**{k: v for k, v in record.items() if k in known})
 
 
 def read_parameters(folder: Folder) -> dict[str, torch.Tensor]:
     """The whole trained parameters by name, without optimizer state, of any number of ranks."""
     with ExitStack() as stack:
-        paths = listed(folder, "rank_*.safetensors")
-        files = [stack.enter_context(open_tensors(path)) for path in paths]
+        files = [stack.enter_context(open_tensors(path)) for path in shards_in(folder)]
         shards = _Shards(files, 0, 1)
         names = sorted(name for name in shards.names if name.startswith(_PARAMETER))
         return {name.removeprefix(_PARAMETER): shards.whole(name) for name in names}
 
 
 def begin(folder: AnyFolder, step: int) -> AnyFolder:
-    """An empty folder for the checkpoint of `step`, which is not complete."""
-    if isinstance(folder, ObjectPath):
-        for leftover in folder.glob("step_*"):
-            if leftover.name == folder_name(step) or not _ended(leftover):
-                leftover.remove_tree()
-        return cast("AnyFolder", folder / folder_name(step))
-    for old in folder.glob(".partial_*"):  # of a crash
-        shutil.rmtree(old)
-    partial = folder / f".partial_{step:09d}"
-    partial.mkdir(parents=True)
+    """An empty folder for the checkpoint of `step`, which is not complete.
+
+    Raises:
+        OSError: in an object store something else has its name.
+    """
+    for other, leftover in steps_in(folder).items():
+        if has_step(leftover, other) and not _ended(leftover):
+            delete(leftover)
+    partial = folder / folder_name(step, CHECKPOINT if isinstance(folder, ObjectPath) else _PARTIAL)
+    if isinstance(partial, Path):
+        for old in steps_in(folder, _PARTIAL).values():  # of a crash
+            delete(old)
+        clear(partial)
+        partial.mkdir(parents=True)
+    elif has_step(partial, step):
+        delete(partial)
+    elif is_complete(partial):
+        raise OSError(f"{partial} holds the checkpoint of another step: give that another name")
+    fsync_files.write_json(partial / STATE, {"step": step})
     return cast("AnyFolder", partial)
 
 
@@ -174,41 +195,34 @@ def complete(partial: AnyFolder, checkpoint: Checkpoint, keep: int) -> AnyFolder
     """
     if not is_written(partial, checkpoint.world_size):
         raise OSError(f"checkpoint {partial} lacks shards of its {checkpoint.world_size} ranks")
-    fsync_files.write_json(partial / _STATE, asdict(checkpoint))
+    fsync_files.write_json(partial / STATE, asdict(checkpoint))
     seal(partial)
-    if isinstance(partial, ObjectPath):
-        _delete_objects(partial.parent, keep)
-        return partial
-    final = partial.parent / folder_name(checkpoint.step)
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
-    fsync_files.sync(final.parent)
-    for old in listed(final.parent, "step_*")[:-keep]:
-        shutil.rmtree(old)
-    return cast("AnyFolder", final)
+    final = partial
+    if not isinstance(partial, ObjectPath):
+        final = partial.parent / folder_name(checkpoint.step)
+        if has_step(final, checkpoint.step):
+            clear(final)
+        elif final.is_symlink() or final.exists():
+            move_aside(final, OTHER)
+        partial.rename(final)
+        fsync_files.sync(final.parent)
+    for old in _complete(final.parent, checkpoint.run_id)[:-keep]:
+        delete(old)
+    return final
 
 
-def _delete_objects(folder: ObjectPath, keep: int) -> None:
-    """Delete old checkpoints, but not those that `BestObject` names."""
-    named = {folder_name(read_json(path)["step"]) for path in folder.glob("best*.json")}
-    complete = [each for each in listed(folder, "step_*") if is_complete(each)]
-    for old in complete[:-keep]:
-        if old.name not in named:
-            old.remove_tree()
+def _complete(folder: AnyFolder, run_id: str) -> list[AnyFolder]:
+    """The run's checkpoints in order, but for those that `BestObject` names."""
+    named = {named_step(folder / name) for name in (BEST, CANDIDATE)}
+    return [
+        path
+        for step, path in steps_in(folder).items()
+        if step not in named and is_complete(path) and has_step(path, step, run_id)
+    ]
 
 
-def is_complete(folder: Folder) -> bool:
-    """Whether a checkpoint is there, whole."""
-    return (folder / fsync_files.COMPLETE).is_file()
-
-
-def _ended(folder: ObjectPath) -> bool:
+def _ended(folder: Folder) -> bool:
     return is_complete(folder) or (folder / _DAMAGED).is_file()
-
-
-def folder_name(step: int) -> str:
-    """The name of the checkpoint of a step."""
-    return f"step_{step:09d}"
 
 
 def load_shards(policy: Policy, folder: Folder, rank: int, world_size: int) -> None:
@@ -217,9 +231,8 @@ def load_shards(policy: Policy, folder: Folder, rank: int, world_size: int) -> N
     Raises:
         WrongCheckpoint: it is of another model.
     """
-    paths = listed(folder, "rank_*.safetensors")
     with ExitStack() as stack:
-        files = [stack.enter_context(open_tensors(path)) for path in paths]
+        files = [stack.enter_context(open_tensors(path)) for path in shards_in(folder)]
         shards = _Shards(files, rank, world_size)
         tensors = dict(_state(policy, shards))
         _check(policy, tensors, shards.names, folder)

@@ -16,7 +16,8 @@ from safetensors import SafetensorError, safe_open
 
 from services.chassis.log import get_logger
 from trainer import fsync_files
-from trainer.object_path import Folder, listed
+from trainer.checkpoint.own_files import own_in
+from trainer.object_path import Folder
 
 __all__ = ["DamagedError", "note_digest", "read_json", "seal", "verify"]
 
@@ -41,15 +42,15 @@ def note_digest(path: Folder, name: str, digest: str | None = None) -> None:
 
 
 def seal(folder: Folder) -> None:
-    """Write the checksums of all files, then the marker of a complete folder; durable.
+    """Write the checksums of its own files, then the marker of a complete folder; durable.
 
     Files keep the checksum that was noted when they were written.
     """
-    notes = listed(folder, f"*{_NOTE}")
+    notes = [path for path in own_in(folder) if path.name.endswith(_NOTE)]
     digests = {note.stem: json.loads(note.read_text()) for note in notes}
     for note in notes:
         note.unlink()
-    for path in listed(folder):
+    for path in own_in(folder):
         if path.name not in digests:
             digests[path.name] = _digest(path)
     fsync_files.write_json(folder / _CHECKSUMS, digests)

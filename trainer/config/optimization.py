@@ -155,7 +155,7 @@ class OptimizerConfig(Settings):
     """First steps, over which the learning rate grows linearly: step k of w has k/w of it, so that
     none has 0. 0: the first step has the full rate."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay."""
+    """Decoupled weight decay, of all parameters but norms and biases."""
     beta1: Decay = 0.9
     """Decay of the mean gradient."""
     beta2: Decay = 0.95

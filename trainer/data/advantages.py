@@ -155,7 +155,7 @@ def _counted(
     if not config.algorithm.mask_truncated:
         return rollouts.num_tokens_R
     members = _members(sequences, config.algorithm.trained_reward)
-    cut_off = {item.rollout_id for item in sequences if item.truncated}
+    cut_off = {item.rollout_id for item in sequences if item.rollout_truncated}
     return rollouts.num_tokens_R * [rollout_id not in cut_off for rollout_id, _ in members]
 
 

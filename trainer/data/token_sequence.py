@@ -75,6 +75,8 @@ class TokenSequence:
     """Names of rewards that are of this sequence alone: the sample's columns."""
     truncated: bool = False
     """True if it ends where a limit cut its rollout off."""
+    rollout_truncated: bool = False
+    """True if a limit cut its rollout off, here or in a turn that is not trained."""
     cut: bool = False
     """True if a limit cut off its rollout, or the answer of one of its turns."""
     replayed: bool = False
@@ -106,6 +108,8 @@ def sequence(
     mask = arrays.loss_mask_T & _trusted(arrays.spans)
     mask[:1] = False  # nothing predicts the first token
     length = int(mask.nonzero()[0][-1]) + 1 if mask.any() else 0
+    # A store of the release before does not say it of rollouts.
+    is_cut_off = sample.rollout_truncated or sample.truncated
     return TokenSequence(
         sample_id=sample.sample_id,
         rollout_id=sample.rollout_id,
@@ -120,7 +124,8 @@ def sequence(
         turn_rewards=tuple(_turn_rewards(sample)),
         own_rewards=frozenset(_number_columns(sample)),
         truncated=sample.truncated and length == len(mask),
-        cut=sample.truncated or any(_is_cut(turn) for turn in sample.turns),
+        rollout_truncated=is_cut_off,
+        cut=is_cut_off or any(_is_cut(turn) for turn in sample.turns),
         replayed=sample.replayed,
         traceparent=sample.traceparent,
         routed_experts_TLK=_routed_experts(sample, routing, len(mask), length),
@@ -129,8 +134,7 @@ def sequence(
 
 def without_truncated(sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
     """The same sequences, without a token where a limit cut their rollouts off (DAPO 3.4)."""
-    cut_off = {item.rollout_id for item in sequences if item.truncated}
-    return [_emptied(item) if item.rollout_id in cut_off else item for item in sequences]
+    return [_emptied(item) if item.rollout_truncated else item for item in sequences]
 
 
 def _emptied(item: TokenSequence) -> TokenSequence:

@@ -20,8 +20,9 @@ from torch.distributed.fsdp import (
 )
 
 from services.lib.model_files.model_folder import check_model_folder
+from services.lib.model_files.same_tokens import check_same_tokens
 from services.lib.routed_experts import RoutingShape
-from services.lib.transformer.can_pack import can_pack
+from services.lib.transformer.can_pack import can_pack, check_padded
 from services.lib.transformer.transformer_blocks import transformer_blocks
 from trainer.config import TrainerConfig
 from trainer.model.context_ranks import check_heads, check_packed
@@ -88,8 +89,10 @@ def load_sharded(config: TrainerConfig, mesh: DeviceMesh, *, critic: bool = Fals
     check_model_folder(config.model)
     if critic and config.critic == "model":
         check_model_folder(folders[1])
+        check_same_tokens(config.model, folders[1], "critic_model")
     models = empty_models(config, critic=critic)
     for whole, _ in models.parts:
+        check_padded(whole.config)
         check_heads(whole, config.context_parallel)
     part, num_parts = mesh.get_local_rank(mesh.ndim - 1), mesh.size(-1)
     check_memory((model for _, model in models.parts), config, num_parts)

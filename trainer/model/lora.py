@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
@@ -31,6 +32,7 @@ __all__ = [
     "delta",
     "describe_layers",
     "is_adapter",
+    "layer_names",
     "merged",
     "plain_name",
     "published_name",
@@ -38,6 +40,7 @@ __all__ = [
 
 _ADAPTER = "default"
 _BASE = ".base_layer."
+_PUBLISHED = "base_model.model."
 _PARTS = ("lora_A", "lora_B")
 _HELD = "model_of_this_run"
 _EXPERTS = "experts"
@@ -67,6 +70,8 @@ def add_adapter(model: nn.Module, config: TrainerConfig) -> None:
     inject_adapter_in_model(LoraConfig(**settings, fan_in_fan_out=transposed), holder, _ADAPTER)
     _begin(model)
     _check_injected(model, layers)
+    if config.publish.content == "adapter":
+        _check_opened(model, config)
     log.get_logger().info("lora_adapters", layers=describe_layers(layers))
 
 
@@ -207,6 +212,40 @@ def _check_injected(model: nn.Module, chosen: Collection[str]) -> None:
         )
 
 
+def _check_opened(model: Any, config: TrainerConfig) -> None:
+    """Check that peft gives the published adapters to the same layers.
+
+    Of a model with experts it takes `up_proj` of its other layers for that of the experts.
+    """
+    from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+    from transformers import AutoModelForCausalLM
+
+    ours = {published_name(n): p.detach() for n, p in model.named_parameters() if is_adapter(n)}
+    settings: Any = {**adapter_settings(config), "target_modules": layer_names(ours)}
+    try:
+        with torch.device("meta"), warnings.catch_warnings(action="ignore"):
+            whole: Any = AutoModelForCausalLM.from_config(model.config)  # type: ignore[no-untyped-call]
+            opened: Any = get_peft_model(whole, LoraConfig(**settings))
+        on_meta = {name: tensor.to("meta") for name, tensor in ours.items()}
+        found: Any = set_peft_model_state_dict(opened, on_meta)
+        theirs = {n.replace(f".{_ADAPTER}.", ".") for n, _ in opened.named_parameters()}
+        lost = sorted({*found.unexpected_keys, *(ours.keys() - theirs)})
+        reason = f"it has no place for {lost[0]}" if lost else ""
+    except ValueError as error:
+        reason = str(error)
+    if reason:
+        raise ValueError(
+            f"publish.content is 'adapter', but peft opens it as another model than this "
+            f"{type(model).__name__} ({reason}): publish weights, or set lora.targets to layers of "
+            "attention"
+        )
+
+
+def layer_names(published: Iterable[str]) -> list[str]:
+    """The last parts of the names of layers that have adapters, by names in a PEFT file."""
+    return sorted({name.rpartition(".lora_")[0].rpartition(".")[2] for name in published})
+
+
 def adapter_settings(config: TrainerConfig) -> dict[str, Setting]:
     """The settings of the adapter in a PEFT folder."""
     return {
@@ -232,7 +271,7 @@ def plain_name(name: str) -> str:
 
 def published_name(name: str) -> str:
     """The name of an adapter's parameter in a PEFT file."""
-    return f"base_model.model.{name.replace(f'.{_ADAPTER}.', '.')}"
+    return f"{_PUBLISHED}{name.replace(f'.{_ADAPTER}.', '.')}"
 
 
 def merged(model: nn.Module, name: str, whole: Callable[[str], torch.Tensor]) -> torch.Tensor:

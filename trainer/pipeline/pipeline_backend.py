@@ -43,6 +43,7 @@ from trainer.pipeline.stage_work import (
 from trainer.policy.backend import Predictions
 from trainer.policy.forward import Predicted
 from trainer.policy.model_input import ModelInput, model_input
+from trainer.policy.optimizer import decayed_names
 from trainer.policy.totals import Totals
 from trainer.publish.bucket_plan import Source, source_of
 
@@ -84,6 +85,7 @@ class PipelineBackend:
         self._layout = layout_of(world_size, critic_stages(config, world_size))
         models = empty_models(config, critic=algorithm.critic)
         self._owners = _owners(models, self._layout)
+        self.decayed = decayed_names(models.policy, models.critic)
         self._sizes = {n: p.detach().to("meta") for n, p in models.policy.named_parameters()}
         self.routing = models.routing
         embeddings = cast(Any, models.policy).get_input_embeddings()

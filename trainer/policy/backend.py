@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -30,6 +30,10 @@ class Backend(Protocol):
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """Of this rank, by the names that checkpoints have; a critic's own begin with `CRITIC`."""
+
+    @property
+    def decayed(self) -> Collection[str]:
+        """Names of the parameters that decay."""
 
     @property
     def packed(self) -> bool:

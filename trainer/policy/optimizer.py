@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,8 +12,10 @@ from torch.distributed.tensor import DTensor
 from trainer.config import TrainerConfig
 from trainer.model.critic import CRITIC, is_critic
 
-__all__ = ["Optimizer"]
+__all__ = ["Optimizer", "decayed_names"]
 
+_UNDECAYED = ("bias", "layernorm", "rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
+"""Of names, as `Trainer.get_decay_parameter_names` of transformers has them."""
 _STATE = ("step", "exp_avg", "exp_avg_sq")
 """AdamW's, of each parameter."""
 
@@ -25,7 +27,13 @@ class Optimizer:
     elementwise, so the result is the same, without DTensor dispatch per operation and parameter.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], config: TrainerConfig) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        config: TrainerConfig,
+        decayed: Collection[str],
+    ) -> None:
+        """Update `parameters`, by name; those of `decayed` decay."""
         self._parameters = dict(parameters)
         self.shards = {
             name: nn.Parameter(_local(parameter.detach()))
@@ -34,10 +42,9 @@ class Optimizer:
         }
         """This rank's part of each trained parameter, by name."""
         self._optimizer = torch.optim.AdamW(
-            _groups(self.shards, config.critic_rate_scale),
+            _groups(self.shards, config, decayed),
             lr=config.optimizer.learning_rate,
             betas=(config.optimizer.beta1, config.optimizer.beta2),
-            weight_decay=config.optimizer.weight_decay,
             fused=True,
         )
 
@@ -116,13 +123,35 @@ class Optimizer:
                 yield name, parameter
 
 
-def _groups(shards: Mapping[str, nn.Parameter], critic_scale: float) -> list[dict[str, Any]]:
+def decayed_names(policy: nn.Module, critic: nn.Module | None) -> Collection[str]:
+    """The names of the parameters that decay, by the rule of transformers' Trainer.
+
+    Norms and biases do not.
+    """
+    from transformers.trainer_pt_utils import get_parameter_names
+
+    models = {"": policy} | ({} if critic is None else {CRITIC: critic})
+    return {
+        f"{prefix}{name}"
+        for prefix, model in models.items()
+        for name in get_parameter_names(model, [nn.LayerNorm], _UNDECAYED)  # type: ignore[no-untyped-call]
+    }
+
+
+def _groups(
+    shards: Mapping[str, nn.Parameter], config: TrainerConfig, decayed: Collection[str]
+) -> list[dict[str, Any]]:
     """Parameter groups: the critic has a separate learning rate."""
-    groups = []
-    for critic, scale in ((False, 1.0), (True, critic_scale)):
-        chosen = [s for name, s in shards.items() if is_critic(name) == critic and s.numel()]
-        groups += [{"params": chosen, "scale": scale}] if chosen else []
-    return groups
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, shard in shards.items():
+        scale = config.critic_rate_scale if is_critic(name) else 1.0
+        decay = config.optimizer.weight_decay if name in decayed else 0.0
+        if shard.numel():
+            groups.setdefault((scale, decay), []).append(shard)
+    return [
+        {"params": params, "scale": scale, "weight_decay": decay}
+        for (scale, decay), params in groups.items()
+    ]
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -38,7 +38,7 @@ class Policy:
         self.backend = backend
         """The models."""
         self._config = config
-        self._optimizer = Optimizer(backend.parameters, config)
+        self._optimizer = Optimizer(backend.parameters, config, backend.decayed)
         self._prefixes = ("", CRITIC) if config.critic == "model" else ("",)
         self._totals = self._new_totals()
         self._rows: list[TrainedRows] = []

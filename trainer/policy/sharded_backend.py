@@ -28,6 +28,7 @@ from trainer.model.load_model import DTYPES, Models
 from trainer.model.lora import delta, is_adapter, plain_name, published_name
 from trainer.policy.backend import Predictions
 from trainer.policy.forward import Predicted, forward
+from trainer.policy.optimizer import decayed_names
 from trainer.policy.policy_loss import policy_loss
 from trainer.policy.totals import Totals
 from trainer.policy.trained_rows import TrainedRows
@@ -53,6 +54,7 @@ class ShardedBackend:
         self._model, self._critic, self._context = models.policy, models.critic, context
         self._algorithm, self._config = algorithm, config
         self.parameters: Mapping[str, nn.Parameter] = dict(_named(models))
+        self.decayed = decayed_names(models.policy, models.critic)
         self.part_number, self.num_parts = mesh.get_local_rank(mesh.ndim - 1), mesh.size(-1)
         self.norm_group: ProcessGroup | None = mesh.get_group(mesh.ndim - 1)
         self.packed, self.routing = models.packed, models.routing

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from seamflow.weights.v1 import weight_service_pb2 as weight_pb2
 
+from services.lib.model_files.json_file import read_object
 from services.lib.model_files.quantization import QUANTIZATION_FILES, without_quantization
 from services.lib.weight_files.folder_names import (
     ADAPTER_BASE,
@@ -28,11 +29,13 @@ from services.lib.weight_files.folder_names import (
 )
 from trainer import fsync_files
 from trainer.config import Setting
+from trainer.model.lora import layer_names
 from trainer.publish.bucket_plan import BucketPlan, plan_buckets, whole_tensors
 
 __all__ = ["forget_versions", "seal", "write_folder", "write_settings", "write_weights"]
 
-_CONFIG = "config.json"
+_CONFIG, _TOKENIZER = "config.json", "tokenizer_config.json"
+_TEMPLATE = "chat_template.jinja"
 _INDEX = "model.safetensors.index.json"
 _ADAPTER_SETTINGS = "adapter_config.json"
 _MANIFEST = "manifest.json"
@@ -122,8 +125,8 @@ def forget_versions(folder: Path, version: int) -> None:
 def _write_adapter(
     folder: Path, model_folder: Path, plan: BucketPlan, settings: Mapping[str, Setting]
 ) -> Iterator[str]:
-    layers = {source.name.rpartition(".lora_")[0].rpartition(".")[2] for source in plan.sources}
-    _write_json(folder / _ADAPTER_SETTINGS, {**settings, "target_modules": sorted(layers)})
+    layers = layer_names(source.name for source in plan.sources)
+    _write_json(folder / _ADAPTER_SETTINGS, {**settings, "target_modules": layers})
     yield _ADAPTER_SETTINGS
     _write_json(folder / ADAPTER_BASE, {"fingerprint": fingerprint(model_folder)})
     yield ADAPTER_BASE
@@ -131,17 +134,34 @@ def _write_adapter(
 
 def _copy_settings(source: Path, target: Path, dtype: torch.dtype) -> Iterator[str]:
     """Copy configuration and tokenizer files; no weights, no code. Their names."""
+    templates = _named_templates(source)
     for path in sorted(source.iterdir()):
         of_weights = path.name.endswith(".index.json") or path.name in _OF_WEIGHTS
+        if templates and path.name in (_TEMPLATE, _TOKENIZER):
+            continue
         if path.is_file() and path.suffix in COPIED_SUFFIXES and not of_weights:
             shutil.copyfile(path, target / path.name)
             if path.name != _CONFIG:
                 yield path.name
+    if templates:
+        settings = read_object(source, _TOKENIZER)
+        _write_json(target / _TOKENIZER, {**settings, "chat_template": templates})
+        yield _TOKENIZER
     config = without_quantization(json.loads((source / _CONFIG).read_text()))
     name = "torch_dtype" if "torch_dtype" in config else "dtype"
     config[name] = str(dtype).removeprefix("torch.")
     _write_json(target / _CONFIG, config)
     yield _CONFIG
+
+
+def _named_templates(source: Path) -> list[dict[str, str]]:
+    """Several chat templates as tokenizer_config.json has them; a folder of a version is flat."""
+    found = {path.stem: path for path in sorted(source.glob("additional_chat_templates/*.jinja"))}
+    if found and (source / _TEMPLATE).is_file():
+        found = {"default": source / _TEMPLATE, **found}
+    return [
+        {"name": name, "template": path.read_text(encoding="utf-8")} for name, path in found.items()
+    ]
 
 
 def _write_json(path: Path, content: Any) -> None:

@@ -342,6 +342,7 @@ def fill_sample(message: trajectory_pb2.Sample, sample: sample_builder.Sample) -
             finish_reason=turn.finish_reason,
         )
     message.truncated = sample.truncated
+    message.rollout_truncated = sample.rollout_truncated
     message.min_weight_version = sample.min_weight_version
     message.max_weight_version = sample.max_weight_version
 

@@ -75,6 +75,8 @@ class Sample:
     """From the root to the leaf; they cover the sample."""
     truncated: bool
     """Whether it ends with the last turn of a rollout that a limit cut off."""
+    rollout_truncated: bool
+    """Whether a limit cut its rollout off, wherever that ends."""
     routed: tuple[RoutedExperts, ...] = ()
     """What is recorded for its tokens."""
 
@@ -170,6 +172,7 @@ def of_rollout(
                     for piece in plan.pieces
                 ),
                 truncated=plan.leaf_turn_id == cut_off,
+                rollout_truncated=cut_off is not None,
                 routed=tuple(_routed(plan, stored)),
             )
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,17 @@ def read_config(folder: Path) -> Any:
     return text
 
 
-def context(config: Any, max_context: int | None) -> int:
-    """Return the context to serve, checked against the model."""
+def context(config: Any, max_context: int | None, longest: int | None = None) -> int:
+    """Return the context to serve, checked against the model.
+
+    Args:
+        config: of the model.
+        max_context: that is asked for; None: what the model allows.
+        longest: tokens of the longest row that is computed exactly; None: any.
+    """
     limit = int(getattr(config, "max_position_embeddings", None) or 4096)
-    # Under the window, sliding attention equals full attention; beyond it the slots would be wrong.
-    window = getattr(config, "sliding_window", None)
-    uses_window = "sliding_attention" in (
-        getattr(config, "layer_types", None) or ("sliding_attention",)
-    )
-    if window and uses_window and getattr(config, "use_sliding_window", True):
-        limit = min(limit, int(window))
-    most = int(limit * _growth(config))
+    limit = min(limit, longest or limit)
+    most = min(int(limit * _growth(config)), longest or sys.maxsize)
     if max_context is not None and max_context > most:
         raise ValueError(f"max_context is {max_context}: this model reads at most {most} tokens")
     return max_context or limit

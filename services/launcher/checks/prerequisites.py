@@ -15,7 +15,12 @@ from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
 from services.lib.evaluation.evaluation_config import EvaluationConfig
 from services.lib.model_files.end_ids import warn_of_end
-from services.lib.model_files.model_folder import check_chat_template, check_model_folder
+from services.lib.model_files.model_folder import (
+    check_chat_template,
+    check_classifier,
+    check_model_folder,
+)
+from services.lib.model_files.same_tokens import check_same_tokens
 from services.lib.model_files.text_config import check_attention
 
 __all__ = ["check_evaluation", "check_prerequisites", "check_program", "engine_of"]
@@ -62,8 +67,21 @@ def _check_model(config: LauncherConfig, layout: Layout) -> None:
                 print(f"launcher: warning: {warning}", file=sys.stderr)
         if engine_of(config, layout) in (None, _EMBEDDED):
             check_attention(folder)
+        _check_other_models(config, layout, folder)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def _check_other_models(config: LauncherConfig, layout: Layout, policy: Path) -> None:
+    """Check reference and critic, which get the policy's token ids; a reward model gets text."""
+    critic = process_setting(config, layout.config_file, "trainer.critic_model")
+    for name, given in (("reference", config.reference), ("trainer.critic_model", critic)):
+        if given is not None:
+            folder = Path(layout.path(str(given)))
+            check_model_folder(folder)
+            check_same_tokens(policy, folder, name)
+    if config.reward_model is not None:
+        check_classifier(Path(layout.path(config.reward_model)))
 
 
 def engine_of(config: LauncherConfig, layout: Layout) -> object:

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr
 from dataclasses import replace
+from importlib.util import find_spec
 from io import StringIO
-from typing import Any
+from pathlib import Path
 
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError
@@ -23,7 +24,14 @@ from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
 from services.launcher.supervisor import child_environment
 
-__all__ = ["adapted_layers", "check_user_code", "checked_settings"]
+__all__ = ["check_user_code", "checked_models", "checked_settings"]
+
+_MODEL_CHECKS = {
+    "trainer": "trainer.model.check_models",
+    "rollout_server": "rollout.server.check_model",
+    "scoring": "services.scoring.check_model",
+}
+"""By table of a process that computes a model, what tries small models of its architectures."""
 
 
 def checked_settings(
@@ -68,18 +76,25 @@ def _checked(process: ProcessPlan) -> subprocess.CompletedProcess[str]:
     return run_command(process.check, child_environment(process.environment))
 
 
-def adapted_layers(plans: Mapping[str, ProcessPlan], settings: Mapping[str, ServerConfig]) -> str:
-    """Which layers get an adapter; empty if none does, or the model is still to be prepared.
+def checked_models(
+    plans: Mapping[str, ProcessPlan], settings: Mapping[str, ServerConfig]
+) -> list[str]:
+    """Try the models of all processes, those of one kind and model once; a line for people each.
+
+    What is still to be prepared is not tried, nor anything where torch is not installed.
 
     Raises:
-        ConfigError: lora.targets fit no layer.
+        ConfigError: a model cannot be computed exactly, or lora.targets fit no layer.
     """
-    name = next((name for name in settings if plans[name].table == "trainer"), None)
-    trainer: Any = None if name is None else settings[name]
-    if name is None or not trainer.lora.rank or not (trainer.model / "config.json").is_file():
-        return ""
-    command = (sys.executable, "-m", "trainer.model.adapted_layers", *(plans[name].settings or ()))
-    done = _checked(replace(plans[name], check=command))
-    if done.returncode:
-        raise ConfigError(done.stderr.strip())
-    return done.stdout.strip()
+    checks: dict[tuple[str, Path], ProcessPlan] = {}
+    for name, each in settings.items():
+        folder, plan = getattr(each, "model", None), plans[name]
+        is_tried = plan.table in _MODEL_CHECKS and find_spec("torch") is not None
+        if is_tried and isinstance(folder, Path) and (folder / "config.json").is_file():
+            command = (sys.executable, "-m", _MODEL_CHECKS[plan.table], *(plan.settings or ()))
+            checks.setdefault((plan.table, folder), replace(plan, check=command))
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        done = list(threads.map(_checked, checks.values()))
+    if mistakes := [each.stderr.strip() for each in done if each.returncode]:
+        raise ConfigError("\n".join(mistakes))
+    return [line for each in done if (line := each.stdout.strip())]

@@ -15,7 +15,7 @@ from services.lib.model_files.json_file import read_object
 from services.lib.model_files.tokenizer_files import TokenizerFiles
 from services.lib.rendering.renderer import RenderError, RenderLimits, shared_renderer
 
-__all__ = ["end_ids", "warn_of_end"]
+__all__ = ["chat_template", "end_ids", "template_variables", "warn_of_end"]
 
 _ANSWER = f"answer-{uuid.uuid4().hex}"
 _CONVERSATION = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": _ANSWER}]
@@ -75,10 +75,9 @@ def warn_of_end(folder: Path) -> str | None:
 
 def _tail(folder: Path) -> str:
     """What the template writes after the last answer; empty if that cannot be told."""
-    source, settings = _template(folder), read_object(folder, "tokenizer_config.json")
-    if not source:
+    if not (source := chat_template(folder)):
         return ""
-    named = {name: _text(value) for name, value in settings.items() if name.endswith("_token")}
+    named = template_variables(folder)
     try:
         text = shared_renderer(RenderLimits()).render(source, _CONVERSATION, variables=named)
     except RenderError:  # the gateway reports it where it renders
@@ -86,7 +85,14 @@ def _tail(folder: Path) -> str:
     return text.rpartition(_ANSWER)[2] if _ANSWER in text else ""
 
 
-def _template(folder: Path) -> str:
+def template_variables(folder: Path) -> dict[str, Any]:
+    """The special tokens that a chat template of the folder may write, by name."""
+    settings = read_object(folder, "tokenizer_config.json")
+    return {name: _text(value) for name, value in settings.items() if name.endswith("_token")}
+
+
+def chat_template(folder: Path) -> str:
+    """The folder's chat template; empty: it has none."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from services.lib.model_files.json_file import check_json_files, read_object
 from services.lib.model_files.quantization import check_not_quantized
+from services.lib.model_files.text_config import read_text_config
 from services.lib.model_files.tokenizer_files import TOKENIZER_FILES, number_of_ids
-from services.lib.model_files.weight_headers import Header, read_headers, weight_files
+from services.lib.model_files.weight_headers import (
+    Header,
+    read_headers,
+    same_content,
+    weight_files,
+)
 
 __all__ = [
     "check_chat_template",
+    "check_classifier",
     "check_model_folder",
     "check_vocabulary",
     "vocabulary_size",
     "weight_files",
 ]
 
+_OF_LAYER = re.compile(r"\.[0-9]+\.")
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 _VOCABULARY_ROWS = (
     *("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight"),
@@ -40,12 +50,62 @@ def check_model_folder(folder: Path) -> None:
     _check_kind(folder, config)
     headers = read_headers(folder)
     check_not_quantized(folder, config, headers)
+    _check_tokenizer(folder)
+    check_vocabulary(folder, headers)
+    _check_tied(folder, headers)
+
+
+def check_classifier(folder: Path) -> None:
+    """Check that the folder holds a whole reward model with its tokenizer.
+
+    Raises:
+        ValueError: one line that names the folder, what is wrong and the cure.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"model {folder}: no such folder; give a local Hugging Face model folder")
+    check_json_files(folder)
+    names = _config(folder).get("architectures") or []
+    if names and not any(name.endswith("ForSequenceClassification") for name in names):
+        raise ValueError(
+            f"model {folder}: is {', '.join(names)}, not a reward model; use one whose "
+            "architecture ends in ForSequenceClassification"
+        )
+    check_not_quantized(folder, _config(folder), read_headers(folder))
+    _check_tokenizer(folder)
+
+
+def _check_tokenizer(folder: Path) -> None:
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(
             f"model {folder}: has no tokenizer ({', '.join(TOKENIZER_FILES)}); save it there with "
             "tokenizer.save_pretrained()"
         )
-    check_vocabulary(folder, headers)
+
+
+def _check_tied(folder: Path, headers: Mapping[str, Header]) -> None:
+    """Check that the file's rows of ids are equal where the configuration says that they are one.
+
+    Loaders differ in which of two they then take: transformers keeps both.
+    """
+    size = vocabulary_size(folder)
+    rows = sorted(
+        name
+        for name, each in headers.items()
+        if each.shape[:1] == (size,) and each.shape[1:] and not _OF_LAYER.search(name)
+    )
+    differing = [
+        (one, other)
+        for one, other in itertools.pairwise(rows)
+        if headers[one].shape == headers[other].shape
+        and not same_content(headers[one], headers[other])
+    ]
+    if differing and getattr(read_text_config(folder), "tie_word_embeddings", False):
+        one, other = differing[0]
+        raise ValueError(
+            f"model {folder}: config.json has tie_word_embeddings true, and its weights have "
+            f"{one} and a {other} that differs; set tie_word_embeddings to false if both belong "
+            "to the model, or save it again without the one that does not"
+        )
 
 
 def check_vocabulary(folder: Path, headers: Mapping[str, Header]) -> None:

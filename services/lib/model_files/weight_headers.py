@@ -8,7 +8,9 @@ from pathlib import Path
 
 from services.lib.model_files.json_file import read_object
 
-__all__ = ["Header", "read_headers", "weight_files"]
+__all__ = ["Header", "read_headers", "same_content", "weight_files"]
+
+_PIECE_BYTES = 1 << 22
 
 _INDEX = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000  # of the safetensors format
@@ -22,6 +24,12 @@ class Header:
     """As safetensors names it, such as BF16."""
     shape: tuple[int, ...]
     """Of the whole tensor."""
+    file: Path
+    """The file that has it."""
+    begin: int
+    """Place in the file of its first byte."""
+    num_bytes: int
+    """Size of its content."""
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -65,6 +73,20 @@ def read_headers(folder: Path) -> dict[str, Header]:
     return tensors
 
 
+def same_content(one: Header, other: Header) -> bool:
+    """Whether two tensors are the same, byte by byte."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    with one.file.open("rb") as first, other.file.open("rb") as second:
+        first.seek(one.begin)
+        second.seek(other.begin)
+        for done in range(0, one.num_bytes, _PIECE_BYTES):
+            size = min(_PIECE_BYTES, one.num_bytes - done)
+            if first.read(size) != second.read(size):
+                return False
+    return True
+
+
 def _read(folder: Path, file: Path) -> dict[str, Header]:
     """Read a header, and compare the file's size with what it promises."""
     size = file.stat().st_size
@@ -75,7 +97,13 @@ def _read(folder: Path, file: Path) -> dict[str, Header]:
             entries = {name: each for name, each in header.items() if name[:2] != "__"}
             ends = [each["data_offsets"][1] for each in entries.values()]
             found = {
-                name: Header(dtype=each["dtype"], shape=tuple(each["shape"]))
+                name: Header(
+                    dtype=each["dtype"],
+                    shape=tuple(each["shape"]),
+                    file=file,
+                    begin=8 + length + each["data_offsets"][0],
+                    num_bytes=each["data_offsets"][1] - each["data_offsets"][0],
+                )
                 for name, each in entries.items()
             }
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):

@@ -1,7 +1,9 @@
-"""Whether a model computes packed rows as it does padded ones, found by trying."""
+"""Whether a model computes rows beside others as it does alone, packed or padded, by trying."""
+# ruff: noqa: N806 -- tensors carry shape suffixes
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import signature
@@ -9,15 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from services.chassis.log import get_logger
 from services.lib.transformer.packing import Packing
 from services.lib.transformer.row_attention.packed_attention import use_rows
 from services.lib.transformer.row_attention.row_kernels import Attention, kernels_for
-from services.lib.transformer.row_rope import row_rope
+from services.lib.transformer.row_rope import row_positions, row_rope
+from services.lib.transformer.trial_model import TOLERANCE, TrialModel, trial_model
 
-__all__ = ["can_pack", "claims_to_pack"]
+__all__ = ["can_pack", "check_padded", "claims_to_pack"]
 
 Outputs = Callable[..., torch.Tensor]
 
@@ -39,8 +43,9 @@ def can_pack(
     """Whether the model gives the same results packed as padded; if so, it accepts `rows`.
 
     Models with recurrent layers or custom attention do not, nor those whose rotary frequencies
-    depend on the length of a row. What a model declares is verified on two short rows, with one
-    kernel after the other.
+    depend on the length of a row. What a model declares is verified: on rows longer than its
+    windows, by a small model of its architecture, and on two short rows, with one kernel after the
+    other.
 
     Args:
         model: of any head, if `outputs` is given, else a causal language model.
@@ -57,7 +62,7 @@ def can_pack(
     precision = precision or next(model.parameters()).dtype
     kernels = kernels_for(attention, device, precision)
     takes_places = outputs is not None or "logits_to_keep" in signature(model.forward).parameters
-    may = takes_places and claims_to_pack(model)
+    may = takes_places and claims_to_pack(model) and _packs_long_rows(model.config)
     tolerance = max(_TOLERANCE, _ROUNDINGS * torch.finfo(precision).eps)
     if may and _one_packs(model, kernels, outputs or partial(_logprobs, model), device, tolerance):
         return True
@@ -109,6 +114,61 @@ def claims_to_pack(model: nn.Module) -> bool:
         and set(layers) <= _LAYERS
         and row_rope(model) is None
     )
+
+
+def _packs_long_rows(config: Any) -> bool:
+    """Whether rows longer than any window are the same packed; no, if that cannot be tried."""
+    trial = trial_model(config)
+    try:
+        return trial is not None and trial.error(_packed_rows(trial)) <= TOLERANCE
+    except Exception as problem:  # any error: compute padded rows
+        reason = f"{type(problem).__name__}: {problem}"
+        get_logger().warning("packing_failed", attention="long rows", reason=reason)
+        return False
+
+
+@torch.no_grad()
+def _packed_rows(trial: TrialModel) -> list[torch.Tensor]:
+    ids_BT, lengths_B = _joined(trial)
+    model = copy.deepcopy(trial.model)
+    use_rows(model)
+    packing = Packing.of(ids_BT, lengths_B, "cpu")
+    logits_UV = model(**packing.arguments).logits[0]
+    rows = zip(packing.places_BT, lengths_B, strict=True)
+    return [logits_UV[places_T[:length]] for places_T, length in rows]
+
+
+def check_padded(config: Any) -> None:
+    """Check that a row is the same with others in one pass, padded on the right.
+
+    Raises:
+        ValueError: it is not: neither log-probs nor gradients would be those of the model.
+    """
+    trial = trial_model(config)
+    if trial is not None and not (error := trial.error(_padded_rows(trial))) <= TOLERANCE:
+        raise ValueError(
+            f"model_type {config.model_type} computes a row otherwise when others are computed "
+            f"beside it (log-probs differ by {error:.2g}): use another model"
+        )
+
+
+@torch.no_grad()
+def _padded_rows(trial: TrialModel) -> list[torch.Tensor]:
+    ids_BT, lengths_B = _joined(trial)
+    model, lengths = copy.deepcopy(trial.model), torch.from_numpy(lengths_B)
+    arguments = {"input_ids": torch.from_numpy(ids_BT).long()}
+    if row_rope(model) is not None:
+        arguments["position_ids"] = row_positions(lengths, ids_BT.shape[1])
+    logits_BTV = model(**arguments, use_cache=False).logits
+    return [logits_TV[:length] for logits_TV, length in zip(logits_BTV, lengths_B, strict=True)]
+
+
+def _joined(trial: TrialModel) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    lengths_B = np.array([len(row) for row in trial.rows])
+    ids_BT = np.zeros((len(lengths_B), lengths_B.max()), np.int32)
+    for number, row in enumerate(trial.rows):
+        ids_BT[number, : len(row)] = row
+    return ids_BT, lengths_B
 
 
 _TRIED = np.array([[1, 2, 3, 4], [1, 2, 5, 0]], np.int32)

@@ -38,6 +38,7 @@ def fingerprint(folder: Path) -> str:
 
 def versions_in(folder: Path, suffix: str = "") -> list[int]:
     """Versions that have a folder of that name and `suffix` in `folder`, in order."""
-    names = (path.name for path in folder.glob(f"{_PREFIX}*{suffix}"))
-    numbers = (name.removeprefix(_PREFIX).removesuffix(suffix) for name in names)
-    return sorted(int(number) for number in numbers if number.isascii() and number.isdigit())
+    names = {path.name for path in folder.glob(f"{_PREFIX}*{suffix}") if not path.is_symlink()}
+    numbers = {name.removeprefix(_PREFIX).removesuffix(suffix) for name in names}
+    found = sorted(int(number) for number in numbers if number.isascii() and number.isdigit())
+    return [version for version in found if folder_name(version) + suffix in names]

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.lib.transformer.can_pack import can_pack
+from services.lib.model_files.same_tokens import check_same_tokens
+from services.lib.transformer.can_pack import can_pack, check_padded
 from services.lib.transformer.packing import Packing
 from services.lib.transformer.row_rope import row_positions, row_rope
 from services.scoring.config import ScoringConfig
@@ -32,7 +33,10 @@ class LogProbs:
     def __init__(self, config: ScoringConfig) -> None:
         from transformers import AutoModelForCausalLM
 
+        if config.policy_model is not None:
+            check_same_tokens(config.policy_model, config.model, "model")
         self._model = load_frozen(config, AutoModelForCausalLM)
+        check_padded(self._model.config)
         self._device, self._max_tokens = config.device, config.micro_batch_tokens
         self._packs = config.packing and can_pack(self._model)
 

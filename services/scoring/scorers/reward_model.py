@@ -1,5 +1,7 @@
 """A reward model: Hugging Face's sequence classification with one label.
 
+It reads the policy's token ids, or their text where its tokenizer or chat template is another.
+
 Shape suffixes: B rows of a forward pass, T tokens.
 """
 # ruff: noqa: N806 -- tensors carry shape suffixes
@@ -7,6 +9,7 @@ Shape suffixes: B rows of a forward pass, T tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ from services.scoring.config import ScoringConfig
 from services.scoring.row_batches import prefix_batches, token_ids
 from services.scoring.scorer import Row
 from services.scoring.scorers.loading import load_frozen
+from services.scoring.scorers.reward_text import own_text
 
 __all__ = ["RewardModel"]
 
@@ -39,12 +43,16 @@ class RewardModel:
         if num_labels != 1:
             raise ValueError(f"model {config.model}: has {num_labels} labels, a reward model has 1")
         has_head = hasattr(model, "score")
+        self._text = own_text(config.policy_model, config.model)
         row_rope(model)  # what was scored before must not change a row
         self._packs = config.packing and has_head and can_pack(model, self._outputs)
 
     @torch.no_grad()
     def score(self, rows: Sequence[Row]) -> Sequence[NDArray[np.float32]]:
         """One value per row; without packing each row alone, as models handle padding variously."""
+        if self._text is not None:
+            own = map(self._text.own_ids, (row.token_ids_T for row in rows))
+            rows = [replace(row, token_ids_T=ids_T) for row, ids_T in zip(rows, own, strict=True)]
         if not self._packs:
             return [np.array([self._score(row)], np.float32) for row in rows]
         values: dict[int, float] = {}

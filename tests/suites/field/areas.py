@@ -12,7 +12,6 @@ AREAS: tuple[str, ...] = (
     "agent_calls",
     "agent_requests",
     "answers",
-    "credit",
     "data.data_sets",
     "data.task_files",
     "data.tracking",
@@ -20,13 +19,16 @@ AREAS: tuple[str, ...] = (
     "environments",
     "expected_answers",
     "forced_calls",
-    "lora",
     "math_answers",
     "model_folders",
     "operation",
     "rewards",
-    "rope",
-    "schedules",
+    "training.checkpoints",
+    "training.credit",
+    "training.lora",
+    "training.model_kinds",
+    "training.rope",
+    "training.schedules",
 )
 """Modules of `inputs` with a tuple `KINDS`."""
 

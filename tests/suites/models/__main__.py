@@ -1,6 +1,8 @@
 """`make test-models`: each model folder is trained for two optimizer steps, or refused in one line.
 
-Nothing may lie between: a run that starts and does not end well counts as a failure.
+Nothing may lie between: a run that starts and does not end well counts as a failure. Before, every
+causal language model of transformers is computed beyond its windows by trainer, scorer and engine
+(`kinds.py`).
 """
 
 from __future__ import annotations
@@ -13,19 +15,21 @@ from pathlib import Path
 
 from bench.report import Report
 from tests.suites.models.architectures import ARCHITECTURES
+from tests.suites.models.kinds import compare, kinds
 from tests.suites.models.model_run import CONFIG_EXIT, STEPS, Outcome, launch
 from tests.suites.models.refusals import REFUSALS, Refusal
 
 __all__ = ["main", "refusal_problems", "training_problems"]
 
 _TRAINED = tuple(name for name, each in ARCHITECTURES.items() if each.trains)
+_KINDS = "kinds"
 _TOLERANCE = 1e-3
 _MIN_GRADIENT = 1e-3
 
 
 def main() -> None:
     """Run all and report."""
-    names = (*_TRAINED, *REFUSALS)
+    names = (_KINDS, *_TRAINED, *REFUSALS)
     parser = argparse.ArgumentParser(prog="tests.suites.models", description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
@@ -37,9 +41,13 @@ def main() -> None:
         folder = (options.folder or Path(scratch)).resolve()
         for name in options.only:
             started = time.monotonic()
-            found, wrong = _try(name, folder / name, options.seed)
-            found["seconds"] = round(time.monotonic() - started, 1)
-            figures |= {f"{name}.{figure}": value for figure, value in found.items()}
+            if name == _KINDS:
+                found, wrong = _compared_kinds(folder / name, options.seed)
+                figures |= found
+            else:
+                found, wrong = _try(name, folder / name, options.seed)
+                found["seconds"] = round(time.monotonic() - started, 1)
+                figures |= {f"{name}.{figure}": value for figure, value in found.items()}
             problems += [f"{name}: {each}" for each in wrong]
             print(f"{name}: {'; '.join(wrong) or 'well'}", file=sys.stderr, flush=True)
     ended = {"models_trained": (".optimizer_steps", STEPS), "models_refused": (".refused", 1)}
@@ -52,6 +60,23 @@ def main() -> None:
     report.publish() if options.only == names else report.show()
     if problems:
         sys.exit("; ".join(problems))
+
+
+def _compared_kinds(folder: Path, seed: int) -> tuple[dict[str, float], list[str]]:
+    """Of a kind and a process that computes it: accepted and exact, refused, or silently wrong."""
+    found = {kind.model_type: compare(kind, folder / kind.model_type, seed) for kind in kinds()}
+    differences = [each for of in found.values() for each in of.differences.values()]
+    silent = [
+        f"{name} differs in {', '.join(of.silent)}" for name, of in found.items() if of.silent
+    ]
+    figures = {
+        "kinds": len(found),
+        "accepted": len(differences),
+        "refused": sum(len(of.refusals) for of in found.values()),
+        "silent": sum(len(of.silent) for of in found.values()),
+        "largest_difference": max(differences, default=0.0),
+    }
+    return figures, silent
 
 
 def _try(name: str, folder: Path, seed: int) -> tuple[dict[str, float], list[str]]:

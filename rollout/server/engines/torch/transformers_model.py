@@ -28,6 +28,7 @@ from rollout.server.engines.torch.expert_slots import ExpertSlots
 from rollout.server.engines.torch.llama import LlamaModel, is_llama
 from rollout.server.engines.torch.row_model import Part, RowModel, Step
 from rollout.server.engines.torch.slot_cache import SlotCache
+from rollout.server.engines.torch.trial_rows import longest_row
 from rollout.server.engines.torch.weight_reading.converted_weights import (
     has_module_names,
     load_converted,
@@ -46,7 +47,7 @@ from services.lib.transformer.load_causal import load_causal
 from services.lib.transformer.routers import prepare_routers, recording
 from services.lib.transformer.row_rope import row_rope
 
-__all__ = ["LoadedModel", "TransformersModel", "load_model"]
+__all__ = ["LoadedModel", "TransformersModel", "check_rows", "load_model"]
 
 _PROMPT = 16
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
@@ -91,7 +92,7 @@ def load_model(
     """
     check_model_folder(folder)
     config = read_config(folder)
-    most = context(config, max_context)
+    most = check_rows(folder, max_context)
     place = _device(device)
     model = load_causal(folder, _dtype(dtype, place)).eval().requires_grad_(False).to(place)
     # Names and ties, before the model may go.
@@ -113,6 +114,24 @@ def load_model(
         changes_rotation=changes_rotation,
         device=place,
     )
+
+
+def check_rows(folder: Path, max_context: int | None = None) -> int:
+    """The most tokens of a row; reads no weights.
+
+    Raises:
+        ValueError: rows of the model cannot be cached, or not as many as are asked for.
+    """
+    config = read_config(folder)
+    return context(config, max_context, longest_row(folder, config, _trial_rows))
+
+
+def _trial_rows(model: Any, num_slots: int, most: int) -> RowModel:
+    """What computes rows of a model, as `load_model` chooses it."""
+    config, names = model.config.get_text_config(decoder=True), storages(model.state_dict())
+    if is_llama(config) and row_rope(model) is None:
+        return LlamaModel(model, names, most)
+    return TransformersModel(model, config, names, num_slots, most)
 
 
 def _routing(model: nn.Module) -> RoutingShape:
@@ -262,7 +281,7 @@ class TransformersModel:
             return module(
                 input_ids=tokens_RS,
                 position_ids=positions_RS,
-                attention_mask=(hidden_RST * torch.finfo(dtype).min).to(dtype)[:, None],
+                attention_mask=(hidden_RST.to(dtype) * torch.finfo(dtype).min)[:, None],
                 use_cache=True,
                 **{_cache_argument(module.__class__): self._cache},
             )

@@ -895,6 +895,7 @@ class Sample(google.protobuf.message.Message):
     TRACEPARENT_FIELD_NUMBER: builtins.int
     TRUNCATED_FIELD_NUMBER: builtins.int
     ROUTED_EXPERTS_FIELD_NUMBER: builtins.int
+    ROLLOUT_TRUNCATED_FIELD_NUMBER: builtins.int
     sample_id: builtins.str
     """Rollout plus the leaf of its prefix tree it ends in."""
     rollout_id: builtins.str
@@ -913,6 +914,8 @@ class Sample(google.protobuf.message.Message):
     """W3C trace context that its rollout began under; empty if none was recorded."""
     truncated: builtins.bool
     """Ends with the last turn of a rollout that a limit cut off."""
+    rollout_truncated: builtins.bool
+    """A limit cut off its rollout, in this sample or in another turn, which may have no sample."""
     @property
     def tokens(self) -> seamflow.common.v1.tokens_pb2.PackedTokens:
         """The whole sequence; each policy token of a prefix tree is trainable in exactly one sample."""
@@ -952,9 +955,10 @@ class Sample(google.protobuf.message.Message):
         traceparent: builtins.str = ...,
         truncated: builtins.bool = ...,
         routed_experts: collections.abc.Iterable[seamflow.common.v1.tokens_pb2.RoutedExperts] | None = ...,
+        rollout_truncated: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["tokens", b"tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["columns", b"columns", "group_id", b"group_id", "loss_mask", b"loss_mask", "max_weight_version", b"max_weight_version", "min_weight_version", b"min_weight_version", "replayed", b"replayed", "rewards", b"rewards", "rollout_id", b"rollout_id", "routed_experts", b"routed_experts", "sample_id", b"sample_id", "tokens", b"tokens", "traceparent", b"traceparent", "truncated", b"truncated", "turns", b"turns"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "group_id", b"group_id", "loss_mask", b"loss_mask", "max_weight_version", b"max_weight_version", "min_weight_version", b"min_weight_version", "replayed", b"replayed", "rewards", b"rewards", "rollout_id", b"rollout_id", "rollout_truncated", b"rollout_truncated", "routed_experts", b"routed_experts", "sample_id", b"sample_id", "tokens", b"tokens", "traceparent", b"traceparent", "truncated", b"truncated", "turns", b"turns"]) -> None: ...
 
 global___Sample = Sample
 

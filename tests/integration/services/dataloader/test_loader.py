@@ -166,7 +166,7 @@ async def test_a_position_of_other_tasks_is_an_error(
 async def test_a_position_belongs_to_the_content_of_its_tasks(tmp_path: Path) -> None:
     """Two swapped lines, which leave size and number as they are, end the resume."""
     state, rows, queue = tmp_path / "state.json", numbered(6), Queue()
-    settings = {"tasks": write_jsonl(tmp_path / "t.jsonl", rows), "state_file": state}
+    settings: dict[str, Any] = {"tasks": write_jsonl(tmp_path / "t.jsonl", rows), "state_file": state}
     async with serving(queue) as address:
         await load(address, **settings)
         write_jsonl(tmp_path / "t.jsonl", [rows[1], rows[0], *rows[2:]])
@@ -199,7 +199,7 @@ async def test_broken_rows_are_left_out_and_no_other_is(tmp_path: Path, stop: in
         lines[place] = line
     path, queue = tmp_path / "t.jsonl", Queue(capacity=stop)
     path.write_text("\n".join(lines))
-    settings = {"tasks": str(path), "state_file": tmp_path / "s", "resume": True}
+    settings: dict[str, Any] = {"tasks": str(path), "state_file": tmp_path / "s", "resume": True}
     async with serving(queue) as address:
         loading = asyncio.create_task(load(address, broken_rows="skip", **settings))
         await queue.until(min(stop, 5))

@@ -70,6 +70,24 @@ async def test_the_end_of_a_rollout_that_was_cut_off_is_marked(run: Run) -> None
         assert [turn.finish_reason for turn in end.turns] == [0, last], "a part of the first turn"
         assert not branch.truncated
         assert end.truncated == (rollout_id != "stop")
+        assert branch.rollout_truncated == end.rollout_truncated == end.truncated
+
+
+async def test_a_rollout_that_was_cut_off_in_a_turn_without_a_sample_is_marked(run: Run) -> None:
+    """Its last turn is a fork that is not trained; the control ended by itself."""
+    for reason in (1, 2):
+        await run.start(rollout_id := f"r{reason}")
+        await run.turn(rollout_id, "t1", [1], [2])
+        epoch = (await run.begin(rollout_id, "t2", [1, 5])).turn.epoch
+        await run.append(rollout_id, "t2", epoch, 0, tokens([5]))
+        await run.append(rollout_id, "t2", epoch, 1, tokens([6], policy()))
+        await run.end(rollout_id, "t2", epoch, reason=reason)
+        await run.finish(rollout_id, replace(rewarded(), untrained_turn_ids=("t2",)))
+        (found,) = await run.store.tokens.read(run.run_id, [rollout_id])
+        assert found is not None
+        (sample,) = sample_builder.of_rollout(*found)
+        assert sample.rollout_truncated == (reason == 2)
+        assert not sample.truncated
 
 
 async def test_a_fork_trains_the_shared_part_once(run: Run) -> None:

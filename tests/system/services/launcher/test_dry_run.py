@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.suites.models.kinds import WINDOWED, Kind
 
 ROOT = Path(__file__).parents[4]
 LONG = pytest.mark.long(short="tests/system/services/launcher/test_dry_run.py")
@@ -103,3 +106,43 @@ def test_code_of_the_user_cannot_end_the_check(tmp_path: Path) -> None:
     done = dry_run(tmp_path, RUN)
     assert done.returncode == 78
     assert "ended with code 3" in done.stderr
+
+
+MODELS = """
+[launcher]
+name = "run"
+model = "policy"
+tasks = "tasks.jsonl"
+agent = "my_agent:Agent"
+{more}
+
+[dataloader]
+epochs = 0
+
+[trainer]
+num_steps = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("policy", "more", "named"),
+    [
+        ("llama", "", ""),
+        ("rwkv", "", "the torch engine cannot compute model_type rwkv exactly"),
+        ("doge", "", "model_type doge computes a row otherwise when others are computed beside it"),
+        ("llama", 'reference = "other"', "has another tokenizer: 'A' is id"),
+    ],
+)
+def test_models_that_are_not_computed_exactly_are_refused(
+    tmp_path: Path, policy: str, more: str, named: str
+) -> None:
+    """By small models of the same architecture, and by their token ids; the control is a llama."""
+    Kind(policy, WINDOWED.get(policy, {})).save(tmp_path / "policy")
+    file = Kind("llama").save(tmp_path / "other") / "tokenizer.json"
+    ids = json.loads(file.read_text())
+    words = ids["model"]["vocab"]
+    words["A"], words["B"] = words["B"], words["A"]
+    file.write_text(json.dumps(ids))
+    found = dry_run(tmp_path, MODELS.replace("{more}", more))
+    assert named in found.stderr
+    assert found.returncode == (78 if named else 0), found.stderr

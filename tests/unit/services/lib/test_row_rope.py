@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from services.lib.transformer.row_rope import row_positions, row_rope
-from tests.suites.field.inputs.rope import ORIGINAL, rope_config
+from tests.suites.field.inputs.training.rope import ORIGINAL, rope_config
 from tests.suites.field.tiny_models import make_model
 
 _LENGTHS = torch.tensor([40, 10])

@@ -58,7 +58,7 @@ async def test_load_error_is_raised_by_start(tmp_path: Path) -> None:
     ("edit", "max_context", "named"),
     [
         ({}, 513, "max_context is 513.*512"),
-        ({"use_sliding_window": True, "sliding_window": 100, "layer_types": None}, 101, "100"),
+        ({"use_sliding_window": True, "sliding_window": 100, "layer_types": None}, 101, "96"),
         ({"layer_types": ["full_attention", "linear_attention"]}, None, "linear_attention"),
     ],
 )

@@ -1,24 +1,35 @@
-"""Learning rates over a run, next to the schedules of transformers."""
+"""Learning rates over a run and weight decay, next to those of transformers' Trainer."""
 
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from hypothesis import strategies as st
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
+from transformers import (
+    Trainer,
+    TrainingArguments,
+    get_constant_schedule_with_warmup,
+    get_cosine_schedule_with_warmup,
+    get_linear_schedule_with_warmup,
+)
 
 from tests.lib.trainer.support import trainer_config
 from tests.suites.field.kind import Kind
+from tests.suites.field.tiny_models import TINY, make_config, make_model
 from trainer.policy.learning_rate import learning_rate
+from trainer.policy.optimizer import Optimizer, decayed_names
 
 __all__ = ["KINDS"]
 
 _SCHEDULES: Mapping[str, Callable[..., LambdaLR]] = {
+    "constant": get_constant_schedule_with_warmup,
     "linear": get_linear_schedule_with_warmup,
     "cosine": get_cosine_schedule_with_warmup,
 }
@@ -52,11 +63,10 @@ def _found(given: Schedule, steps: range) -> list[float]:
 
 def _shares(given: Schedule) -> list[float]:
     """Shares of the learning rate in each step, by transformers."""
-    if given.name == "constant":
-        return [min(1.0, step / max(given.warmup, 1)) for step in range(1, given.steps + 1)]
     shift = 1 if given.warmup else 0
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    scheduler = _SCHEDULES[given.name](optimizer, given.warmup, given.steps + shift)
+    lengths = () if given.name == "constant" else (given.steps + shift,)
+    scheduler = _SCHEDULES[given.name](optimizer, given.warmup, *lengths)
     share = scheduler.lr_lambdas[0]
     return [share(step + shift) for step in range(given.steps)]
 
@@ -76,7 +86,68 @@ def _check(given: Schedule) -> None:
         raise AssertionError(f"a run resumed at step {middle} has other rates")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decay:
+    """Steps of an architecture, of whose parameters some have no gradient in some steps."""
+
+    model: str
+    bias: bool = False
+    without_gradient: int = 2
+    """Every so many parameters have none."""
+
+
+def _gradients(model: torch.nn.Module, given: Decay, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for number, parameter in enumerate(model.parameters()):
+        values = torch.randn(parameter.shape, generator=generator)
+        parameter.grad = None if (number + step) % given.without_gradient == 0 else values
+
+
+def _check_decay(given: Decay) -> None:
+    """Three steps of Trainer's own optimizer and of ours, from the same weights."""
+    bias = {"attention_bias": True, "mlp_bias": True} if given.bias else {}
+    ours, theirs = (make_model(make_config(given.model, **bias)) for _ in range(2))
+    config = trainer_config(
+        run_id="run",
+        model=Path(),
+        checkpoint__folder=Path(),
+        optimizer__learning_rate=_RATE,
+        optimizer__weight_decay=0.1,
+    )
+    optimizer = Optimizer(dict(ours.named_parameters()), config, decayed_names(ours, None))
+    arguments = TrainingArguments(
+        output_dir=tempfile.gettempdir(),
+        learning_rate=_RATE,
+        weight_decay=0.1,
+        adam_beta2=config.optimizer.beta2,
+        report_to="none",
+        use_cpu=True,
+    )
+    reference = Trainer(model=theirs, args=arguments).create_optimizer()
+    for step in range(3):
+        _gradients(ours, given, step)
+        optimizer.scale_gradients("", 1.0)
+        optimizer.update(_RATE)
+        _gradients(theirs, given, step)
+        reference.step()
+    for (name, found), right in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(found, right, msg=partial("{}: {}".format, name))
+
+
 KINDS = (
+    Kind(
+        name="weight decay",
+        check=_check_decay,
+        examples=[Decay(model=model) for model in ("llama", "gpt2", "phi", "qwen3_moe", "cohere")],
+        generated=st.builds(
+            Decay,
+            model=st.sampled_from(sorted(TINY)),
+            bias=st.booleans(),
+            without_gradient=st.integers(1, 5),
+        ),
+        short=3,
+        long=100,
+    ),
     Kind(
         name="learning rates",
         check=_check,

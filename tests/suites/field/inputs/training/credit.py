@@ -149,19 +149,33 @@ def _check_branches(group: Group) -> None:
     np.testing.assert_allclose(found, np.array(all_rewards) - np.mean(all_rewards), atol=1e-6)
 
 
-def _check_masked(rollouts: tuple[tuple[float, bool], ...]) -> None:
+@dataclass(frozen=True, slots=True)
+class CutRollout:
+    """Turns of a rollout, each with whether it is trained, and where a limit cut it off."""
+
+    reward: float
+    turns: tuple[bool, ...] = (True,)
+    cut: str = ""
+    """"end": in the last turn; "fork": in a turn that has no sample; empty: it ended by itself."""
+
+
+def _cut_sample(rollout: CutRollout, name: str) -> trajectory_pb2.Sample:
+    turns = tuple(OneTurn(2, trained, None) for trained in rollout.turns)
+    sample = _sample(Path(turns, rollout.reward, rollout.cut == "end"), f"r{name}", f"s{name}")
+    sample.rollout_truncated = bool(rollout.cut)
+    return sample
+
+
+def _check_masked(rollouts: tuple[CutRollout, ...]) -> None:
     """Those that were cut off are compared and not trained; the others weigh as if alone."""
     settings = _settings("dr_grpo", algorithm__mask_truncated=True)
     algorithm = make_algorithm(settings)
-    items = [
-        sequence(_sample(Path((OneTurn(2, True, None),), reward, cut_off), f"r{n}", f"s{n}"))
-        for n, (reward, cut_off) in enumerate(rollouts)
-    ]
+    items = [sequence(_cut_sample(each, str(n))) for n, each in enumerate(rollouts)]
     given = compute_advantages(items, algorithm, settings)
-    mean = np.mean([reward for reward, _ in rollouts])
-    np.testing.assert_allclose(given.advantages_N, [r - mean for r, _ in rollouts], atol=1e-6)
-    kept = [n for n, (_, cut_off) in enumerate(rollouts) if not cut_off]
-    alone = algorithm.token_weights(np.full(len(kept), 2)).denominators_R.sum() if kept else 0.0
+    rewards = np.array([each.reward for each in rollouts])
+    np.testing.assert_allclose(given.advantages_N, rewards - np.mean(rewards), atol=1e-6)
+    kept = [2 * sum(each.turns) for each in rollouts if not each.cut]
+    alone = algorithm.token_weights(np.array(kept)).denominators_R.sum() if kept else 0.0
     assert given.denominator == alone
     trained = [b.loss_mask_BT.any(1).sum() for b in _batches(items, settings)]
     assert sum(trained) == len(kept)
@@ -178,6 +192,12 @@ _paths = strategies.builds(
     .filter(lambda turns: any(turn.trained for turn in turns)),
     _rewards,
     strategies.booleans(),
+)
+_cut_rollouts = strategies.builds(
+    CutRollout,
+    _rewards,
+    strategies.lists(strategies.booleans(), min_size=1, max_size=4).filter(any).map(tuple),
+    strategies.sampled_from(["", "end", "fork"]),
 )
 _CREDITED_TO_A_MASKED_TURN = Path((OneTurn(2, False, 1.0), OneTurn(2, True, 0.0)), reward=0.0)
 
@@ -218,10 +238,13 @@ KINDS = (
     Kind(
         name="masked rollouts",
         check=_check_masked,
-        examples=[((1.0, False), (0.0, True)), ((1.0, True), (0.0, True))],
-        generated=strategies.lists(
-            strategies.tuples(_rewards, strategies.booleans()), min_size=2, max_size=6
-        ).map(tuple),
+        examples=[
+            (CutRollout(1.0), CutRollout(0.0, cut="end")),
+            (CutRollout(1.0, cut="end"), CutRollout(0.0, cut="end")),
+            (CutRollout(1.0), CutRollout(0.0, (True, False), cut="end")),  # Trinity-RFT #608
+            (CutRollout(1.0), CutRollout(0.0, (True,), cut="fork")),
+        ],
+        generated=strategies.lists(_cut_rollouts, min_size=2, max_size=6).map(tuple),
         short=25,
     ),
 )

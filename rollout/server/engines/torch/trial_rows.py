@@ -1,0 +1,86 @@
+"""How long the rows of a `RowModel` may be, tried on a small model of the same architecture."""
+
+# ruff: noqa: N806 -- tensors carry their shapes in their names
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollout.server.engines.torch.row_model import Part, RowModel, Step
+from services.lib.transformer.trial_model import TOLERANCE, WINDOW, TrialModel, trial_model
+
+__all__ = ["longest_row"]
+
+_SHOWN = 200
+_Make = Callable[[Any, int, int], RowModel]
+
+
+def longest_row(folder: Path, config: Any, make: _Make) -> int | None:
+    """Tokens up to which rows are computed exactly; None: of any length that the model reads.
+
+    Args:
+        folder: of the model.
+        config: its text part's.
+        make: from a model of transformers, a number of slots and the most tokens of a row.
+
+    Raises:
+        ValueError: the model's rows cannot be cached, or this cannot be tried.
+    """
+    problem = "no small model of its architecture computes"
+    if (trial := trial_model(config)) is not None:
+        try:
+            if (error := _error(trial, make, len(trial.rows[0]))) <= TOLERANCE:
+                return None
+            problem = f"log-probs of rows differ by {error:.2g} from those of transformers"
+            # Within its windows attention is that of a model without any.
+            if trial.windows and _error(trial, make, WINDOW) <= TOLERANCE:
+                return min(trial.windows.values()) // WINDOW * WINDOW
+        except Exception as failure:  # any error of a model that takes no cache
+            problem = f"{type(failure).__name__}: {failure}"
+    raise ValueError(
+        f"model {folder}: the torch engine cannot compute model_type {config.model_type} exactly "
+        f'({" ".join(problem.split())[:_SHOWN]}); use another model, or engine = "sglang"'
+    )
+
+
+@torch.inference_mode()
+def _error(trial: TrialModel, make: _Make, most: int) -> float:
+    """Of rows that are cached in two parts beside each other, and continued token by token."""
+    rows = [list(row[:most]) for row in trial.rows]
+    engine = make(copy.deepcopy(trial.model), len(rows), most)
+    starts = [max(1, len(row) // 3) for row in rows]
+    for begin in (0, 1):
+        parts = [
+            Part(slot=slot, start=start * begin, token_ids=ids, row_length=len(row))
+            for slot, (row, start) in enumerate(zip(rows, starts, strict=True))
+            if (ids := row[start * begin : start * (begin + 1)])
+        ]
+        engine.forward(_step([], [], [], parts))
+    found: list[list[Tensor]] = [[] for _ in rows]
+    for offset in range(most):
+        slots = [s for s, row in enumerate(rows) if 2 * starts[s] + offset < len(row)]
+        if not slots:
+            break
+        positions = [2 * starts[slot] + offset for slot in slots]
+        tokens = [rows[slot][at] for slot, at in zip(slots, positions, strict=True)]
+        logits_RV = engine.forward(_step(slots, tokens, positions, []))
+        assert logits_RV is not None, "there are rows"
+        for slot, logits_V in zip(slots, logits_RV, strict=True):
+            found[slot].append(logits_V)
+    return trial.error([torch.stack(each) for each in found], most)
+
+
+def _step(slots: list[int], tokens: list[int], positions: list[int], parts: list[Part]) -> Step:
+    return Step(
+        slots=slots,
+        tokens_R=torch.tensor(tokens, dtype=torch.int64),
+        positions_R=torch.tensor(positions, dtype=torch.int64),
+        longest=max(positions, default=-1) + 1,
+        parts=parts,
+    )

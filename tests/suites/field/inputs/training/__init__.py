@@ -1,0 +1,1 @@
+"""What the trainer, scorers and engines compute, and what is kept of it."""
