@@ -166,7 +166,10 @@ async def test_a_position_of_other_tasks_is_an_error(
 async def test_a_position_belongs_to_the_content_of_its_tasks(tmp_path: Path) -> None:
     """Two swapped lines, which leave size and number as they are, end the resume."""
     state, rows, queue = tmp_path / "state.json", numbered(6), Queue()
-    settings: dict[str, Any] = {"tasks": write_jsonl(tmp_path / "t.jsonl", rows), "state_file": state}
+    settings: dict[str, Any] = {
+        "tasks": write_jsonl(tmp_path / "t.jsonl", rows),
+        "state_file": state,
+    }
     async with serving(queue) as address:
         await load(address, **settings)
         write_jsonl(tmp_path / "t.jsonl", [rows[1], rows[0], *rows[2:]])
