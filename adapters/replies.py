@@ -8,8 +8,6 @@ from typing import Any
 
 from seamflow.environment import Step
 
-__all__ = ["UnreadableAction", "UnreadableAnswers", "replies", "tool_arguments"]
-
 _ONE_CALL = "Not done: make one call at a time."
 
 

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["benchmarks", "provenance"]
-
 ROOT = Path(__file__).parents[1]
 
 

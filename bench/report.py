@@ -20,8 +20,6 @@ from rich.table import Table
 
 from bench.provenance import provenance
 
-__all__ = ["RESULTS", "Report", "percentile", "ratio", "ratios"]
-
 RESULTS = Path(__file__).parent / "results"
 """Where figures are kept that pages show."""
 MIN_SAMPLES = 5

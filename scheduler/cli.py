@@ -22,8 +22,6 @@ from services.chassis.redis.connect import connect
 from services.chassis.rpc.server import Service, run
 from services.chassis.steady_clock import SteadyClock
 
-__all__ = ["build", "main", "service"]
-
 _SWEEPS_PER_LEASE = 8
 
 

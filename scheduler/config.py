@@ -8,8 +8,6 @@ from pydantic import Field, SecretStr, model_validator
 
 from services.chassis.config.settings import ServerConfig, Settings
 
-__all__ = ["AllocationConfig", "SchedulerConfig"]
-
 
 class AllocationConfig(Settings):
     """Moves of nodes between training and generation while a run goes on."""

@@ -35,8 +35,6 @@ from trainer.servicer import TrainerServicer
 from trainer.tracking.alarms import Alarms
 from trainer.tracking.tracker import Trackers
 
-__all__ = ["build", "connect_services", "main"]
-
 _TABLE = "trainer"
 _EXIT_SECONDS = 15.0
 """Grace period of the other ranks after a signal, in addition to rank 0's drain_seconds."""

@@ -17,16 +17,6 @@ import torch
 from trainer.object_path import Folder, ObjectPath
 from trainer.tensor_bytes import tensor_bytes
 
-__all__ = [
-    "COMPLETE",
-    "save_tensors",
-    "sync",
-    "tensors_digest",
-    "write_json",
-    "write_marker",
-    "write_tensors",
-]
-
 COMPLETE = ".complete"
 """Name of the marker file of a complete folder."""
 

@@ -33,8 +33,6 @@ from trainer.tracking.sample_table import SampleTable
 from trainer.tracking.step_record import MetricsFile, StepRecord
 from trainer.tracking.tracker import Trackers
 
-__all__ = ["Trainer"]
-
 
 class Trainer:
     """Trains step by step, while checkpoints and publishes of earlier steps run in the background.

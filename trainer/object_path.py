@@ -14,8 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["AnyFolder", "Folder", "ObjectPath", "listed", "place"]
-
 _BLOCK_BYTES = 64 << 20
 """Of a read ahead, and of a part of an upload."""
 

@@ -17,8 +17,6 @@ from trainer.loop import Trainer
 from trainer.ranks.device_lease import DeviceLease
 from trainer.ranks.rank_group import RankGroup
 
-__all__ = ["TrainerServicer"]
-
 Context = grpc.aio.ServicerContext[Any, Any]
 
 

@@ -7,8 +7,6 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = ["arrived", "receive", "send"]
-
 _PIECE_BYTES = 4 << 20
 """The store rejects values above 8 MiB."""
 _POLL = timedelta(seconds=1)

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["TYPES", "HeldTensors", "tensor_bytes"]
-
 TYPES = {
     "F64": torch.float64,
     "F32": torch.float32,

@@ -8,8 +8,6 @@ from pydantic import Field, SecretStr
 
 from services.chassis.config.settings import ServerConfig
 
-__all__ = ["TrajectoryManagerConfig"]
-
 
 class TrajectoryManagerConfig(ServerConfig):
     """Settings of the trajectory manager."""

@@ -9,8 +9,6 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
-__all__ = ["action_of", "json_of", "kind_of", "schema_of"]
-
 Space = spaces.Space[Any]
 _ARRAYS = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
 

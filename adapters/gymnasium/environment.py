@@ -12,8 +12,6 @@ from seamflow.environment import Observation, Step, Task
 from adapters.gymnasium.spaces import ActionText, to_text
 from adapters.replies import UnreadableAction, UnreadableAnswers, replies, tool_arguments
 
-__all__ = ["GymnasiumEnvironment"]
-
 _TOOL = "act"
 _MARKED = re.compile(r"\x1b\[4\dm(.*?)\x1b\[0m", re.DOTALL)
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")

@@ -13,8 +13,6 @@ from gymnasium import spaces
 from adapters.gymnasium.actions import action_of, json_of, kind_of, schema_of
 from adapters.replies import UnreadableAction
 
-__all__ = ["ActionText", "to_text"]
-
 _INTEGER = re.compile(r"(?<![\w.-])-?\d{1,18}(?![\w]|\.\d)")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _DIGITS = 4

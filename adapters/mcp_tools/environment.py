@@ -17,8 +17,6 @@ from seamflow.environment import EnvironmentFailed, Observation, Step, Task
 from adapters.mcp_tools.session import Session
 from adapters.replies import UnreadableAction
 
-__all__ = ["McpToolsEnvironment"]
-
 _NOT_SHOWN = ("reward", "done")
 
 

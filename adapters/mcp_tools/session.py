@@ -11,8 +11,6 @@ from seamflow.environment import EnvironmentFailed
 
 from adapters.replies import UnreadableAction
 
-__all__ = ["Session"]
-
 _INFRASTRUCTURE = tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE
 _TIMEOUT = tokens_pb2.FAILURE_CLASS_TIMEOUT
 _CLOSE_SECONDS = 5.0

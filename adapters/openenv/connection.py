@@ -17,8 +17,6 @@ from websockets.sync.client import ClientConnection, connect
 
 from adapters.replies import UnreadableAction
 
-__all__ = ["Connection", "action_schema"]
-
 _TIMEOUT = tokens_pb2.FAILURE_CLASS_TIMEOUT
 _INFRASTRUCTURE = tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE
 _OF_SERVER = ("SESSION_ERROR",)

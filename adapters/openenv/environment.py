@@ -11,8 +11,6 @@ from seamflow.environment import EnvironmentFailed, Observation, Step, Task
 from adapters.openenv.connection import Connection, action_schema
 from adapters.replies import UnreadableAction, UnreadableAnswers, replies, tool_arguments
 
-__all__ = ["OpenEnvEnvironment"]
-
 _TOOL = "act"
 
 

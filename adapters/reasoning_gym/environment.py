@@ -11,8 +11,6 @@ from reasoning_gym.composite import DatasetSpec
 from reasoning_gym.utils import extract_answer
 from seamflow.environment import Step, Task
 
-__all__ = ["ReasoningGymEnvironment"]
-
 _PROMPT = "{question}\n\nWrite your final answer as <answer>your answer</answer>."
 # Some generators seed the global random state of numpy.
 _generating = threading.Lock()

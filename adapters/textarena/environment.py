@@ -15,8 +15,6 @@ from adapters.replies import UnreadableAnswers, replies
 from adapters.textarena.global_random import OwnRandom
 from adapters.textarena.opponent import random_move
 
-__all__ = ["TextArenaEnvironment"]
-
 Opponent = Callable[[str, random.Random], str]
 _RANDOM = "random"
 _TOO_LONG = re.compile(r"\d{19}")  # games read numbers with int(), which fails for very long ones

@@ -7,8 +7,6 @@ import re
 
 from seamflow.environment import EnvironmentFailed
 
-__all__ = ["random_move"]
-
 _LISTED = re.compile(r"(?:available|valid|legal|possible)\s+(?:moves|actions)", re.IGNORECASE)
 _MOVE = re.compile(r"\[[^\[\]\n]+\]")
 

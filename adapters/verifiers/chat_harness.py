@@ -7,8 +7,6 @@ from typing import Any
 import verifiers.v1 as vf
 from openai import AsyncOpenAI
 
-__all__ = ["ChatHarness"]
-
 
 class ChatHarness(vf.Harness[vf.HarnessConfig]):
     """One chat completion in this process; tools are not offered."""

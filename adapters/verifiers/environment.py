@@ -15,8 +15,6 @@ from verifiers.v1.utils.loaders import import_taskset
 from adapters.verifiers.failures import episode_failure, no_gateway
 from adapters.verifiers.plugins import plugin_id
 
-__all__ = ["VerifiersEnvironment"]
-
 _MODEL = "policy"
 
 

@@ -7,8 +7,6 @@ from typing import Any
 from seamflow.common.v1 import tokens_pb2
 from seamflow.environment import EnvironmentFailed
 
-__all__ = ["episode_failure", "no_gateway"]
-
 _INFRASTRUCTURE = ("ProviderError", "InterceptionError", "TunnelError", "SandboxError")
 
 

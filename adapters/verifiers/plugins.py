@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 
-__all__ = ["plugin_id"]
-
 
 def plugin_id(name: str) -> str:
     """An id that verifiers finds: it knows top-level modules only.

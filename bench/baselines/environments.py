@@ -14,8 +14,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["has_environment", "installed", "interpreter", "module_of"]
-
 _FOLDER = Path(__file__).parent
 _ENVIRONMENTS = _FOLDER.parent.parent / ".venv-peers"
 

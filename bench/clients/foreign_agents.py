@@ -10,8 +10,6 @@ from pathlib import Path
 
 from bench.provenance import ROOT
 
-__all__ = ["COMMANDS", "Said", "check_programs", "read_summary"]
-
 CLIENTS = ROOT / "examples" / "clients"
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "node": ("node", str(CLIENTS / "node" / "agent.js")),

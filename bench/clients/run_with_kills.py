@@ -31,8 +31,6 @@ from services.launcher.run_rules import rules
 from services.launcher.service_clients import Services, connected
 from services.launcher.supervisor import Supervisor
 
-__all__ = ["Outcome", "RunWithKills"]
-
 CONFIG_FILE = Path(__file__).parent / "training.toml"
 VICTIMS = ("rollout_gateway", "trajectory_manager", "rollout_server-node-a")
 """Killed in turn."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from trainer.publish.publisher import Publisher
     from trainer.ranks.rank_group import RankGroup
 
-__all__ = ["main"]
-
 _RUN, _COPY_RUN = "fleet", "copy"
 _RANKS, _ROUNDS = 4, 3
 _SECONDS = 1800

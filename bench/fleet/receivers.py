@@ -20,8 +20,6 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 from bench.baselines.generation.sglang_server import PYTHON as SGLANG
 from bench.harness.processes import Server, service
 
-__all__ = ["download", "receivers", "seconds_until_loaded"]
-
 _SGLANG_FLAGS = (
     *("--device", "cpu", "--dtype", "bfloat16", "--attention-backend", "torch_native"),
     *("--sampling-backend", "pytorch", "--grammar-backend", "none"),

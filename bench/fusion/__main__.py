@@ -18,8 +18,6 @@ from trainer.pipeline.fused_schedule.plan import FusedPlan, fused_plan, serial_o
 from trainer.pipeline.fused_schedule.problem import serial_memory
 from trainer.pipeline.fused_schedule.timeline import timeline
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Plan all settings, without a capacity and within the paper's memory."""

@@ -13,8 +13,6 @@ from bench.fusion.execution import CASES, Executed, execute
 from bench.fusion.gradients import GradientCase
 from bench.report import Report
 
-__all__ = ["main"]
-
 _ACTOR, _CRITIC, _REPLICA, _MICRO_BATCHES = (2, 1, 3, 1), (1, 2, 1, 1), (2, 1), 9
 """Blocks of the stages whose gradients are compared."""
 

@@ -27,8 +27,6 @@ from trainer.pipeline.layout import Layout, layout_of
 from trainer.pipeline.messages import Peers, Shape
 from trainer.pipeline.schedule import actions_of
 
-__all__ = ["CASES", "Executed", "SleepCase", "execute"]
-
 RANKS = 4
 _SECONDS = 600.0
 _SHAPE: Shape = ((8, 64), torch.float32)

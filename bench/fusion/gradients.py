@@ -29,8 +29,6 @@ from trainer.pipeline.messages import Peers
 from trainer.pipeline.schedule import Schedules, actions_of
 from trainer.pipeline.stage_work import HiddenStates
 
-__all__ = ["GradientCase", "gradient_difference", "plan_actions", "run_step"]
-
 _ACTOR_SEED, _CRITIC_SEED, _ROWS_SEED = 1, 2, 3
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from trainer.pipeline.fused_schedule.problem import Pipeline, Problem, fused_problem
 
-__all__ = ["SETTINGS", "Setting"]
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:

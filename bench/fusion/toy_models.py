@@ -16,8 +16,6 @@ from trainer.pipeline.fused_schedule.problem import FORWARD
 from trainer.pipeline.messages import Shape
 from trainer.pipeline.stage_work import HiddenStates
 
-__all__ = ["ActorEnd", "CriticEnd", "Rows", "ToyStage", "make_rows", "make_stages"]
-
 _VOCABULARY, _HIDDEN = 19, 16
 _ROWS = 2
 

@@ -23,8 +23,6 @@ from bench.size.model_shapes import MODELS
 from bench.size.small_models import make_model, save_model
 from services.node_agent.known_devices import find_device
 
-__all__ = ["main"]
-
 _SMALL = "tied"
 ROOT = Path(__file__).parents[2]
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["bytes_per_second", "host_bytes_per_second", "products_per_second", "seconds_of"]
-
 _TIMES = 5
 _SIZES = {"cpu": 1024, "cuda": 8192}
 """Of a square matrix."""

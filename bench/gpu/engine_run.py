@@ -23,8 +23,6 @@ from rollout.server.engines import build_engine
 from rollout.server.engines.engine import Engine, EngineRequest, PauseMode, Sampling
 from tools.forecast.engine_size import EngineSize, engine_size
 
-__all__ = ["ROWS", "engine_figures"]
-
 ROWS = {"cuda": (1, 16, 64, 256), "cpu": (1, 4)}
 """Sequences at a time."""
 _PROMPT = 32

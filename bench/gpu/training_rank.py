@@ -34,8 +34,6 @@ from trainer.ranks.commands import Optimize, Release, Restore, TakeSnapshot
 from trainer.ranks.process_group import join
 from trainer.ranks.worker import Worker
 
-__all__ = ["SHAPES", "training_figures"]
-
 SHAPES = {"cuda": (32_768, 4_096, 512), "cpu": (512, 128, 32)}
 """Tokens of a micro-batch, of a rollout, and of its prompt."""
 _STEPS = 3

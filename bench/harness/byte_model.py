@@ -8,8 +8,6 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-__all__ = ["APPENDING", "END", "make_byte_model"]
-
 END = "<|end|>"
 APPENDING = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|end|>{% endfor %}"

@@ -18,19 +18,6 @@ from typing import Self
 from bench.harness.redis_process import free_port
 from services.lib.redis_binary import find_redis_server
 
-__all__ = [
-    "Child",
-    "Server",
-    "environment",
-    "manager",
-    "python",
-    "redis_server",
-    "redis_url",
-    "scratch",
-    "service",
-    "slow_fsync_library",
-]
-
 ROOT = Path(__file__).parents[2]
 _START_SECONDS = 120.0
 _LOOK_SECONDS = 0.005

@@ -6,8 +6,6 @@ import time
 
 import torch
 
-__all__ = ["PRODUCT_FLOPS", "product_seconds"]
-
 _SIZE, _TIMES = 2048, 5
 PRODUCT_FLOPS = 2 * _SIZE**3
 """Operations of one product, in float32."""

@@ -14,8 +14,6 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from trainer.publish.uploader import Uploader
 
-__all__ = ["publish_files"]
-
 
 async def publish_files(
     channel: grpc.aio.Channel, run_id: str, step: int, files: Sequence[Path]

@@ -15,8 +15,6 @@ import redis
 
 from services.lib.redis_binary import find_redis_server
 
-__all__ = ["DURABLE", "FAST", "REPLICATED", "free_port", "redis_server"]
-
 FAST: Mapping[str, str] = {"appendonly": "no", "save": ""}
 DURABLE: Mapping[str, str] = {"appendonly": "yes", "appendfsync": "always", "save": ""}
 REPLICATED: Mapping[str, str] = {

@@ -9,8 +9,6 @@ import grpc.aio
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
-__all__ = ["Part", "packed", "send", "send_async", "unpacked"]
-
 Part = pb.NewRollout | pb.NewTurn | pb.TokenAppend | pb.RolloutFinish
 
 _FIELDS = {

@@ -19,8 +19,6 @@ from bench.http_gateway import added_cost, open_streams, throughput
 from bench.http_gateway.world import world
 from bench.report import MIN_SAMPLES, Report
 
-__all__ = ["main"]
-
 _PACKAGES = ("seamflow", "aiohttp", "grpcio", "protobuf", "pydantic", "redis", "uvloop")
 _PEER_PACKAGES = ("fastapi", "uvicorn", "httptools", "uvloop", "pydantic", "grpcio")
 

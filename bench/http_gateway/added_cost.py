@@ -10,8 +10,6 @@ from bench.http_gateway.calls import Call, by_grpc, by_http
 from bench.http_gateway.world import World, cpu_seconds
 from bench.report import percentile, ratios
 
-__all__ = ["measure"]
-
 _SIDES: Mapping[str, Call] = {"grpc": by_grpc, "http": by_http}
 _WARM_CALLS = 5
 _WHOLE_CALLS = 4

@@ -17,8 +17,6 @@ from seamflow.common.v1.tokens_pb2 import SamplingParams
 
 from bench.http_gateway.world import World
 
-__all__ = ["NUM_TOKENS", "Call", "body", "by_grpc", "by_http", "echoed", "post", "rollout_call"]
-
 Call = Callable[[World, Rollout, bool], Awaitable[float]]
 """A call in a rollout; True: streamed."""
 

@@ -18,8 +18,6 @@ from seamflow.stubs import async_stub
 from bench.http_gateway.calls import body, rollout_call
 from bench.http_gateway.world import World
 
-__all__ = ["STEP_SECONDS", "STREAM_INTERVAL", "measure"]
-
 STEP_SECONDS = 0.1
 STREAM_INTERVAL = 8
 _TOKENS = 128

@@ -25,8 +25,6 @@ from bench.http_gateway.calls import by_http, echoed, post
 from bench.http_gateway.world import World, cpu_seconds
 from bench.report import ratios
 
-__all__ = ["PEER", "measure"]
-
 OURS, PEER, ECHO = "http_gateway", "fastapi_emulation", "aiohttp_echo"
 _AGENTS = 16
 _WHOLE_CALLS, _ECHO_CALLS = 8, 80

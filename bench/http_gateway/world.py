@@ -23,8 +23,6 @@ from bench.harness.byte_model import make_byte_model
 from bench.harness.processes import Server
 from bench.harness.redis_process import FAST, free_port, redis_server
 
-__all__ = ["World", "cpu_seconds", "world"]
-
 _VOCABULARY = 27
 """The characters from "!" to ";": none may begin a marker, so the text of no token is held back."""
 _TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"

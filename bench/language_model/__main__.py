@@ -12,8 +12,6 @@ from bench.language_model.decoding import measure_decoding
 from bench.language_model.trained_tokens import measure_served_type, measure_trained_tokens
 from bench.language_model.variants import measure_lora, measure_sglang, measure_tools
 
-__all__ = ["main"]
-
 _PARTS = {
     "learning": learning.measure,
     "trl": beside_trl.measure,

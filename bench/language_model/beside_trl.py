@@ -25,8 +25,6 @@ from bench.report import RESULTS, Report, ratios
 from bench.train.pictures import draw_learning
 from bench.train.trl import PEER, trl_command, trl_environment
 
-__all__ = ["measure"]
-
 _CORES = 2
 _SIDES = ("seamflow", "trl")
 

@@ -10,8 +10,6 @@ from seamflow.cli.init_project.language_model import model_folder
 from bench.report import MIN_SAMPLES, Report
 from bench.rollout.generation import PEERS, Comparison, measure, peers_of
 
-__all__ = ["COMPARISONS", "measure_decoding"]
-
 _SIZE = "smollm2"
 COMPARISONS = (
     *(

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from bench.language_model.watched_run import WatchedRun
 
-__all__ = ["draw_held_out"]
-
 
 def draw_held_out(
     file: Path, runs: Mapping[str, WatchedRun], controls: Mapping[str, WatchedRun]

@@ -10,8 +10,6 @@ from bench.language_model.held_out_picture import draw_held_out
 from bench.language_model.watched_run import WatchedRun, make_project, train
 from bench.report import RESULTS, Report
 
-__all__ = ["figures_of", "measure", "quick"]
-
 CONTROL = "shuffled"
 _QUICK = {"trainer.num_steps": 2, "evaluation.every_steps": 2}
 _SETTINGS: dict[str, object] = {"evaluation.samples": 2}

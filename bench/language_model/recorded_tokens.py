@@ -18,8 +18,6 @@ from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryService
 
 from services.console.sources.private_store import private_store
 
-__all__ = ["RecordedRun", "TokenDifferences", "read_run"]
-
 _PAGE = 1000
 
 

@@ -19,8 +19,6 @@ from bench.language_model.recorded_tokens import RecordedRun, TokenDifferences, 
 from bench.language_model.watched_run import make_project, train
 from bench.report import RESULTS, Report
 
-__all__ = ["measure_served_type", "measure_trained_tokens"]
-
 _PLACES = (0, 1, 2, 4, 8, 16, 24)
 """First place of each range of tokens in an answer, and the end of the last one."""
 _RUN = "recorded"

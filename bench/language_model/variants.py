@@ -11,8 +11,6 @@ from bench.language_model.watched_run import WatchedRun, make_project, train
 from bench.provenance import ROOT
 from bench.report import Report
 
-__all__ = ["measure_lora", "measure_sglang", "measure_tools"]
-
 _LORA: dict[str, object] = {
     "trainer.lora.rank": 16,
     "trainer.optimizer.learning_rate": 2e-4,

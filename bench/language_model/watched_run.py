@@ -19,8 +19,6 @@ from seamflow.cli.run_files import json_lines, read_steps
 
 from bench.provenance import ROOT
 
-__all__ = ["WatchedRun", "make_project", "module_of", "train", "watch"]
-
 _SEAMFLOW = (sys.executable, "-P", "-c", "from seamflow.cli.main import main; main()")
 _POLL_SECONDS = 5.0
 _COMPUTING = ("rollout.server", "trainer", "sglang")

@@ -21,8 +21,6 @@ from bench.quickstart.modes import TARGET, seconds_to
 from bench.report import RESULTS, Report
 from trainer.algorithms.base import ALGORITHMS
 
-__all__ = ["main"]
-
 _MOST_TOKENS = 300
 """About what a rollout of the quickstart may sample."""
 _SEVERAL_UPDATES = {

@@ -17,8 +17,6 @@ from pathlib import Path
 
 from bench.provenance import provenance
 
-__all__ = ["main"]
-
 RESULTS = Path(__file__).parents[1] / "results"
 _POLL_SECONDS = 0.2
 

@@ -33,23 +33,6 @@ from trainer.algorithms.base import LossTerms, PolicyTokens
 from trainer.algorithms.terms.policy_gradient import PolicyGradient
 from trainer.config import TrainerConfig
 
-__all__ = [
-    "HELD_SECONDS",
-    "Condition",
-    "HeldBack",
-    "Outcome",
-    "Runs",
-    "conditions",
-    "curve",
-    "draw",
-    "figures",
-    "in_turn",
-    "main",
-    "outcome",
-    "raw",
-    "settings",
-]
-
 HELD_SECONDS = 1.5
 """Sleep before the loss of a micro-batch; a step of the quickstart is one, and two nodes on two
 cores generate it in about one second."""

@@ -17,8 +17,6 @@ from seamflow.cli.run_files import read_steps
 
 from bench.report import RESULTS, Report
 
-__all__ = ["TARGET", "WINDOW", "Learning", "learning", "main", "seconds_to"]
-
 TARGET = 0.8
 """Share of training rollouts that succeed."""
 WINDOW = 5

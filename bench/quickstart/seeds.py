@@ -15,8 +15,6 @@ from typing import Any
 
 from bench.report import Report
 
-__all__ = ["main", "run", "start_of"]
-
 FIGURES = (
     "heldout_before",
     "heldout_after",

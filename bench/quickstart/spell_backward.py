@@ -17,8 +17,6 @@ import matplotlib.pyplot as plt
 from bench.provenance import ROOT
 from bench.report import Report
 
-__all__ = ["draw", "main", "run"]
-
 CONFIG = "examples/reasoning_gym/spell_backward.toml"
 PICTURE = ROOT / "bench" / "results" / "spell_backward.png"
 

@@ -19,8 +19,6 @@ from pathlib import Path
 from bench.quickstart.install import size
 from bench.report import Report
 
-__all__ = ["main"]
-
 _UV = Path(__file__).parents[2] / ".venv-uv" / "bin"
 _VERSIONS = ("pip", "uv", "torch", "transformers")
 _PRINT = """

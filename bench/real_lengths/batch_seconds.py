@@ -29,8 +29,6 @@ from rollout.server.engines.engine import Sampling
 from rollout.server.engines.torch.torch_engine import TorchEngine
 from services.lib.decode_latency import DecodeLatency
 
-__all__ = ["Engines", "order_seconds", "orders_of"]
-
 _MEASURED_TOKENS = 48
 _SHORTER = 4
 

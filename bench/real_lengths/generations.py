@@ -17,8 +17,6 @@ from bench.real_lengths.prompts import drawn_prompts
 from rollout.server.engines.engine import EngineRequest, Sampling
 from rollout.server.engines.torch.torch_engine import TorchEngine
 
-__all__ = ["Generated", "generations", "sampled_tokens"]
-
 _KEPT = Path(__file__).parents[2] / "runs" / "real_lengths"
 
 

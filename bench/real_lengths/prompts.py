@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["drawn_prompts", "load_workload"]
-
 _ROOT = Path(__file__).parents[2]
 _WORKLOAD = _ROOT / "bench" / "workloads" / "prompts.toml"
 _GYM_PYTHON = _ROOT / ".venv-adapters" / "reasoning_gym" / "bin" / "python"

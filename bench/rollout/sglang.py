@@ -31,8 +31,6 @@ from bench.baselines.generation.sglang_server import PYTHON, sglang_server
 from bench.harness.processes import scratch
 from bench.report import Report, percentile, ratio
 
-__all__ = ["main"]
-
 CONCURRENCIES = (16, 32)
 ROUNDS = 5
 PROMPT_TOKENS = 32

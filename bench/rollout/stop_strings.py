@@ -29,8 +29,6 @@ from bench.harness.processes import Server, environment, python, scratch
 from bench.harness.redis_process import FAST, free_port, redis_server
 from bench.report import Report, ratios
 
-__all__ = ["main"]
-
 TOKENS = 32_768
 ROUNDS = 7
 STOPS = ("\nObservation:", "</answer>", "STOP STOP STOP")

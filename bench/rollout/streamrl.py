@@ -13,8 +13,6 @@ from rollout.gateway.dispatch.skew_aware import SkewAware
 from rollout.gateway.dispatch.tail_split import LONG_SHARES, StepLoad, TailSplit, quantile
 from services.lib.decode_latency import DecodeLatency
 
-__all__ = ["Objective", "SkewAwareMax", "SkewAwareSum", "group_seconds", "split_as_printed"]
-
 Objective = Literal["sum", "max"]
 """What to minimise: the sum of both groups' times, as printed, or the later of them."""
 

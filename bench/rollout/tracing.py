@@ -36,8 +36,6 @@ from bench.report import Report, ratios
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["main"]
-
 ROUNDS = 15
 TURNS = 400
 AT_ONCE = 16

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceAsyncStub
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
-__all__ = ["main"]
-
 TURNS = 1000
 CANCELLED = 100
 ROUNDS = 5

@@ -29,15 +29,6 @@ from services.weights.cli import build as build_weights
 from services.weights.config import WeightsConfig
 from trainer.publish.uploader import Uploader
 
-__all__ = [
-    "RUN",
-    "changed_share",
-    "publish",
-    "receive_shards",
-    "relayed_share",
-    "update_stalls",
-]
-
 RUN = "bench"
 SEED = 0
 DELTA_WORDS = 16 << 20

@@ -11,8 +11,6 @@ from seamflow.channel import connect
 from trainer.publish.publisher import Publisher
 from trainer.publish.snapshot_weights import held_weights
 
-__all__ = ["publish_seconds"]
-
 _RUN = "bench-publish"
 _NUM_TENSORS = 16
 

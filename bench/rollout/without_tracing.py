@@ -20,8 +20,6 @@ from rollout.gateway import servicer, turn
 from rollout.gateway.record import request_batcher
 from services.chassis.rpc import tracing
 
-__all__ = ["main"]
-
 _NOTHING = nullcontext()
 
 

@@ -23,8 +23,6 @@ from bench.scoring.sides import COLUMNS, SIDES, Side, Work, make_models, side
 from services.chassis import log
 from services.chassis.config.settings import ServerConfig
 
-__all__ = ["main"]
-
 _SECONDS = 300.0
 _console = Console(stderr=True)
 

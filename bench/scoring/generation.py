@@ -43,8 +43,6 @@ from trajectory_manager.service.prefix_match import Prompt
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.interface import Store
 
-__all__ = ["GROUPS", "RUN_ID", "VOCABULARY", "Batch", "create_run", "generate", "lengths"]
-
 RUN_ID = "scoring"
 GROUPS, GROUP_SIZE = 16, 8
 THINNED = 16

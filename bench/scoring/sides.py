@@ -24,8 +24,6 @@ from trajectory_manager.store.column_interface import ColumnLease, ColumnStore, 
 from trajectory_manager.store.interface import Store
 from trajectory_manager.store.redis.connect import SCRIPTS, redis_store
 
-__all__ = ["COLUMNS", "SIDES", "Side", "Work", "make_models", "side"]
-
 COLUMNS = {"ref_logprobs": "logprobs", "reward": "reward_model"}
 """Columns and their scorers."""
 SIDES = ("per_sample", "per_group")

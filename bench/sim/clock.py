@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-__all__ = ["Clock"]
-
 
 class Clock:
     """The event loop's clock, `speed` times as fast."""

@@ -13,8 +13,6 @@ from bench.sim.modes import MODES, Mode, Split
 from bench.sim.simulator.simulation import Result, Setting, simulate
 from bench.sim.workloads import Workload
 
-__all__ = ["Row", "compare", "dispatch", "lending_gain", "splits", "staleness_curve"]
-
 _SEARCH_STEPS = 6
 """Steps of a run that only serves to choose a split."""
 _GATE_STEPS = 12

@@ -24,8 +24,6 @@ from bench.sim.simulator.simulation import Setting, simulate
 from bench.sim.workloads import Workload, load_workloads
 from services.node_agent.known_devices import Device, devices
 
-__all__ = ["Mix", "Point", "Rates", "best_own", "curve", "figures", "mixes", "rates", "throughput"]
-
 _REFERENCE, _OTHER = "h800-80", "h20-96"
 """Kinds: what `costs.toml` describes, and what only generates."""
 _PAPER = (1.23, 1.33)

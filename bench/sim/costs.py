@@ -9,8 +9,6 @@ from pathlib import Path
 from services.lib.decode_latency import DecodeLatency
 from services.node_agent.known_devices import USABLE, Device
 
-__all__ = ["Costs", "EngineCosts", "SwitchingCosts", "TrainingCosts", "costs_of", "load_costs"]
-
 _FILE = Path(__file__).with_name("costs.toml")
 
 

@@ -22,8 +22,6 @@ from bench.sim.simulator.simulation import Setting, simulate
 from bench.sim.workloads import Workload, load_workloads
 from scheduler.policy.allocation_policy import LendingMode
 
-__all__ = ["Cell", "measure", "scaled"]
-
 _SPLITS = ((4, 16), (8, 16), (8, 8), (16, 8), (12, 4))
 """Nodes that only roll out, and those that train; the first is the one PEARL gains most on."""
 _SCALES = (0.5, 1.0, 2.0)

@@ -9,8 +9,6 @@ from typing import Any
 from bench.sim.comparison import Row
 from bench.sim.simulator.simulation import Result
 
-__all__ = ["draw_bins", "draw_staleness", "draw_timeline", "new_figure", "save"]
-
 _COLOURS = {
     "generation": "#4c9be8",
     "training": "#3fae6a",

@@ -35,8 +35,6 @@ from bench.sim.tail_sweep import COMPUTED, MODE, WORKLOAD, Repeated
 from trainer.pipeline.fused_schedule.plan import fused_plan, serial_orders
 from trainer.pipeline.fused_schedule.timeline import timeline
 
-__all__ = ["Side", "figures", "seconds_by_side", "work_of_a_token"]
-
 _WARM_UP = 2
 """Steps before the first round: nothing is measured yet."""
 _WHOLE = WORKLOAD.groups_per_step

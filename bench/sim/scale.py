@@ -15,8 +15,6 @@ from bench.sim.modes import MODES, Split
 from bench.sim.simulator.simulation import Result, Setting, simulate
 from bench.sim.workloads import load_workloads
 
-__all__ = ["setting"]
-
 _WORKLOAD = "single_turn_20k"
 _UNIT = 16
 """Nodes that the workload's batch is made for: more nodes train on more groups at a time."""

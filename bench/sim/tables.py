@@ -12,8 +12,6 @@ from rich.table import Table
 from bench.sim.comparison import Row
 from bench.sim.simulator.cluster import NodeSeconds
 
-__all__ = ["figures", "print_rows"]
-
 Rows = Mapping[str, Row]
 """Mode -> what came of it."""
 

@@ -27,8 +27,6 @@ from bench.sim.modes import Mode, Split
 from bench.sim.simulator.simulation import Setting
 from bench.sim.workloads import LogNormal, RolloutPlan, Workload
 
-__all__ = ["COMPUTED", "MODE", "WORKLOAD", "Repeated", "figures", "starts", "step_seconds"]
-
 COMPUTED = 0
 """A start that the scheduler computes; others are numbers of complete groups."""
 _DRIFT = 2.0

@@ -9,8 +9,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-__all__ = ["RolloutPlan", "TurnPlan", "Workload", "load_workloads"]
-
 _FILE = Path(__file__).with_name("workloads.toml")
 
 

@@ -12,8 +12,6 @@ from bench.size.four_ranks import four_ranks
 from bench.size.loading import loading
 from bench.size.training_speed import training_speed
 
-__all__ = ["main"]
-
 _SEEDS = 5
 
 

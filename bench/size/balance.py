@@ -20,8 +20,6 @@ from trainer.data.planned_rows import PackedRows, PlannedRow
 from trainer.data.row_cost import RowCost
 from trainer.data.row_plan import RowPlan, lock_step, plan_packed
 
-__all__ = ["CASES", "Balance", "balance", "make_rows", "step_over_ideal"]
-
 _ROWS, _LONGEST, _BUDGET = 128, 32_768, 32_768
 _SPREAD = 0.7
 """Standard deviation of the logarithm of a length; the median is half the longest."""

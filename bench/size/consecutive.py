@@ -14,8 +14,6 @@ from trainer.data.planned_rows import PackedRows, PlannedRow
 from trainer.data.row_cost import LINEAR
 from trainer.data.row_plan import RowPlan
 
-__all__ = ["plan_consecutive"]
-
 
 def plan_consecutive(rows: Sequence[PlannedRow], *, num_ranks: int, budget: int) -> RowPlan:
     """Plan rows that are computed without padding.

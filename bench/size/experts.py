@@ -27,8 +27,6 @@ from tools.forecast.training_count import count_training
 from trainer.config import TrainerConfig
 from trainer.model.load_slices import empty_causal
 
-__all__ = ["figures"]
-
 _MODEL, _DEVICE, _RANKS = "qwen3-30b-a3b", "h100-80", 16
 _MICRO_BATCHES = (8_192, 32_768)
 _BFLOAT16, _FLOAT32 = 2, 4

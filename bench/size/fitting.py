@@ -17,8 +17,6 @@ from tools.forecast.devices import device
 from tools.forecast.training_count import TrainingCount, count_training
 from trainer.config import TrainerConfig
 
-__all__ = ["fitting"]
-
 _PROMPT_TOKENS = 512
 _GB = 1e9
 

@@ -20,8 +20,6 @@ from tools.forecast.step_seconds import step_seconds
 from tools.forecast.training_count import count_training
 from trainer.config import TrainerConfig
 
-__all__ = ["PUBLISHED", "PublishedStep", "figures", "memory_error", "step_error"]
-
 ROOT = Path(__file__).parents[2]
 RANKS, ROLLOUT_TOKENS, PROMPT_TOKENS = 2, 128, 32
 _SETTINGS = {"dtype": "float32", "batch": {"micro_batch_tokens": 512, "logit_tokens": 128}}

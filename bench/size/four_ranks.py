@@ -26,8 +26,6 @@ from bench.size.small_models import make_model
 if TYPE_CHECKING:
     from trainer.config import TrainerConfig
 
-__all__ = ["four_ranks"]
-
 _RANKS, _STEPS = 4, 3
 _BYTES = 16
 """Of a parameter in float32: itself, its gradient, and two moments of AdamW."""

@@ -18,8 +18,6 @@ from typing import Any
 
 from bench.size.model_shapes import MODELS
 
-__all__ = ["loading", "make_large_model"]
-
 _RANK, _RANKS = 3, 8
 _MIB = 1 << 20
 _POLL_SECONDS = 0.005

@@ -24,8 +24,6 @@ from trainer.model.load_sharded import load_sharded, ranks_mesh
 from trainer.policy.policy import Policy
 from trainer.policy.sharded_backend import ShardedBackend
 
-__all__ = ["gradient_of", "highest_bytes", "measured_bytes", "rank_policy"]
-
 
 def rank_policy(config: TrainerConfig) -> Policy:
     """The policy of one of a trainer's ranks, on the CPU. Collective."""

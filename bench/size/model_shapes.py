@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["MODELS"]
-
 _QWEN3 = {
     "vocab_size": 151936,
     "head_dim": 128,

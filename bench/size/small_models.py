@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["KINDS", "make_model", "save_model"]
-
 _SIZE = {
     "vocab_size": 1024,
     "hidden_size": 128,

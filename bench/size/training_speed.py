@@ -26,8 +26,6 @@ from tools.forecast.sample_rows import sample_rows
 from tools.forecast.training_count import count_training
 from trainer.config import TrainerConfig
 
-__all__ = ["training_speed"]
-
 _THREADS = 2
 _TOKENS, _ROLLOUT_TOKENS, _PROMPT_TOKENS = 2048, 256, 64
 _STEPS = 5

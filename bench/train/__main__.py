@@ -20,8 +20,6 @@ from bench.train import learning, pictures, throughput
 from bench.train.throughput import MIN_ROUNDS, OURS, TRL, WORKLOADS
 from bench.train.trl import PEER
 
-__all__ = ["main"]
-
 MODES = ("colocated", "disaggregated", "multiplexed")
 CORES = 2
 

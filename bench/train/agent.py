@@ -10,8 +10,6 @@ from seamflow.common.v1.tokens_pb2 import SamplingParams
 
 from bench.train.task import score, user_message
 
-__all__ = ["SumAgent"]
-
 
 class SumAgent:
     """Asks once; the reward is that of the answer."""

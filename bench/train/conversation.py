@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Conversation", "Message", "play"]
-
 Message = Mapping[str, str]
 """{"role": "user", "content": "…"}"""
 

@@ -28,8 +28,6 @@ from bench.train.sides import ROOT, read_config
 from bench.train.throughput import OURS, TRL
 from bench.train.trl import trl_command, trl_environment
 
-__all__ = ["MIN_SEEDS", "Options", "Runs", "best_rate", "figures", "measure", "raw"]
-
 MIN_SEEDS = 3
 _MAX_NEW_TOKENS = 96
 """Of a turn, as the quickstart's agent asks for."""

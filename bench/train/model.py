@@ -13,8 +13,6 @@ from bench.rollout.generation import SIZES, model_config
 from bench.train.task import WORDS
 from examples.quickstart.prepare import CHAT_TEMPLATE
 
-__all__ = ["save_model"]
-
 # In the order that the model's configuration has them in.
 _SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>")
 

@@ -8,8 +8,6 @@ from statistics import fmean, median
 
 from bench.quickstart.modes import TARGET, WINDOW, Learning
 
-__all__ = ["draw_learning", "draw_speeds"]
-
 _COLOURS = ("#4c9be8", "#e58b3a", "#3fae6a", "#b07be0")
 
 

@@ -20,8 +20,6 @@ from typing import Any
 import psutil
 from seamflow.cli.run_files import read_steps
 
-__all__ = ["ROOT", "Speed", "Window", "read_config", "speed", "waits", "watch"]
-
 ROOT = Path(__file__).parents[2]
 _POLL_SECONDS = 0.1
 _END_SECONDS = 60.0

@@ -40,12 +40,6 @@ from bench.train.sides import ROOT, Window, read_config, waits, watch
 from bench.train.task import score, user_message, write_tasks
 from bench.train.trl import as_arguments
 
-__all__ = [
-    "ANSWER_TOKENS", "CONFIG", "LONGEST", "SHORTEST", "STREAMED", "WHOLE", "Options", "Run",
-    "ToolAgent", "figures", "main", "measure", "part_tokens", "read_run",
-    "tool_seconds",
-]  # fmt: skip
-
 CONFIG = "bench/workloads/streaming.toml"
 WHOLE, STREAMED = "whole", "streamed"
 """A step begins when all of its groups are complete, or when a few are."""

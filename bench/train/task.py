@@ -17,8 +17,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-__all__ = ["DIGITS", "WORDS", "Payload", "payloads", "score", "user_message", "write_tasks"]
-
 DIGITS = tuple("0123456789")
 WORDS = ("user:", "assistant:", *DIGITS, "+", "=")
 """All that the task is written in."""

@@ -24,8 +24,6 @@ from bench.train.sides import ROOT, Window, read_config, waits, watch
 from bench.train.task import write_tasks
 from bench.train.trl import as_arguments, trl_command, trl_environment
 
-__all__ = ["MIN_ROUNDS", "OURS", "TRL", "WORKLOADS", "Options", "figures", "measure", "threads"]
-
 WORKLOADS = (64, 256)
 """Most new tokens of a rollout."""
 WARM_UP_STEPS = 3

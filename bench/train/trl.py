@@ -8,8 +8,6 @@ from typing import Any
 
 from bench.baselines.environments import interpreter, module_of
 
-__all__ = ["PEER", "as_arguments", "trl_command", "trl_environment"]
-
 PEER = "trl_grpo"
 
 

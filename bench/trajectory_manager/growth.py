@@ -54,8 +54,6 @@ from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.interface import Store
 from trajectory_manager.store.redis.connect import redis_store
 
-__all__ = ["Filled", "bytes_per_token", "filled", "main", "recut"]
-
 SIZES = (1_000, 10_000, 100_000)
 WRITERS = 8
 APPENDS_PER_SECOND = 400

@@ -40,8 +40,6 @@ from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryService
 from bench.baselines.store.seamflow_run import CREDENTIAL
 from bench.harness.store_calls import send_async, unpacked
 
-__all__ = ["GROUP_SIZE", "TURN", "Producers", "Seen", "logprobs_of"]
-
 GROUP_SIZE = 2
 TURN = "turn"
 _PROMPT_TOKENS = 32

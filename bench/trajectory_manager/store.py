@@ -25,8 +25,6 @@ from bench.baselines.store.workload import Options, make_workload_parser
 from bench.harness.redis_process import DURABLE, FAST, REPLICATED, redis_server
 from bench.report import MIN_SAMPLES, Report, ratio
 
-__all__ = ["Driver", "Pair", "Section", "compare", "main", "measure_peers", "run_driver"]
-
 ROOT = Path(__file__).parents[2]
 DRIVER_SECONDS = 180.0
 MEASURES = ("appends_per_second", "trajectories_per_second", "p50_ms", "p99_ms")

@@ -24,8 +24,6 @@ from bench.wan.publish_over_link import NUM_BYTES, Case
 from bench.wan.slow_link import NAMESPACES, SlowLink
 from bench.wan.train_over_link import Schedule, figures
 
-__all__ = ["main"]
-
 _PARTS = ("publish", "training", "on_policy")
 _ON_POLICY = Schedule(mode="sequential_pull", rounds=3, cuts=2, flaps=0)
 _QUICK: dict[str, Any] = {"rounds": 1, "stretch_steps": 3, "long_cut": 20.0, "cuts": 2, "flaps": 4}

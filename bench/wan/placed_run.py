@@ -41,8 +41,6 @@ from services.launcher.service_clients import connected
 from services.launcher.view import PlainView
 from services.lib.redis_binary import find_redis_server
 
-__all__ = ["FAILED", "FINISH", "RUN", "main"]
-
 RUN = "runs/wan"
 """The run's folder in that of the measurement."""
 FINISH = "finish"

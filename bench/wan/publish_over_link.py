@@ -21,8 +21,6 @@ from bench.harness.publish_files import publish_files
 from bench.harness.redis_process import free_port
 from bench.wan.slow_link import ADDRESSES, NAMESPACES
 
-__all__ = ["NUM_BYTES", "Case"]
-
 _FILES, _FILE_BYTES = 8, 8 << 20
 NUM_BYTES = _FILES * _FILE_BYTES
 """Of a version."""

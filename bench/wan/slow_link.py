@@ -20,8 +20,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["ADDRESSES", "NAMESPACES", "SlowLink"]
-
 _OWNER = os.environ.setdefault("SLOW_LINK_OWNER", str(os.getpid()))
 """Process that makes the link; those that it starts inherit it. Several may each have one."""
 NAMESPACES = (f"sf-west-{_OWNER}", f"sf-east-{_OWNER}")

@@ -23,8 +23,6 @@ from typing import Any
 from bench.wan.placed_run import FAILED, FINISH, RUN
 from bench.wan.slow_link import NAMESPACES, SlowLink
 
-__all__ = ["Schedule", "figures", "lost_and_doubled"]
-
 _LOOK_SECONDS = 0.05
 _START_SECONDS = 400.0
 _STALLED_SECONDS = 300.0

@@ -29,8 +29,6 @@ from services.chassis.rpc import clients
 from services.chassis.rpc.request_budget import RequestBudget
 from services.chassis.rpc.server import Service, run
 
-__all__ = ["build", "main"]
-
 
 @asynccontextmanager
 async def build(config: GatewayConfig) -> AsyncIterator[Service]:

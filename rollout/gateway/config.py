@@ -13,8 +13,6 @@ from services.chassis.config.settings import ServerConfig
 from services.lib.decode_latency import DecodeLatency
 from services.lib.rendering.renderer import RenderLimits
 
-__all__ = ["GatewayConfig"]
-
 
 class GatewayConfig(ServerConfig):
     """Settings of a rollout gateway. Any number of gateways may serve one run."""

@@ -17,8 +17,6 @@ from services.chassis.errors import unauthenticated
 if TYPE_CHECKING:
     import grpc.aio
 
-__all__ = ["bearer", "derive", "digest", "lease_token", "shown"]
-
 _SCHEME = "Bearer "
 
 

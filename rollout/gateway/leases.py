@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from rollout.gateway.record.turn_opener import TurnOpener
 
-__all__ = ["Leases"]
-
 _GROUP_WAIT = Duration(seconds=10)
 _GROUP_RETRY_SECONDS = 0.5
 _ENDED = (Reason.LEASE_EXPIRED, Reason.ROLLOUT_FINISHED)

@@ -9,8 +9,6 @@ from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.prompt.prompt import Prompt
 from services.chassis.errors import invalid_argument, not_found
 
-__all__ = ["ModelInfo"]
-
 
 class ModelInfo:
     """The model that a gateway serves."""

@@ -13,8 +13,6 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from rollout.gateway.prompt.answer.answer_parser import Delta
 from rollout.gateway.record import packed_tokens
 
-__all__ = ["SendBuffer", "SentChunk"]
-
 
 @dataclass(slots=True)
 class SentChunk:

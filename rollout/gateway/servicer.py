@@ -35,8 +35,6 @@ from services.chassis.rpc.retries import call_until_answered
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceAsyncStub
 
-__all__ = ["GatewayServicer"]
-
 Context = grpc.aio.ServicerContext[Any, Any]
 
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
     from rollout.gateway.dispatch.server_state import Server
 
-__all__ = ["GenerateCall", "Send", "Turn", "TurnServices", "run_turn"]
-
 Send = Callable[[SentChunk | pb.TurnEnd], None]
 """Takes an event for the agent; the event must not be used again."""
 

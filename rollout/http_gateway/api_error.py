@@ -19,8 +19,6 @@ from seamflow.errors import (
     UnavailableError,
 )
 
-__all__ = ["CONTEXT_LENGTH_EXCEEDED", "ApiError", "from_seamflow", "invalid"]
-
 CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
 _RETRIED = (408, 429, 502, 503, 504)
 _STATUS: tuple[tuple[type[SeamflowError], HTTPStatus], ...] = (

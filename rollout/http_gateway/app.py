@@ -28,8 +28,6 @@ from services.lib.http.request_source import ForeignRequestError, check_source
 if TYPE_CHECKING:
     from rollout.http_gateway.config import HttpGatewayConfig
 
-__all__ = ["application"]
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _log = get_logger()

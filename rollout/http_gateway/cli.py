@@ -20,8 +20,6 @@ from services.chassis.rpc import clients
 from services.chassis.rpc.server import Service, run
 from services.lib.http.http_server import serving
 
-__all__ = ["build", "main"]
-
 
 @asynccontextmanager
 async def build(config: HttpGatewayConfig) -> AsyncIterator[Service]:

@@ -6,8 +6,6 @@ from pydantic import Field
 
 from services.lib.http.http_config import HttpConfig
 
-__all__ = ["HttpGatewayConfig"]
-
 
 class HttpGatewayConfig(HttpConfig):
     """Settings of an HTTP gateway. Any number may serve one run; none keeps state that matters."""

@@ -8,8 +8,6 @@ from aiohttp import web
 
 from rollout.http_gateway.api_error import ApiError
 
-__all__ = ["bearer", "credential"]
-
 _PRINTABLE = re.compile(r"[!-~]{1,4096}")
 _OF_ROLLOUT = re.compile(r"[A-Za-z0-9_=-]*\.[0-9a-f]{64}")
 """The form of a rollout's credential."""

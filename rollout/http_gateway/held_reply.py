@@ -15,8 +15,6 @@ from aiohttp.web import StreamResponse
 
 from rollout.http_gateway.config import HttpGatewayConfig
 
-__all__ = ["HeldReply"]
-
 
 class HeldReply:
     """Use it as a context, which keeps the reply alive."""

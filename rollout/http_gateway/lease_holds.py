@@ -19,8 +19,6 @@ from services.chassis.log import get_logger
 if TYPE_CHECKING:
     from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub
 
-__all__ = ["LeaseHolds"]
-
 _log = get_logger()
 _MAX_ROLLOUTS = 1024
 _FIRST_SECONDS = 15.0

@@ -16,8 +16,6 @@ from rollout.http_gateway.request_body import read_body
 if TYPE_CHECKING:
     from seamflow.client import Client
 
-__all__ = ["ModelRoutes"]
-
 _MAX_KNOWN = 4096
 
 

@@ -9,8 +9,6 @@ from aiohttp import web
 from rollout.http_gateway.api_error import ApiError
 from rollout.http_gateway.config import HttpGatewayConfig
 
-__all__ = ["read_body"]
-
 _IDENTITY = ("", "identity")
 
 

@@ -27,8 +27,6 @@ from rollout.http_gateway.request_body import read_body
 if TYPE_CHECKING:
     from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub
 
-__all__ = ["RolloutRoutes"]
-
 T = TypeVar("T")
 
 _CALL_SECONDS = 60.0

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from seamflow.client.rollout_client import Rollout
     from seamflow.trajectory.v1.trajectory_pb2 import Turn
 
-__all__ = ["TurnIds"]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:@+=/-]{0,127}")
 _DIGEST_LENGTH = 16
 _MAX_UNANSWERED = 1 << 16

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from seamflow.client import Client, Turn
     from seamflow.client.turn_stream import TurnStream
 
-__all__ = ["TurnRoutes"]
-
 _CHUNK_SECONDS = 1.0
 """Interval of chunks of a reply that is sent whole; a killed server loses at most this much."""
 _JSON = "application/json"

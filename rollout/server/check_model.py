@@ -11,8 +11,6 @@ from rollout.server.config import RolloutServerConfig
 from services.chassis.config.load import load_or_exit
 from services.chassis.errors import ExitCode
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """End with exit code 78 and what is wrong; other engines say it themselves."""

@@ -25,8 +25,6 @@ from rollout.server.weights.swap_schedule import RunningTurns
 from services.chassis.errors import ConfigError
 from services.chassis.rpc.server import Service, run
 
-__all__ = ["build", "main"]
-
 Background = Callable[[], Awaitable[None]]
 Servicers = Sequence[tuple[Callable[[Any, Any], None], Any]]
 

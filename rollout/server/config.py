@@ -9,8 +9,6 @@ from pydantic import Field, model_validator
 
 from services.chassis.config.settings import ServerConfig
 
-__all__ = ["RolloutServerConfig"]
-
 
 class RolloutServerConfig(ServerConfig):
     """Settings of a rollout server."""

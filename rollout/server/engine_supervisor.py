@@ -12,8 +12,6 @@ from rollout.server.server import RolloutServer, State
 from services.chassis import metrics
 from services.chassis.log import get_logger
 
-__all__ = ["EngineSupervisor"]
-
 Begin = Callable[[], Coroutine[Any, Any, None]]
 
 _RESTARTS = metrics.counter("rollout_server", "engine_restarts_total", "Engines started again.")

@@ -40,8 +40,6 @@ from services.chassis.log import get_logger
 from services.chassis.rpc import tracing
 from services.chassis.steady_clock import SteadyClock
 
-__all__ = ["RolloutServer", "State"]
-
 _UPDATES = metrics.counter(
     "rollout_server", "weight_updates_total", "Weight versions loaded into the engine."
 )

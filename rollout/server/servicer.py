@@ -40,8 +40,6 @@ from services.chassis.errors import (
 )
 from services.lib.token_bytes import BYTES_PER_TOKEN, pack_ids, pack_logprobs, unpack_ids
 
-__all__ = ["RolloutServerServicer"]
-
 T = TypeVar("T")
 
 # Features of every engine; `EngineInfo.features` adds the optional ones.

@@ -6,8 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["TokenRate"]
-
 
 class TokenRate:
     """A sliding window over whole seconds: cheap to update at each step, 0 when idle."""

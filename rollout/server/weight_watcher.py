@@ -21,8 +21,6 @@ from services.chassis.rpc import tracing
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
-__all__ = ["WeightWatcher"]
-
 _FAILURES = metrics.counter(
     "rollout_server", "weight_update_failures_total", "Weight versions that could not be loaded."
 )

@@ -28,23 +28,6 @@ from scheduler.policy.tail_migration import MeasuredBatch, Tail
 from services.chassis.errors import invalid_argument
 from services.chassis.rpc.fields import not_negative, required
 
-__all__ = [
-    "assignment_message",
-    "event_message",
-    "forecast_record",
-    "gang_record",
-    "measured_batch",
-    "node_message",
-    "node_record",
-    "report_record",
-    "run_messages",
-    "run_policy_record",
-    "state_record",
-    "switch_seconds",
-    "tail_message",
-    "wait_seconds",
-]
-
 _STATES = {
     NodeState.IDLE: pb.NODE_STATE_IDLE,
     NodeState.ACTIVATING: pb.NODE_STATE_ACTIVATING,

@@ -7,8 +7,6 @@ from typing import TypeVar
 
 from services.chassis.errors import invalid_argument
 
-__all__ = ["MAX_PAGE", "page_of"]
-
 MAX_PAGE = 1000
 """Entries of the largest page, and of one whose size is not given."""
 

@@ -9,8 +9,6 @@ from scheduler.model.stage_profile import StageProfile
 from scheduler.policy.node_split import Split, split_datacentres, split_nodes
 from services.chassis.errors import invalid_argument
 
-__all__ = ["MAX_NODES", "split_message"]
-
 MAX_NODES = 10_000
 """Largest number of nodes of a split: about 10 ms, in which no heartbeat is answered."""
 

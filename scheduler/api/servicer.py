@@ -19,8 +19,6 @@ from scheduler.pool.pool import Pool, assignment_differs, gang_granted
 from services.chassis import metrics
 from services.chassis.errors import invalid_argument, not_found
 
-__all__ = ["SchedulerServicer"]
-
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _REQUEST_WAIT_SECONDS = 60.0

@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-__all__ = ["BatchForecast", "DecayedMean", "LendingDecision", "LendingReason", "LendingState"]
-
 _DECAY = 0.9
 """Weight of earlier measurements, against 1 for the newest cycle."""
 

@@ -14,23 +14,6 @@ from enum import StrEnum
 from scheduler.model.lending_state import LendingState
 from scheduler.model.stage_balance import StageBalance
 
-__all__ = [
-    "ROLLOUT",
-    "TRAIN",
-    "AllocationEvent",
-    "Assignment",
-    "EventKind",
-    "Gang",
-    "GangKey",
-    "Hardware",
-    "Node",
-    "NodeReport",
-    "NodeState",
-    "RunPolicy",
-    "State",
-    "Worker",
-]
-
 ROLLOUT = "rollout"
 """Activity tag of nodes outside of gangs. Gangs request any other tag."""
 TRAIN = "train"

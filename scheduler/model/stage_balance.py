@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean
 
-__all__ = ["KEPT_BATCHES", "BatchTimes", "NodeCounts", "SplitAdvice", "StageBalance"]
-
 KEPT_BATCHES = 5
 """The newest batches that are kept: those that must agree before the advice changes."""
 

@@ -10,8 +10,6 @@ from typing import Self
 
 from services.lib.measured_points import Point, check_points, columns
 
-__all__ = ["Seconds", "StageProfile"]
-
 Seconds = Callable[[int], float]
 """Seconds of a stage by number of nodes; infinite if they are too few."""
 

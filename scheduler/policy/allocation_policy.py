@@ -19,8 +19,6 @@ from scheduler.policy.lending import LendingInputs
 from scheduler.policy.placement import Placement, place
 from services.chassis import plugins
 
-__all__ = ["POLICIES", "AllocationPolicy", "LendingMode", "Plan", "PreemptivePolicy", "load_policy"]
-
 LendingMode = Literal["gated", "always", "never"]
 _UNASSIGNED = Assignment()
 _NO_RUNS: Mapping[str, RunPolicy] = {}

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from scheduler.model.records import ROLLOUT, Node, RunPolicy
 
-__all__ = ["divide"]
-
 _DEFAULT = RunPolicy()
 
 

@@ -9,8 +9,6 @@ from collections.abc import Iterable
 
 from services.lib.decode_latency import DecodeLatency
 
-__all__ = ["Instance"]
-
 
 class Instance:
     """Decodes its samples in one batch, one token each per step.

@@ -13,8 +13,6 @@ from itertools import accumulate
 
 from scheduler.model.stage_profile import Seconds
 
-__all__ = ["Split", "adjusted", "split_datacentres", "split_nodes"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:

@@ -9,8 +9,6 @@ from itertools import groupby
 
 from scheduler.model.records import TRAIN, Gang, GangKey, Node, NodeState, RunPolicy
 
-__all__ = ["Placement", "place"]
-
 _DEFAULT = RunPolicy()
 _Preference = tuple[bool, bool, bool, float, int, str]
 

@@ -3,8 +3,6 @@ tag scheduler: HBM bandwidth against peak FLOPs)."""
 
 from __future__ import annotations
 
-__all__ = ["DECODE_INTENSITY", "TRAIN_INTENSITY", "attained_flops", "train_priority"]
-
 DECODE_INTENSITY = 8.0
 """FLOPs for each byte read while decoding long answers: the query heads that share a KV head."""
 TRAIN_INTENSITY = 2048.0

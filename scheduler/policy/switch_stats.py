@@ -8,8 +8,6 @@ from statistics import fmean
 
 from scheduler.model.records import ROLLOUT, Node
 
-__all__ = ["record_switch", "round_trip_seconds"]
-
 _NEWEST = 0.5
 """Weight of the newest switch in the mean of a node's switches."""
 

@@ -15,18 +15,6 @@ from dataclasses import dataclass, replace
 from scheduler.policy.instance import Instance
 from services.lib.decode_latency import DecodeLatency
 
-__all__ = [
-    "Engines",
-    "GangCosts",
-    "Groups",
-    "MeasuredBatch",
-    "Tail",
-    "best_tail",
-    "num_kept",
-    "starts",
-    "tail_at",
-]
-
 Groups = Sequence[Sequence[int]]
 """Tokens that each rollout of each group samples."""
 

@@ -22,8 +22,6 @@ from scheduler.model.stage_balance import BatchTimes, StageBalance
 from scheduler.model.stage_profile import Seconds, StageProfile
 from scheduler.policy.node_split import split_nodes
 
-__all__ = ["SplitRule", "advised", "cause"]
-
 _WAITED = 0.05
 """Share of a batch's time that a gang waits for it at least, if generation is the slower stage."""
 _LEAST_LOAD = 0.01

@@ -23,8 +23,6 @@ from scheduler.policy.lending import LendingInputs
 from scheduler.policy.switch_stats import round_trip_seconds
 from scheduler.policy.training_nodes import SplitRule
 
-__all__ = ["Allocation", "GangMeasurements"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:

@@ -12,8 +12,6 @@ from statistics import fmean
 
 from scheduler.model.records import ROLLOUT, Node
 
-__all__ = ["GenerationLoad"]
-
 _KEPT = 1024
 """Newest rates of a node."""
 _FULL = 0.9

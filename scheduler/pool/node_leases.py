@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-__all__ = ["NodeLeases"]
-
 
 class NodeLeases:
     """Counts each node's lease from the *receipt* of its last heartbeat.

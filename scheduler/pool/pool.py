@@ -33,8 +33,6 @@ from services.chassis import metrics
 from services.chassis.errors import DependencyUnavailable, Reason, ServiceError, unavailable
 from services.chassis.log import get_logger
 
-__all__ = ["Pool", "assignment_differs", "gang_granted"]
-
 Change = Callable[[StateTransaction], object]
 
 _EVENTS_AT_ONCE = 1000

@@ -8,8 +8,6 @@ from scheduler.model.records import Node, NodeState
 from scheduler.policy.switch_stats import record_switch
 from services.chassis.errors import stale_epoch
 
-__all__ = ["check_epochs", "is_late", "reported_node"]
-
 
 def check_epochs(node: Node, reported: int, known: int) -> None:
     """Reject a heartbeat of an older node agent, or with an older epoch than reported before.

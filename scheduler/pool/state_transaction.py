@@ -29,8 +29,6 @@ from scheduler.pool.gang_measurements import Allocation, GangMeasurements
 from scheduler.pool.report_rules import check_epochs, is_late, reported_node
 from services.chassis.errors import already_exists, invalid_argument, not_found
 
-__all__ = ["StateTransaction"]
-
 _RELEASED = LendingDecision(lend=True, reason=LendingReason.NO_CHOICE)
 
 

@@ -22,8 +22,6 @@ from scheduler.policy.tail_migration import Engines, GangCosts, MeasuredBatch, T
 from services.chassis import metrics
 from services.lib.decode_latency import MeasuredLatency
 
-__all__ = ["TailStarts", "drawn"]
-
 _BATCHES = 4
 """Newest batches whose groups are drawn from."""
 _MOST_DRAWS = 16

@@ -26,18 +26,6 @@ from scheduler.model.records import (
 )
 from scheduler.model.stage_balance import BatchTimes, NodeCounts, SplitAdvice, StageBalance
 
-__all__ = [
-    "decode_event",
-    "decode_gang",
-    "decode_key",
-    "decode_lending_state",
-    "decode_node",
-    "decode_run_policy",
-    "decode_stage_balance",
-    "encode",
-    "encode_key",
-]
-
 Record = TypeVar("Record")
 _Readers = Mapping[str, Callable[[Any], Any]]
 

@@ -7,8 +7,6 @@ from typing import Protocol
 
 from scheduler.model.records import AllocationEvent, State
 
-__all__ = ["Store", "SupersededError"]
-
 
 class SupersededError(Exception):
     """A newer scheduler has opened the store; this one may not commit any more."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BALANCES", "COUNTERS", "EVENTS", "GANGS", "LENDINGS", "NODES", "RUNS", "STORE"]
-
 COUNTERS = "sf:scheduler:{pool}:counters"
 """Hash: `incarnation`, and the `last_*` counters of the state."""
 NODES = "sf:scheduler:{pool}:nodes"

@@ -18,8 +18,6 @@ from services.chassis.redis.connect import store_errors
 from services.chassis.redis.pipeline import Pipelines
 from services.chassis.redis.scripts import Scripts
 
-__all__ = ["RedisStore"]
-
 _COUNTERS = ("last_epoch", "last_arrival", "last_sequence")
 _HASHES = (keys.NODES, keys.GANGS, keys.RUNS, keys.LENDINGS, keys.BALANCES)
 

@@ -19,30 +19,6 @@ from enum import IntEnum, StrEnum
 import grpc
 from seamflow.errors import FieldViolation
 
-__all__ = [
-    "ConfigError",
-    "DependencyUnavailable",
-    "ExitCode",
-    "Reason",
-    "ServiceError",
-    "StartupError",
-    "UsageError",
-    "aborted",
-    "already_exists",
-    "context_length_exceeded",
-    "deadline_exceeded",
-    "exhausted",
-    "failed_precondition",
-    "invalid_argument",
-    "not_found",
-    "permission_denied",
-    "shortened",
-    "shown",
-    "stale_epoch",
-    "unauthenticated",
-    "unavailable",
-]
-
 
 class Reason(StrEnum):
     """The values of `ErrorReason` in error.proto, which says what each means."""

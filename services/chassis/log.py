@@ -17,8 +17,6 @@ from seamflow.printable import escaped
 from services.chassis.config.settings import ServerConfig
 from services.chassis.version import version
 
-__all__ = ["configure", "get_logger"]
-
 _SECRET_KEYS = frozenset({"token", "authorization", "password", "secret", "credential"})
 
 

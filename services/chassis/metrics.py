@@ -10,8 +10,6 @@ from functools import cache
 
 from prometheus_client import Counter, Gauge, Histogram
 
-__all__ = ["counter", "gauge", "histogram"]
-
 # From a fast unary call to a long generation.
 _SECONDS = (
     0.001,

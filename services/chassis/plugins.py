@@ -12,8 +12,6 @@ from seamflow.user_code.user_modules import import_user_module
 
 from services.chassis.errors import ConfigError
 
-__all__ = ["load", "make"]
-
 
 def make(field: str, name: str, built_in: Mapping[str, str], /, *args: Any, **kwargs: Any) -> Any:
     """Call the object that setting `field` names by its value `name`, with `args` and `kwargs`.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["SteadyClock"]
-
 
 class SteadyClock:
     """Unix seconds as they were at the start, and what the monotonic clock counted since.

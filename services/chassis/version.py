@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from importlib import metadata
 
-__all__ = ["version"]
-
 
 def version() -> str:
     """Version of the installed `seamflow` distribution; "0+source" where it is not installed."""

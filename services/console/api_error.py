@@ -14,8 +14,6 @@ from seamflow.errors import (
     UnavailableError,
 )
 
-__all__ = ["ApiError", "from_seamflow"]
-
 _STATUS: tuple[tuple[type[SeamflowError], int, str], ...] = (
     (InvalidRequestError, 400, "correct the link or the filter"),
     (NotFoundError, 404, "it may have been deleted: go back to the list"),

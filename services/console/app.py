@@ -15,8 +15,6 @@ from services.console.api_error import ApiError, from_seamflow
 from services.console.config import ConsoleConfig
 from services.lib.http.request_source import ForeignRequestError, check_source
 
-__all__ = ["STATIC", "application"]
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 STATIC = Path(__file__).parent / "static"

@@ -23,8 +23,6 @@ from services.console.sources.shown_runs import ShownRuns
 from services.lib.http.http_server import serving
 from services.lib.http.request_source import is_local
 
-__all__ = ["build", "main"]
-
 _LATEST = Path("runs/latest")
 _USAGE = """\
 seamflow console [RUN FOLDER]   a run in progress or a finished one (default: runs/latest)

@@ -9,8 +9,6 @@ from pydantic import Field, SecretStr, model_validator
 
 from services.lib.http.http_config import HttpConfig
 
-__all__ = ["ConsoleConfig"]
-
 
 class ConsoleConfig(HttpConfig):
     """Settings of a console. It writes nothing; its death changes nothing."""

@@ -18,8 +18,6 @@ from services.console.sources.run_store import RunStore
 from services.console.views.overview import overview
 from services.console.views.rows import rollout_row
 
-__all__ = ["RunFeed"]
-
 _NEWEST = 20
 _QUEUED = 256
 """Events that may wait for a page; one that does not take them is let go, and comes again."""

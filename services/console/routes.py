@@ -29,8 +29,6 @@ from services.console.views.steps import step_curves
 from services.console.views.token_window import MAX_TOKENS, token_window
 from services.console.views.transcript import transcript
 
-__all__ = ["Routes"]
-
 _PING_SECONDS = 15.0
 
 

@@ -19,8 +19,6 @@ from services.dataloader.config import DataloaderConfig
 from services.lib.tasks.checked_tasks import CheckedTasks
 from services.lib.tasks.sources import Source, is_function, open_source
 
-__all__ = ["check_tasks", "main"]
-
 _MOST_ROWS = 1_000_000
 _FIRST_ROWS = 8
 """Of a function, which may be slow, or without end."""

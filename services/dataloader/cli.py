@@ -20,8 +20,6 @@ from services.dataloader.success_rates import SuccessRates
 from services.dataloader.task_queue import TaskQueue
 from services.lib.tasks.sources import open_source
 
-__all__ = ["build", "main"]
-
 
 def main() -> None:
     """Submit all tasks, then exit; a signal ends it earlier."""

@@ -10,8 +10,6 @@ from pydantic import Field, SecretStr, model_validator
 from services.chassis.config.settings import ServerConfig, Settings
 from services.lib.tasks.task_rows import RowFields
 
-__all__ = ["CurriculumConfig", "DataloaderConfig"]
-
 
 class CurriculumConfig(Settings):
     """Repeated tasks that always fail or always succeed are submitted less often."""

@@ -9,8 +9,6 @@ from services.chassis import metrics
 from services.dataloader.config import DataloaderConfig
 from services.dataloader.success_rates import SuccessRates
 
-__all__ = ["Curriculum"]
-
 _BYTES = 8
 
 

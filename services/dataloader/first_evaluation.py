@@ -13,8 +13,6 @@ from services.chassis.log import get_logger
 from services.chassis.rpc.clients import channel
 from services.dataloader.config import DataloaderConfig
 
-__all__ = ["await_first_evaluation"]
-
 _LOOK_SECONDS = 0.5
 _ANSWER_SECONDS = 5.0
 

@@ -12,8 +12,6 @@ import math
 from services.dataloader.config import DataloaderConfig
 from services.dataloader.success_rates import SuccessRates
 
-__all__ = ["GroupSizes", "enough_samples"]
-
 
 class GroupSizes:
     """The group sizes that follow from the success rates of tasks."""

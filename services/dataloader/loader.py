@@ -19,8 +19,6 @@ from services.dataloader.task_queue import TaskQueue
 from services.dataloader.tasks import make_task
 from services.lib.tasks.sources import Row, Source
 
-__all__ = ["Loader"]
-
 
 class Loader:
     """Submits the tasks of every epoch once, in order, and stores its position.

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from services.chassis.errors import ConfigError
 
-__all__ = ["Position", "PositionFile"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:

@@ -18,8 +18,6 @@ from services.chassis.log import get_logger
 from services.dataloader.config import DataloaderConfig
 from services.lib.closed_rollouts import ClosedRollouts, task_name
 
-__all__ = ["Outcomes", "SuccessRates"]
-
 _REFRESH_SECONDS = 2.0
 _REFRESH_TIMEOUT_SECONDS = 10.0
 """A refresh that takes longer is continued by the next one, so that it does not block tasks."""

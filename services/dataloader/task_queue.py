@@ -17,8 +17,6 @@ from services.chassis import metrics
 from services.chassis.errors import DependencyUnavailable
 from services.chassis.log import get_logger
 
-__all__ = ["TaskQueue"]
-
 _MAX_TASKS = 64
 
 

@@ -9,8 +9,6 @@ from services.dataloader.config import DataloaderConfig
 from services.lib.tasks.sources import Row
 from services.lib.tasks.task_rows import task_of
 
-__all__ = ["make_task"]
-
 _PURPOSES = {"train": PURPOSE_TRAIN, "eval": PURPOSE_EVAL}
 
 

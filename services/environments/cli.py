@@ -18,8 +18,6 @@ from services.environments.config import EnvironmentsConfig
 from services.environments.episode_loop import EpisodeLoop
 from services.environments.reward_collector import RewardCollector
 
-__all__ = ["build", "main", "server_credentials"]
-
 
 @asynccontextmanager
 async def build(config: EnvironmentsConfig) -> AsyncIterator[Service]:

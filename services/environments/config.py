@@ -9,8 +9,6 @@ from pydantic import Field, SecretStr, model_validator
 
 from services.chassis.config.settings import ServerConfig
 
-__all__ = ["EnvironmentsConfig"]
-
 
 class EnvironmentsConfig(ServerConfig):
     """Settings of a process that runs episodes of an environment. Any number may serve one run."""

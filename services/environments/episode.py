@@ -17,8 +17,6 @@ from seamflow.errors import InvalidRequestError
 from services.environments.config import EnvironmentsConfig
 from services.environments.episode_seeds import episode_seed
 
-__all__ = ["Outcome", "run_self_driving", "run_stepped"]
-
 
 @dataclass(slots=True)
 class Outcome:

@@ -24,8 +24,6 @@ from services.environments.episode import Outcome, run_self_driving, run_stepped
 from services.environments.failures import failure_class
 from services.environments.reward_collector import RewardCollector
 
-__all__ = ["EpisodeLoop"]
-
 _log = get_logger()
 _MAX_LEASES = 8
 _MAX_MESSAGE = 4096

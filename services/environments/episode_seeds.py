@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 
-__all__ = ["episode_seed"]
-
 
 def episode_seed(seed: int, task_id: str, rollout_id: str, *, per_task: bool = False) -> int:
     """A seed in [0, 2^32), as numpy's global one takes; equal for equal arguments, everywhere.

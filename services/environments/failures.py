@@ -5,8 +5,6 @@ from __future__ import annotations
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import DeadlineError, ExhaustedError, InvalidRequestError, SeamflowError
 
-__all__ = ["failure_class"]
-
 _OF_ENVIRONMENTS: dict[str, tokens_pb2.FailureClass.ValueType] = {
     "ENVIRONMENT": tokens_pb2.FAILURE_CLASS_ENVIRONMENT,
     "INFRASTRUCTURE": tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE,

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from seamflow.environment import EnvironmentClient, Transcript
 from seamflow.errors import InvalidRequestError, SeamflowError
 
-__all__ = ["RewardCollector"]
-
 _MAX_BATCH = 32
 _BATCH_SECONDS = 0.05
 _Waiting = tuple[Transcript, asyncio.Future[dict[str, float]]]

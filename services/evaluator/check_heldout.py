@@ -12,8 +12,6 @@ from services.chassis.errors import StartupError
 from services.evaluator.config import EvaluatorConfig
 from services.evaluator.heldout_tasks import read_tasks
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Check all rows; those of an environment are known once its server has started."""

@@ -18,8 +18,6 @@ from services.evaluator.heldout_tasks import heldout_tasks
 from services.evaluator.servicer import EvaluatorServicer
 from services.evaluator.trainer_client import TrainerClient
 
-__all__ = ["build", "main"]
-
 
 def main() -> None:
     """Evaluate until the run is over, and answer until SIGTERM."""

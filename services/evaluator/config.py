@@ -10,8 +10,6 @@ from pydantic import Field, SecretStr, model_validator
 from services.lib.evaluation.evaluation_config import EvaluationConfig
 from services.lib.tasks.task_rows import RowFields
 
-__all__ = ["EvaluatorConfig"]
-
 
 class EvaluatorConfig(EvaluationConfig):
     """Settings of the evaluator: those of [evaluation], and where the other processes are."""

@@ -6,8 +6,6 @@ import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 
-__all__ = ["confidence_interval", "mean", "pass_at_k", "passes"]
-
 _Z = statistics.NormalDist().inv_cdf(0.975)
 
 Rewards = Mapping[str, Sequence[float]]

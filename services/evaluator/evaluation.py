@@ -16,8 +16,6 @@ from services.evaluator.pinned_rollouts import PinnedRollouts, cancel
 from services.lib.evaluation.pinned_task import pinned_task
 from services.lib.tasks.task_rows import TaskRow
 
-__all__ = ["Evaluation", "unless_lost"]
-
 _RUNNING = "evaluation.running.json"
 
 T = TypeVar("T")

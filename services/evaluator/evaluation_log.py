@@ -11,8 +11,6 @@ from services.evaluator import estimates
 from services.lib.evaluation.evaluation_config import EvaluationConfig
 from services.lib.evaluation.evaluation_line import EvaluationLine, best_of, read_evaluations
 
-__all__ = ["EvaluationLog", "line_of"]
-
 
 class EvaluationLog:
     """The evaluations so far, appended to a file; those of an interrupted run count too."""

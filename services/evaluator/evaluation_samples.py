@@ -10,8 +10,6 @@ from seamflow.token_text import Decode, load_decoder, token_numbers
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.transcript import transcript
 
-__all__ = ["EvaluationSamples"]
-
 
 class EvaluationSamples:
     """Appends transcripts; each has the label and the step of its evaluation too."""

@@ -27,8 +27,6 @@ from services.evaluator.pinned_rollouts import EvaluationFailed
 from services.evaluator.trainer_client import TrainerClient
 from services.lib.evaluation.evaluation_line import EvaluationLine, shown
 
-__all__ = ["Evaluator"]
-
 _LOOK_SECONDS = 0.5
 _EVALUATIONS = metrics.counter(
     "evaluator", "evaluations_total", "Evaluations, by whether they have a result.", ("outcome",)

@@ -17,8 +17,6 @@ from seamflow.weights.v1 import weight_service_pb2 as weight_pb
 
 from services.evaluator.clients import Clients, Worker
 
-__all__ = ["HeldVersion", "VersionLost", "await_loaded", "held", "manifest_of"]
-
 _HOLD_SECONDS = 60.0
 _RENEW_SECONDS = 5.0
 _CALL_SECONDS = 120.0

@@ -13,8 +13,6 @@ from services.lib.tasks.sources import open_source
 from services.lib.tasks.sources.environment import EnvironmentSource
 from services.lib.tasks.task_rows import RowFields, TaskRow
 
-__all__ = ["environment_tasks", "heldout_tasks", "read_tasks"]
-
 _ENVIRONMENT = "environment://"
 _MOST_TASKS = 100_000
 """An evaluation runs each of them; a function may have no end."""

@@ -24,8 +24,6 @@ from services.lib.evaluation.pinned_task import pinned_task
 from services.lib.evaluation.trained_reward import check_trained_reward
 from services.lib.tasks.task_rows import TaskRow
 
-__all__ = ["EvaluationFailed", "PinnedRollouts", "cancel"]
-
 _POLL_SECONDS = 0.5
 _MAX_ATTEMPTS = 11
 """Of a sample, before its task becomes a dead letter."""

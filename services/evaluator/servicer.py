@@ -13,8 +13,6 @@ from services.chassis.errors import invalid_argument, not_found
 from services.evaluator.evaluator import Evaluator
 from services.lib.evaluation.evaluation_line import EvaluationLine
 
-__all__ = ["EvaluatorServicer"]
-
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _MOST_LINES = 100

@@ -16,8 +16,6 @@ from services.lib.evaluation.evaluation_line import EvaluationLine
 if TYPE_CHECKING:
     from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceAsyncStub
 
-__all__ = ["TrainerClient"]
-
 _SECONDS = 5.0
 _KEEP_SECONDS = 60.0
 """Copies take longer than links, where a file system has none."""

@@ -10,8 +10,6 @@ from seamflow.cli.snapshot import Snapshot
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
 
-__all__ = ["LeaseHint", "agent_variables", "base_url", "instructions"]
-
 _HINT_SECONDS = 30.0
 
 

@@ -11,8 +11,6 @@ from services.launcher.layout import Layout
 from services.launcher.nodes.node_plan import NodePlan
 from services.lib.gpus import seeing_gpus
 
-__all__ = ["ProcessPlan", "checking", "process", "service", "settings_of", "with_gpus"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlan:

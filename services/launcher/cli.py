@@ -70,8 +70,6 @@ from services.launcher.same_run.same_run import check_same_run, note_beginning
 from services.launcher.view import LiveView, PlainView
 from services.lib.evaluation.evaluation_config import EvaluationConfig
 
-__all__ = ["main", "make_layout"]
-
 _TABLE = "evaluation"
 _OF_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT)
 _SHOWING = frozenset({"-h", "--help", "--version", "--print-config", "--check-config"})

@@ -24,15 +24,6 @@ from services.launcher.nodes.node_plan import (
 )
 from services.launcher.run_rules import RunRules
 
-__all__ = [
-    "REFERENCE_COLUMN",
-    "REWARD_COLUMN",
-    "LauncherConfig",
-    "ScorerPlan",
-    "environment_kind",
-]
-
-
 REFERENCE_COLUMN = "ref_logprobs"
 REWARD_COLUMN = "reward_model"
 

@@ -36,8 +36,6 @@ from services.launcher.view import LiveView, PlainView
 from services.lib.evaluation.evaluation_config import EvaluationConfig
 from services.lib.evaluation.evaluation_line import EvaluationLine, shown
 
-__all__ = ["main"]
-
 _TRAIN_NODE = "no-trainer"
 """A run has a node that trains; here it is never started."""
 _FLAGS = ("tasks", "samples", "metric", "goal", "success-above")

@@ -13,19 +13,6 @@ from pathlib import Path
 from services.chassis.errors import ConfigError
 from services.launcher.config import LauncherConfig, ScorerPlan, environment_kind
 
-__all__ = [
-    "AGENT_PORTS",
-    "Layout",
-    "console_link",
-    "environment_addresses",
-    "environment_server_names",
-    "free_ports",
-    "host_addresses",
-    "places",
-    "scorer_names",
-    "server_name",
-]
-
 SERVICES = (
     "redis",
     "trajectory_manager",

@@ -39,8 +39,6 @@ from services.launcher.nodes.node_plan import NodePlan
 from services.launcher.trainer_plan import trainers
 from services.lib.evaluation.evaluation_config import EvaluationConfig
 
-__all__ = ["plan"]
-
 CHECK_FUNCTIONS = "services.tool_loop.check_functions"
 """Loads tools and reward functions."""
 

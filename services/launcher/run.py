@@ -35,8 +35,6 @@ from services.launcher.view import View
 from services.lib.evaluation.evaluation_config import EvaluationConfig
 from services.lib.evaluation.evaluation_line import EvaluationLine, read_evaluations
 
-__all__ = ["Run"]
-
 T = TypeVar("T")
 
 

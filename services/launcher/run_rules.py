@@ -17,8 +17,6 @@ from seamflow.trajectory.v1.trajectory_pb2 import (
 
 from services.chassis.config.settings import ServerConfig
 
-__all__ = ["RunRules", "rules"]
-
 
 class RunRules(ServerConfig):
     """The fields of `RunConfig` of the contract."""

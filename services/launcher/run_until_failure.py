@@ -11,8 +11,6 @@ from typing import NoReturn, TypeVar
 
 from services.launcher.supervisor import Supervisor
 
-__all__ = ["run_until_failure"]
-
 T = TypeVar("T")
 
 

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
-__all__ = ["Services", "connected"]
-
 T = TypeVar("T")
 _TIMEOUT = 2.0
 

@@ -18,8 +18,6 @@ from services.chassis.errors import DependencyUnavailable, ExitCode
 from services.launcher.child_process import ProcessPlan
 from services.lib.child_process import Child
 
-__all__ = ["ChildFailed", "Supervisor", "child_environment", "full_folder"]
-
 _CHECKOUT = Path(__file__).parents[2]
 _MAX_RESTARTS = 5
 _STABLE_SECONDS = 30.0

@@ -14,9 +14,6 @@ from services.launcher.layout import Layout
 from services.launcher.nodes.node_plan import NodePlan
 from services.lib.evaluation.evaluation_config import EvaluationConfig
 
-__all__ = ["ending_with_torchrun", "trainers"]
-
-
 _MOST_STEPS = 10
 """Between checkpoints, as the trainer does by default."""
 

@@ -24,8 +24,6 @@ from services.launcher.supervisor import Supervisor
 from services.launcher.view import View
 from services.lib.evaluation.trained_reward import check_trained_reward
 
-__all__ = ["Training"]
-
 _REFRESH_SECONDS = 0.5
 
 

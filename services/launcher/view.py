@@ -19,8 +19,6 @@ from seamflow.cli.run_files import GrowingSteps
 from seamflow.cli.snapshot import Snapshot
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 
-__all__ = ["LiveView", "PlainView", "View"]
-
 _BARS = "▁▂▃▄▅▆▇█"
 _STATES = {
     scheduler_pb.NODE_STATE_ACTIVATING: "switching",

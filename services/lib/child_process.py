@@ -14,8 +14,6 @@ from typing import Any, Self
 
 from seamflow.user_code.left_processes import MARK, end_left
 
-__all__ = ["Child"]
-
 
 class Child:
     """One start of a child process, with all processes that it starts, in any group."""

@@ -14,8 +14,6 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
-__all__ = ["ClosedRollouts", "task_name"]
-
 _PAGE = 1000
 _BATCH_SIZE = 8
 _RUNNING = trajectory_pb2.ROLLOUT_STATE_RUNNING

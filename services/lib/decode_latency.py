@@ -14,8 +14,6 @@ from typing import Self
 
 from services.lib.measured_points import Point, check_points, columns
 
-__all__ = ["DecodeLatency", "MeasuredLatency"]
-
 _WEIGHT = 0.1
 """Of the newest measurement."""
 

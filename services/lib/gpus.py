@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-__all__ = ["MEGABYTE", "gpu_fields", "seeing_gpus"]
-
 MEGABYTE = 1 << 20
 """Bytes of the unit in which it gives memory."""
 

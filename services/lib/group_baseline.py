@@ -7,8 +7,6 @@ from collections.abc import Collection
 
 from services.chassis.errors import ConfigError
 
-__all__ = ["are_equal", "check_group_size", "compares_groups"]
-
 _LEARN_ALONE = ("distillation", "ma_ppo", "ppo", "reinforce_pp", "turn_ppo")
 """Built-in algorithms whose baseline is a critic, the whole step's mean reward, or a teacher."""
 

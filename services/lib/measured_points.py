@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Point", "check_points", "columns"]
-
 Point = tuple[int, float]
 """A number and its measured seconds."""
 

@@ -8,8 +8,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-__all__ = ["find_redis_server", "socket_folder"]
-
 _MAX_FOLDER = 60
 """Bytes of a path in which sockets are made: with the names it is below the kernel's 107."""
 

@@ -17,8 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 from seamflow.common.v1 import tokens_pb2
 
-__all__ = ["ExpertRecord", "RoutingShape", "read_records", "routing_shape"]
-
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["MAX_PAYLOAD_BYTES", "MAX_ROW_NAME", "NAME_CHARACTERS", "NAME_RULE", "is_name"]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:@+=/-]{0,199}")
 NAME_CHARACTERS = "A-Z a-z 0-9 . _ ~ : @ + = / - that begin with a letter or digit"
 NAME_RULE = f"1 to 200 of {NAME_CHARACTERS}"

@@ -7,8 +7,6 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Literal
 
-__all__ = ["BYTES_PER_TOKEN", "pack_ids", "pack_logprobs", "unpack_ids", "unpack_logprobs"]
-
 BYTES_PER_TOKEN = 4
 
 

@@ -5,8 +5,6 @@ The gateway and the trajectory manager refuse others where they enter, the train
 
 from __future__ import annotations
 
-__all__ = ["MAX_LOGPROB", "MAX_REWARD", "MIN_LOGPROB", "MIN_TEMPERATURE"]
-
 MIN_TEMPERATURE = 0.01
 """Of sampling: below it, log-probs differ between engine and trainer by rounding alone."""
 MAX_REWARD = 1e12

@@ -21,8 +21,6 @@ from services.node_agent.measurements import Reporter
 from services.node_agent.switcher import NodeStatus, Order, Switcher
 from services.node_agent.worker_clients import Role
 
-__all__ = ["NodeAgent"]
-
 _ANSWER_SECONDS = 5.0
 _RETRY_SECONDS = 0.2
 _MIN_TIMEOUT_SECONDS = 0.05

@@ -27,8 +27,6 @@ from services.node_agent.worker_clients import (
 )
 from services.node_agent.worker_process import WorkerProcess, WorkerProcesses
 
-__all__ = ["build", "main"]
-
 
 def main() -> None:
     """Serve until a signal."""

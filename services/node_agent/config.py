@@ -13,8 +13,6 @@ from services.chassis.config.settings import ServerConfig, Settings
 from services.lib.gpus import seeing_gpus
 from services.node_agent.known_devices import device
 
-__all__ = ["NodeAgentConfig", "ProcessConfig", "WorkerConfig"]
-
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _OWN_FIELDS = {"rollout": "rollout_server", "train": "trainer"}
 

@@ -11,8 +11,6 @@ from services.lib.gpus import MEGABYTE, gpu_fields
 from services.node_agent.config import NodeAgentConfig
 from services.node_agent.known_devices import device, find_device
 
-__all__ = ["hardware"]
-
 
 async def hardware(config: NodeAgentConfig) -> pb.Hardware:
     """Bandwidth, FLOP/s and memory of all GPUs of the node together; 0: unknown."""

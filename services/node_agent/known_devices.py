@@ -9,8 +9,6 @@ from pathlib import Path
 
 from services.chassis.config.sources import nearest
 
-__all__ = ["USABLE", "Device", "device", "devices", "find_device"]
-
 USABLE = 0.92
 """Share of a device's memory that tensors can have: the rest is CUDA's, NCCL's, and gaps between
 tensors."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["Lease"]
-
 
 class Lease:
     """Lease, counted from *sending* an answered request, so it ends before the scheduler's.

@@ -11,8 +11,6 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from services.chassis import metrics
 from services.node_agent.worker_clients import Activity, Role, WorkerStatus
 
-__all__ = ["Reporter"]
-
 
 class Reporter:
     """Polls all workers concurrently; one that does not answer is left out.

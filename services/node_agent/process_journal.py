@@ -18,8 +18,6 @@ from services.chassis.log import get_logger
 from services.node_agent import procfs
 from services.node_agent.procfs import Identity
 
-__all__ = ["ProcessJournal"]
-
 _FILE = "processes.json"
 _LOCK = "lock"
 _POLL_SECONDS = 0.02

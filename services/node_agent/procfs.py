@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Identity", "Process", "descendants", "is_alive", "kill", "read", "read_all"]
-
 _PROC = Path("/proc")
 _BOOT_ID = _PROC / "sys/kernel/random/boot_id"
 # Fields of /proc/<pid>/stat, counted from the state, which follows the name in parentheses.

@@ -18,8 +18,6 @@ from services.chassis import metrics
 from services.chassis.log import get_logger
 from services.node_agent.worker_clients import Activity, Role
 
-__all__ = ["NodeStatus", "Order", "Switcher"]
-
 Step = Callable[[int], Awaitable[None]]
 
 _FIRST_RETRY_SECONDS = 0.05

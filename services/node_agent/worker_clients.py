@@ -23,18 +23,6 @@ from services.chassis import metrics
 from services.chassis.log import get_logger
 from services.node_agent.worker_process import WorkerProcess
 
-__all__ = [
-    "Activity",
-    "JointActivity",
-    "Role",
-    "RolloutActivity",
-    "SupervisedActivity",
-    "TrainActivity",
-    "WorkerActivity",
-    "WorkerStatus",
-    "activity",
-]
-
 T = TypeVar("T")
 
 # Below the servers' cap on unary calls. A suspension waits for the end of an optimizer step, which

@@ -16,8 +16,6 @@ from services.lib.child_process import Child
 from services.node_agent.config import ProcessConfig
 from services.node_agent.process_journal import ProcessJournal
 
-__all__ = ["WorkerProcess", "WorkerProcesses"]
-
 _STABLE_SECONDS = 30.0
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 30.0

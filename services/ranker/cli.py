@@ -19,8 +19,6 @@ from services.ranker.regression import HASHED, Regression
 from services.ranker.servicer import RankerServicer
 from services.ranker.turn_feed import TurnFeed
 
-__all__ = ["build", "main"]
-
 
 def main() -> None:
     """Serve until SIGTERM."""

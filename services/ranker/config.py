@@ -9,8 +9,6 @@ from pydantic import Field, model_validator
 
 from services.chassis.config.settings import ServerConfig, Settings
 
-__all__ = ["LanguageModelConfig", "RankerConfig"]
-
 
 class LanguageModelConfig(Settings):
     """The language model of a ranker of that kind, and how it is trained."""

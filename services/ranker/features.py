@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from services.lib.closed_rollouts import task_name
 
-__all__ = ["NUM_COLUMNS", "Columns", "TurnStart", "columns"]
-
 NUM_COLUMNS = 1 << 18
 """Number of columns; the few thousand features of a run rarely collide."""
 Columns = NDArray[np.int64]

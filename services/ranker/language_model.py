@@ -24,8 +24,6 @@ from services.ranker.regression import Prompt
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LanguageModel", "LanguageModelRegression"]
-
 _Floats = NDArray[np.float64]
 
 _log = get_logger()

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from services.ranker.features import TurnStart
 from services.ranker.regression import HASHED, LengthModel, Prompt, Regression
 
-__all__ = ["LONGEST_SHARE", "Example", "Learned", "Memory", "learn", "recall_of_longest"]
-
 LONGEST_SHARE = 0.2
 """Share of the longest turns for which recall is measured: StreamRL's tail."""
 _MAX_ANSWERS = 32

@@ -17,8 +17,6 @@ from services.ranker.regression import Prompt
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PromptEncoder", "pooled"]
-
 _BATCH_TOKENS = 2048
 _CURE = (
     "trained_layers = 0 trains the head alone; else take a model with the parts of a Llama or Qwen3"

@@ -18,8 +18,6 @@ from services.ranker.learner import Learned, Memory, learn
 from services.ranker.regression import HASHED, Regression
 from services.ranker.turn_feed import TurnFeed
 
-__all__ = ["Ranker"]
-
 _log = get_logger()
 _MAX_WAITING = 4096
 _RETRY_SECONDS = 1.0

@@ -18,8 +18,6 @@ from services.ranker.features import Columns, TurnStart, columns
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-__all__ = ["HASHED", "HashedRegression", "LengthModel", "Prompt", "Regression"]
-
 Prompt = NDArray[np.integer[Any]]
 """What a regression reads of a turn, shape [n]; turns of equal prompts share their lengths."""
 

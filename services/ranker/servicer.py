@@ -15,8 +15,6 @@ from services.chassis.rpc.fields import not_negative
 from services.ranker.features import TurnStart
 from services.ranker.ranker import Ranker
 
-__all__ = ["RankerServicer"]
-
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _MAX_PROMPTS = 1024

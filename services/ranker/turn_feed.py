@@ -19,8 +19,6 @@ from services.ranker.features import TurnStart
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
-__all__ = ["EndedTurn", "TurnFeed", "ended_turns"]
-
 _ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
 
 

@@ -11,8 +11,6 @@ from services.chassis.config.load import load_or_exit
 from services.chassis.errors import ExitCode
 from services.scoring.config import ScoringConfig
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """End with exit code 78 and what is wrong."""

@@ -18,8 +18,6 @@ from services.scoring.scorer import SCORERS, make_scorer
 from services.scoring.scoring import Scoring
 from services.scoring.worker import ScoringWorker
 
-__all__ = ["build", "main"]
-
 
 def main() -> None:
     """Run the scoring service until a signal."""

@@ -9,8 +9,6 @@ from pydantic import Field, model_validator
 
 from services.chassis.config.settings import ServerConfig
 
-__all__ = ["ScoringConfig"]
-
 
 class ScoringConfig(ServerConfig):
     """Settings of a scoring service, which computes one column; run one or more per column."""

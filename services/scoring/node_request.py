@@ -24,8 +24,6 @@ from services.chassis.log import get_logger
 from services.chassis.rpc.retries import retry_forever
 from services.scoring.config import ScoringConfig
 
-__all__ = ["NodeRequest"]
-
 _WAIT_SECONDS = 20.0
 _LOOK_SECONDS = 0.5
 _FEW = 8

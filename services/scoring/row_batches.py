@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from services.lib.transformer.shared_prefix import shared_tokens
 from services.scoring.scorer import Row
 
-__all__ = ["padded_batches", "prefix_batches", "token_ids"]
-
 _NOTHING = np.zeros(0, np.int32)
 
 

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from services.chassis import plugins
 from services.scoring.config import ScoringConfig
 
-__all__ = ["SCORERS", "Row", "Scorer", "make_scorer"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:

@@ -40,8 +40,6 @@ from services.scoring.config import ScoringConfig
 from services.scoring.row_batches import prefix_batches
 from services.scoring.scorer import Row, Scorer
 
-__all__ = ["Scoring"]
-
 _POLL_SECONDS = 20.0
 _ABSENT_SECONDS = 1.0
 _MAX_MESSAGE = 4000

@@ -16,8 +16,6 @@ from seamflow.worker.v1.worker_service_pb2_grpc import WorkerServiceServicer
 from services.chassis.errors import invalid_argument, stale_epoch
 from services.scoring.scorer import Scorer
 
-__all__ = ["ScoringWorker"]
-
 Context = grpc.aio.ServicerContext[Any, Any]
 
 

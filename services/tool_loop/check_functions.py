@@ -12,8 +12,6 @@ from services.chassis.errors import ExitCode
 from services.tool_loop.config import ToolLoopConfig
 from services.tool_loop.tool_loop import ToolLoop
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Load them; what is wrong is a message on stderr."""

@@ -19,8 +19,6 @@ from services.chassis.rpc.server import Service, run
 from services.tool_loop.config import ToolLoopConfig
 from services.tool_loop.tool_loop import ToolLoop
 
-__all__ = ["build", "main"]
-
 _log = get_logger()
 _CLOSE_SECONDS = 5.0
 

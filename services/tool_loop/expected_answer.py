@@ -9,8 +9,6 @@ from typing import Any
 
 from seamflow.environment import EnvironmentFailed
 
-__all__ = ["Expected", "as_text", "expected_answers", "is_exactly"]
-
 Expected = str | int | float | bool
 _NUMBER = re.compile(
     r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?:[eE][+-]?\d{1,4})?|[+-]?\.\d+(?:[eE][+-]?\d{1,4})?"

@@ -19,8 +19,6 @@ from seamflow.environment import EnvironmentFailed
 from services.tool_loop.config import McpServerConfig
 from services.tool_loop.tool import ToolError
 
-__all__ = ["McpConnection"]
-
 _ANSWERS_SECONDS = 5.0
 _HTTP_SECONDS = 30.0
 _MAX_PAGES = 100

@@ -10,8 +10,6 @@ from typing import Any
 from seamflow.client.task import Task
 from seamflow.environment import EnvironmentFailed
 
-__all__ = ["PromptTemplate", "payload_field"]
-
 
 class PromptTemplate:
     """A text such as "Solve {question}"; "{{" and "}}" are braces."""

@@ -15,8 +15,6 @@ from seamflow.client.plain_values import to_json_value
 from services.tool_loop.tool import Tool, ToolError
 from services.tool_loop.user_function import call_function
 
-__all__ = ["python_tool"]
-
 _TITLES = ("Args", "Arguments", "Parameters", "Returns", "Raises", "Yields", "Example", "Examples")
 _SECTION = re.compile(rf"^\s*({'|'.join(_TITLES)}):", re.M)
 _PARAMETER = re.compile(r"^\s*\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.+)$")

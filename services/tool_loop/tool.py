@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Tool", "ToolError"]
-
 
 class ToolError(Exception):
     """A call that failed; the policy reads its text and may try again."""

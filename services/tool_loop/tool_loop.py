@@ -20,8 +20,6 @@ from services.tool_loop.tool import Tool
 from services.tool_loop.toolbox import Toolbox, mcp_tools
 from services.tool_loop.user_function import load_function
 
-__all__ = ["ToolEpisode", "ToolLoop"]
-
 
 class ToolLoop:
     """Prompt, tools and rewards that all episodes share."""

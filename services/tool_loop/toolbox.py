@@ -13,8 +13,6 @@ from mcp_types import Tool as McpTool
 from services.tool_loop.mcp_connection import McpConnection
 from services.tool_loop.tool import Tool, ToolError
 
-__all__ = ["Toolbox", "mcp_tools"]
-
 
 class Toolbox:
     """Calls tools by name. What the policy does wrong is told to it as the tool's answer."""

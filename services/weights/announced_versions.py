@@ -8,8 +8,6 @@ from seamflow.weights.v1.weight_service_pb2 import Manifest, WeightFile
 
 from services.weights.store_interface import Allocation, Scope
 
-__all__ = ["AnnouncedVersions"]
-
 _KEPT = 2
 """Versions of a model that are published at a time; older ones were given up by their trainer."""
 

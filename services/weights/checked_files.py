@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
-__all__ = ["CheckedFiles"]
-
 _KNOWN = 20_000
 """Files of two versions of the largest number of files."""
 _RECEIVING = 64

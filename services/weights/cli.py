@@ -19,8 +19,6 @@ from services.weights.store_interface import Store
 from services.weights.version_feed import VersionFeed
 from services.weights.version_folders import WeightFolders
 
-__all__ = ["build", "main", "service"]
-
 
 def main() -> None:
     """Serve until a signal."""

@@ -8,8 +8,6 @@ from pydantic import Field, SecretStr
 
 from services.chassis.config.settings import ServerConfig
 
-__all__ = ["WeightsConfig"]
-
 
 class WeightsConfig(ServerConfig):
     """Settings of the weights service."""

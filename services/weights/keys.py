@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from services.weights.store_interface import Scope
 
-__all__ = ["STORE", "allocations", "counters", "manifests", "members", "publishes"]
-
 STORE = "sf:weights:store"
 """String: marks the store, to notice one that has come back empty."""
 

@@ -15,8 +15,6 @@ from services.chassis.redis.scripts import Scripts
 from services.weights import keys
 from services.weights.store_interface import Allocation, Publish, Scope
 
-__all__ = ["RedisStore"]
-
 
 class RedisStore:
     """One Lua file per write; reads are single commands."""

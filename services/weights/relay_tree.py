@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-__all__ = ["member", "parent", "servers_of_zone"]
-
 _SEPARATOR = "|"
 """Between zone and address; an older service takes the whole for an address, which none has."""
 

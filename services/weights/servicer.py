@@ -27,8 +27,6 @@ from services.weights.upload_receiver import UploadReceiver
 from services.weights.version_feed import VersionFeed
 from services.weights.version_folders import WeightFolders
 
-__all__ = ["Relay", "Rolling", "WeightServicer"]
-
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _RELAYS = "relays"

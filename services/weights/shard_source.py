@@ -15,8 +15,6 @@ from services.weights.announced_versions import AnnouncedVersions
 from services.weights.store_interface import Scope, Store
 from services.weights.version_folders import WeightFolders
 
-__all__ = ["StoredShards"]
-
 
 @dataclass(frozen=True, slots=True)
 class _StoredVersion:

@@ -11,8 +11,6 @@ from typing import Protocol
 
 from seamflow.weights.v1.weight_service_pb2 import Manifest
 
-__all__ = ["Allocation", "Publish", "Scope", "Store"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:

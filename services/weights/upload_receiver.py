@@ -16,8 +16,6 @@ from services.weights import validation
 from services.weights.store_interface import Scope, Store
 from services.weights.version_folders import WeightFolders
 
-__all__ = ["UploadReceiver"]
-
 _FENCE_SECONDS = 1.0
 """How long a stream stores parts of a version without asking again whether its trainer is stale.
 What it stores meanwhile belongs to the content of a file; only a commit makes it a version."""

@@ -17,8 +17,6 @@ from seamflow.weights.v1.weight_service_pb2 import WeightFile
 from services.chassis.errors import Reason, failed_precondition
 from services.weights.checked_files import CheckedFiles
 
-__all__ = ["Uploads"]
-
 _FOLDER = "uploads"
 
 

@@ -18,15 +18,6 @@ from services.lib.weight_files.folder_probe import CONTENT_BYTES, PROBE_NAME
 from services.lib.weight_files.shard_chunks import CHUNK_BYTES
 from services.weights.store_interface import Scope
 
-__all__ = [
-    "check_file",
-    "check_files",
-    "check_part",
-    "check_probe",
-    "scope_of",
-    "zone",
-]
-
 DEFAULT_MODEL = "policy"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 _NAME_CURE = "use 1 to 128 of A-Z a-z 0-9 . _ -, not beginning with . or -"

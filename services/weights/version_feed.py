@@ -11,8 +11,6 @@ from services.chassis.errors import Reason, ServiceError, unavailable
 from services.chassis.log import get_logger
 from services.weights.store_interface import Scope, Store
 
-__all__ = ["VersionFeed"]
-
 
 @dataclass(slots=True)
 class _Watched:

@@ -32,8 +32,6 @@ from services.weights.checked_files import CheckedFiles
 from services.weights.store_interface import Scope
 from services.weights.uploads import Uploads
 
-__all__ = ["WeightFolders"]
-
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FULL_RETRY_SECONDS = 30.0
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV})

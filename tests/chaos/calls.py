@@ -28,8 +28,6 @@ from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryService
 
 from tests.chaos.store.history import logprob_of
 
-__all__ = ["CREDENTIAL", "Caller", "call_retrying", "call_retrying_async", "tokens_of"]
-
 CREDENTIAL = hashlib.sha256(b"chaos").hexdigest()
 CALL_SECONDS = 5.0
 GIVE_UP_SECONDS = 120.0

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-__all__ = ["Proxy"]
-
 _BLOCK_BYTES = 1 << 16
 
 

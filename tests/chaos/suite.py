@@ -17,8 +17,6 @@ from bench.harness import processes
 from bench.report import RESULTS
 from tests.chaos.store.rig import Setting
 
-__all__ = ["NOTHING_LOST", "Suite", "broken_limits", "exit_if_broken"]
-
 NOTHING_LOST = (
     "samples_committed_twice",
     "samples_skipped",

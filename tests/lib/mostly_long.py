@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["mostly_long"]
-
 _ROOT = Path(__file__).parents[2]
 
 

@@ -11,8 +11,6 @@ from redis.exceptions import RedisError
 
 from tests.lib.redis_server import RedisServer, free_port
 
-__all__ = ["RedisCluster"]
-
 _SLOTS = 16384
 _FORM_SECONDS = 30.0
 

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-__all__ = ["ReplyThief"]
-
 
 class ReplyThief:
     """Forwards to a port of this machine; once `armed`, it cuts at the next reply."""

@@ -15,8 +15,6 @@ from redis.exceptions import RedisError
 from services.lib.redis_binary import find_redis_server
 from tests.lib.redis_server import RedisServer, free_port
 
-__all__ = ["RedisSentinel"]
-
 SERVICE = "seamflow"
 _READY_SECONDS = 30.0
 

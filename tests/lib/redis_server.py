@@ -14,8 +14,6 @@ from pathlib import Path
 
 from services.lib.redis_binary import find_redis_server
 
-__all__ = ["RedisServer", "free_port", "running_ports"]
-
 _START_SECONDS = 20.0
 # Each port once, in an order of its own for each process, so that two of them seldom meet; workers
 # of one session (pytest -n) share the ports, so that these two never do.

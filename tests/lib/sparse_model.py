@@ -13,8 +13,6 @@ from transformers import PreTrainedTokenizerFast
 
 from trainer.model.load_slices import empty_causal
 
-__all__ = ["make_sparse_model"]
-
 
 def make_sparse_model(folder: Path, settings: Mapping[str, Any]) -> Path:
     """Write configuration, tokenizer and a file of bfloat16 zeros that takes no space."""

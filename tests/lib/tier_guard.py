@@ -19,8 +19,6 @@ import pytest
 
 from tests.lib.redis_server import running_ports
 
-__all__ = ["forgiven", "guarded"]
-
 _STARTS = frozenset(
     {
         "subprocess.Popen",

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["steps_with_samples"]
-
 
 def steps_with_samples(metrics_file: Path) -> list[dict[str, Any]]:
     """The lines of a metrics file, each with the `sample_ids` of its step.

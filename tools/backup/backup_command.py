@@ -15,8 +15,6 @@ from tools.backup.contents import Contents
 from tools.backup.restore import restore
 from tools.backup.save import save
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; a failure is one line and its exit code."""

@@ -17,8 +17,6 @@ from pathlib import Path, PurePosixPath
 
 from services.chassis.errors import ConfigError
 
-__all__ = ["MANIFEST", "RDB", "BackupError", "Contents", "FileEntry", "copied", "read_contents"]
-
 MANIFEST = "backup.json"
 RDB = "redis.rdb"
 FORMAT = 1

@@ -14,8 +14,6 @@ from services.launcher.same_run import run_lock
 from tools.backup.contents import RDB, BackupError, Contents, copied, read_contents
 from tools.backup.snapshot import require_one_server, serving
 
-__all__ = ["restore"]
-
 _KEYS = 256
 _COMPLETE = ".complete"
 

@@ -21,8 +21,6 @@ from trainer.checkpoint.checksums import DamagedError, verify
 from trainer.checkpoint.own_files import steps_in
 from trajectory_manager.store.redis.keys import RUNS, run_keys
 
-__all__ = ["save"]
-
 _ATTEMPTS = 5
 _COMPLETE = ".complete"
 MODEL = "policy"

@@ -23,8 +23,6 @@ from services.chassis.redis.url import parse_redis_url
 from services.lib.redis_binary import find_redis_server, socket_folder
 from tools.backup.contents import RDB, BackupError
 
-__all__ = ["database_of", "fetch_snapshot", "require_one_server", "serving"]
-
 _CHUNK = 1 << 20
 _MARK = b"$EOF:"
 _MARK_BYTES = 40

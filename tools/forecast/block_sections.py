@@ -15,8 +15,6 @@ from torch.utils._pytree import tree_leaves
 
 from tools.forecast.live_bytes import LiveBytes, Section
 
-__all__ = ["START", "UPDATE", "divide"]
-
 # What is done, by the model of which number, in which block: the first ones are 0 and 1, the last
 # ones -1 and -2, and those between count from the last.
 START: Section = ("start", 0, 0)

@@ -36,18 +36,6 @@ from trainer.model.load_slices import empty_causal
 from trainer.policy.model_input import ModelInput, model_input, predicted
 from trainer.policy.optimizer import Optimizer
 
-__all__ = [
-    "ACTIVATIONS",
-    "GATHERED",
-    "GRADIENTS",
-    "LOGITS",
-    "OPTIMIZER",
-    "PARTS",
-    "WEIGHTS",
-    "Counted",
-    "counted_pass",
-]
-
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer"
 GATHERED, ACTIVATIONS, LOGITS = "gathered weights", "activations", "logits"
 PARTS = (WEIGHTS, GRADIENTS, OPTIMIZER, GATHERED, ACTIVATIONS, LOGITS)

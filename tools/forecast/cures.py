@@ -23,8 +23,6 @@ from trainer.config import TrainerConfig
 from trainer.model.context_ranks import check_heads, check_packed, check_ranks
 from trainer.model.load_slices import empty_causal
 
-__all__ = ["Cure", "find_cures"]
-
 Count = Callable[[RunShape], TrainingCount]
 
 _GAIN = 0.98

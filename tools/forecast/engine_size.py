@@ -10,8 +10,6 @@ import torch
 
 from trainer.model.load_slices import empty_causal
 
-__all__ = ["EngineSize", "engine_size"]
-
 _BYTES = 2
 """Of a weight and of a number of the KV cache: bfloat16."""
 _EXPERTS = ".experts."

@@ -15,8 +15,6 @@ from torch.utils.flop_counter import (
     shape_wrapper,
 )
 
-__all__ = ["Flops"]
-
 _Shape = tuple[int, ...]
 
 

@@ -27,8 +27,6 @@ from tools.forecast.step_seconds import step_seconds
 from tools.forecast.training_count import TrainingCount, count_training
 from trainer.algorithms.base import make_algorithm
 
-__all__ = ["forecast", "main"]
-
 _DESCRIPTION = """\
 Say what a run needs of its devices, how long a step takes, and what it costs.
 

@@ -18,8 +18,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["LiveBytes", "Peak", "Section"]
-
 Section = tuple[str, int, int]
 """A part of what is counted: what is done, and two numbers of the caller's."""
 _Size = tuple[str, int]

@@ -11,8 +11,6 @@ from tools.forecast.run_shape import RunShape
 from tools.forecast.step_seconds import StepSeconds
 from tools.forecast.training_count import TrainingCount
 
-__all__ = ["cost_lines", "engine_lines", "head_line", "time_lines", "training_lines"]
-
 _GB = 1e9
 _STEPS = 1000
 

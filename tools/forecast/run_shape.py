@@ -18,8 +18,6 @@ from services.launcher.process_plan import plan
 from services.lib.model_files.model_folder import vocabulary_size
 from trainer.config import TrainerConfig
 
-__all__ = ["Lengths", "RunShape", "read_run"]
-
 _PROMPT_TOKENS = 512
 
 

@@ -6,8 +6,6 @@ import numpy as np
 
 from trainer.data.micro_batch import MicroBatch
 
-__all__ = ["sample_rows"]
-
 
 def sample_rows(micro_batch_tokens: int, rollout_tokens: int, prompt_tokens: int) -> MicroBatch:
     """As many rollouts as a micro-batch takes, at least one, which have no token in common.

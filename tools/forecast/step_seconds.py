@@ -17,8 +17,6 @@ from tools.planning.timeline import Timeline
 from trainer.model.load_model import DTYPES
 from trainer.model.load_sharded import mixed_precision
 
-__all__ = ["SHARE_BANDWIDTH", "SHARE_FLOPS", "SHARE_LINK", "StepSeconds", "step_seconds"]
-
 SHARE_FLOPS = 0.4
 """Share of peak FLOP/s that training and prefill attain."""
 SHARE_BANDWIDTH = 0.6

@@ -35,8 +35,6 @@ from trainer.model.context_ranks import check_ranks
 from trainer.model.load_sharded import ranks_mesh
 from trainer.model.load_slices import empty_causal
 
-__all__ = ["TrainingCount", "count_training"]
-
 _FEW = 4
 """Blocks that are counted, and one more: fewer lack one in the middle of a pass."""
 _ON_HOST = (WEIGHTS, GRADIENTS, OPTIMIZER)

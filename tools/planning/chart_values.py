@@ -8,8 +8,6 @@ from pathlib import Path
 
 from services.chassis.errors import ConfigError, UsageError
 
-__all__ = ["write_values"]
-
 _POOLS = {("rollout",): "rollout", ("rollout", "train"): "train", ("train",): "train"}
 """Tags -> the chart's pool of such nodes."""
 

@@ -28,8 +28,6 @@ from trainer.pipeline.fused_schedule.problem import Pipeline, Problem, fused_pro
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["main"]
-
 _DESCRIPTION = """\
 Plan the activities of nodes.
 

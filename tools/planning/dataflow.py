@@ -9,8 +9,6 @@ from graphlib import CycleError, TopologicalSorter
 
 from scheduler.model.stage_profile import StageProfile
 
-__all__ = ["Dataflow", "Kind", "Role"]
-
 Kind = tuple[int, ...]
 """The roles of a node: ascending indices into `Dataflow.roles`; empty if there is none."""
 

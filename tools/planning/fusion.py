@@ -19,8 +19,6 @@ from trainer.pipeline.fused_schedule.timeline import timeline
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["fusion_table", "picture", "reroute_table"]
-
 _COLUMNS = 75
 _LETTERS = "aA", "bB", "cC", "dD", "eE", "fF", "gG", "hH"
 """Of each model: forward and backward."""

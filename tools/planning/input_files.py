@@ -17,8 +17,6 @@ from services.chassis.errors import ConfigError
 from tools.planning.dataflow import Dataflow, Role
 from trainer.pipeline.fused_schedule.problem import Pipeline
 
-__all__ = ["read_dataflow", "read_pipelines", "read_profiles"]
-
 Record = TypeVar("Record")
 
 _STAGES = ("generation", "training")

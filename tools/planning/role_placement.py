@@ -20,8 +20,6 @@ from itertools import accumulate
 from tools.planning.dataflow import Dataflow, Kind, Role
 from tools.planning.timeline import Timeline
 
-__all__ = ["MAX_ENUMERATED", "Placement", "place"]
-
 MAX_ENUMERATED = 20_000
 """Largest number of placements that are all tried."""
 

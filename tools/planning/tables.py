@@ -12,8 +12,6 @@ from tools.planning.role_placement import Placement
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["BEST", "Prices", "placement_table", "span_table", "split_table"]
-
 BEST = "best"
 """Name of the row that is the plan."""
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 
 from tools.planning.dataflow import Dataflow, Kind
 
-__all__ = ["Timeline"]
-
 
 class Timeline:
     """One iteration, played from change to change.

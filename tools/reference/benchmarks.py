@@ -12,8 +12,6 @@ from seamflow.release import RELEASE
 
 from bench.provenance import benchmarks
 
-__all__ = ["benchmarks_page", "is_of_this_release"]
-
 _HEADER = """# Benchmarks
 
 Generated from `bench/results/*.json` by `make docs`; do not edit.

@@ -13,8 +13,6 @@ from pydantic.fields import FieldInfo
 from services.chassis.config.settings import ServerConfig, secret_names
 from services.launcher.checks.run_settings import CLASSES
 
-__all__ = ["TABLES", "configuration_page", "json_schema", "settings_of"]
-
 TABLES: Mapping[str, str] = {
     "launcher": "services.launcher.config:LauncherConfig",
     "evaluation": "services.lib.evaluation.evaluation_config:EvaluationConfig",

@@ -12,8 +12,6 @@ from tools.reference.configuration import configuration_page, json_schema
 from tools.reference.permissions import permissions_page
 from tools.reference.reliability import reliability_page
 
-__all__ = ["PAGES", "main"]
-
 ROOT = Path(__file__).parents[2]
 PAGES: Mapping[str, Callable[[], str]] = {
     "docs/configuration.md": configuration_page,

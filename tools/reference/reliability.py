@@ -12,8 +12,6 @@ from bench.provenance import benchmarks
 from tools.reference.benchmarks import is_of_this_release
 from tools.suites.passes import last_passes, suites
 
-__all__ = ["Scorecard", "reliability_page"]
-
 _HEADER = """# Reliability
 
 What was asked of seamflow, and what shows that it holds. Generated from `bench/scorecard.toml` and

@@ -15,8 +15,6 @@ from pathlib import Path
 from services.chassis.errors import StartupError
 from tools.release.versions import check, write
 
-__all__ = ["main"]
-
 ROOT = Path(__file__).parents[2]
 
 

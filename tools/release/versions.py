@@ -9,8 +9,6 @@ from pathlib import Path
 
 from services.chassis.errors import ConfigError
 
-__all__ = ["check", "released", "write"]
-
 _VERSION = r"\d+\.\d+\.\d+(?:\.dev\d+)?"
 _PLACES = {
     "pyproject.toml": rf'^version = "({_VERSION})"',

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from tools.site.site_pages import llms_text, staged
 
-__all__ = ["main"]
-
 ROOT = Path(__file__).parents[2]
 _OUT = ROOT / "runs" / "site"
 _QUIET = {"NO_MKDOCS_2_WARNING": "1"}

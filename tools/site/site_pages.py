@@ -11,8 +11,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["llms_text", "staged"]
-
 _LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 _TOP = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 _NAMES = {"README.md": "index.md", "deploy/README.md": "deploy.md"}

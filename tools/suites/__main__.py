@@ -15,8 +15,6 @@ from pathlib import Path
 from bench.provenance import provenance
 from tools.suites.passes import Suite, last_passes, next_in_rotation, record_pass, suites
 
-__all__ = ["main"]
-
 ROOT = Path(__file__).parents[2]
 _GRACE_SECONDS = 30.0
 

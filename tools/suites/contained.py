@@ -17,8 +17,6 @@ from types import FrameType
 
 from seamflow.user_code.left_processes import MARK, end_left
 
-__all__ = ["contained"]
-
 _PR_SET_PDEATHSIG = 1
 
 

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-__all__ = ["Pass", "Suite", "last_passes", "next_in_rotation", "record_pass", "suites"]
-
 _SUITES = Path("bench/suites.toml")
 _PASSES = Path("bench/suite_passes.json")
 

@@ -15,8 +15,6 @@ from trainer.algorithms.terms.importance import TrustRegion
 from trainer.algorithms.terms.policy_gradient import PolicyGradient
 from trainer.config import TrainerConfig
 
-__all__ = ["build"]
-
 
 def build(config: TrainerConfig) -> PolicyGradient:
     """Build the algorithm from `config`."""

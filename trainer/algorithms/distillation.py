@@ -21,8 +21,6 @@ from trainer.algorithms.terms.importance import Correction
 from trainer.algorithms.terms.policy_gradient import PolicyGradient
 from trainer.config import TrainerConfig
 
-__all__ = ["Distillation"]
-
 
 class Distillation:
     """The algorithm of the module docstring."""

@@ -19,8 +19,6 @@ from trainer.algorithms.terms.importance import TrustRegion
 from trainer.algorithms.terms.policy_gradient import Importance, PolicyGradient, Ratios
 from trainer.config import TrainerConfig
 
-__all__ = ["build"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SequenceImportance:

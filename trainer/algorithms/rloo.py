@@ -14,8 +14,6 @@ from trainer.algorithms.terms.importance import Correction
 from trainer.algorithms.terms.policy_gradient import PolicyGradient
 from trainer.config import TrainerConfig
 
-__all__ = ["build"]
-
 
 def build(config: TrainerConfig) -> PolicyGradient:
     """Build the algorithm from `config`."""

@@ -17,8 +17,6 @@ import torch
 from trainer.algorithms.terms.groupwise import GroupwiseObjective, WholeRollouts
 from trainer.config import TrainerConfig
 
-__all__ = ["build"]
-
 
 def build(config: TrainerConfig) -> GroupwiseObjective:
     """Build the algorithm from `config`."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 from trainer.algorithms.terms.actor_critic import ActorCritic
 from trainer.config import TrainerConfig
 
-__all__ = ["build"]
-
 
 def build(config: TrainerConfig) -> ActorCritic:
     """Build the algorithm from `config`."""

@@ -17,8 +17,6 @@ from trainer.object_path import Folder
 from trainer.ranks.rank_group import RankGroup, RankLostError
 from trainer.tracking.step_record import StepRecord
 
-__all__ = ["AsyncCheckpointer"]
-
 
 class AsyncCheckpointer:
     """Writes one checkpoint after another, and commits the samples that each covers."""

@@ -22,8 +22,6 @@ from trainer.publish.publisher import Publisher, PublishPostponed
 from trainer.publish.snapshot_weights import SnapshotLostError, SnapshotWeights
 from trainer.tracking.step_record import StepRecord
 
-__all__ = ["AsyncPublisher"]
-
 TakeSnapshot = Callable[[], Awaitable[SnapshotWeights]]
 _RETRY_SECONDS = 1.0
 """After ranks could not bring the weights together."""

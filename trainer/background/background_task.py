@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-__all__ = ["BackgroundTask", "run_with_background"]
-
 _CHECK_SECONDS = 1.0
 """A task that starts while training is being waited for is noticed within this time."""
 

@@ -15,8 +15,6 @@ from trainer.data.token_sequence import TokenSequence, without_truncated
 from trainer.ranks.rank_group import RankGroup
 from trainer.tracking.trained_samples import trained_samples
 
-__all__ = ["SampleRecorder"]
-
 _RANK_SECONDS = 30.0
 """Longest wait for what the ranks send."""
 _RECORD_SECONDS = 60.0

@@ -18,8 +18,6 @@ from trainer.data.token_sequence import TokenSequence
 from trainer.data.trained_reward import unknown_rewards
 from trainer.tracking.alarms import Alarms
 
-__all__ = ["AcceptedSamples"]
-
 
 class AcceptedSamples:
     """Checks what a step has leased before any rank gets it.

@@ -27,8 +27,6 @@ from trainer.data.measured_batch import measured_batch
 from trainer.data.token_sequence import TokenSequence
 from trainer.tracking.step_record import StepRecord
 
-__all__ = ["BatchSource"]
-
 
 class BatchSource:
     """Yields the gradient chunks of each step; while a batch fills, the nodes are lent."""

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from trainer.data.batch_progress import BatchProgress, BatchTimeout
 
-__all__ = ["NodeRecall", "predict_full"]
-
 _MIN_GROUPS = 4
 _WINDOW_SHARE = 0.25
 """The rate is that of the last quarter of a batch: it falls towards the end, with the long tail."""

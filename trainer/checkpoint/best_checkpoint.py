@@ -29,8 +29,6 @@ from trainer.checkpoint.own_files import (
 )
 from trainer.object_path import Folder, ObjectPath
 
-__all__ = ["BestCheckpoint", "BestObject", "best_of"]
-
 _CANDIDATE = "best.candidate_"
 
 

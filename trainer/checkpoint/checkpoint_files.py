@@ -48,19 +48,6 @@ from trainer.model.lora import is_adapter
 from trainer.object_path import AnyFolder, Folder, ObjectPath
 from trainer.policy.policy import Policy
 
-__all__ = [
-    "RNG",
-    "Checkpoint",
-    "begin",
-    "complete",
-    "is_written",
-    "load_shards",
-    "newest",
-    "read_parameters",
-    "read_state",
-    "shard_name",
-]
-
 RNG = "rng"
 """Name of the random state in a shard."""
 _PARAMETER = "parameter."

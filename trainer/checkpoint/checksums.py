@@ -19,8 +19,6 @@ from trainer import fsync_files
 from trainer.checkpoint.own_files import own_in
 from trainer.object_path import Folder
 
-__all__ = ["DamagedError", "note_digest", "read_json", "seal", "verify"]
-
 _CHECKSUMS = "checksums.json"
 _NOTE = ".sha256"
 _THREADS = 4

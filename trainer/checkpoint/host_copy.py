@@ -15,8 +15,6 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["CopyStream", "HostCopy", "copy_stream"]
-
 
 class CopyStream(Protocol):
     """Carries out copies, in order, beside the other work of the device."""

@@ -26,8 +26,6 @@ from trainer.model.lora import add_adapter, is_adapter, merged, plain_name
 from trainer.object_path import Folder, place
 from trainer.publish.weight_folder import write_folder
 
-__all__ = ["main", "write_model_folder"]
-
 _CONFIG_EXIT = 78
 
 

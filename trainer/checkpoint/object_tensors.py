@@ -16,8 +16,6 @@ from safetensors import safe_open
 from trainer.object_path import Folder, ObjectPath
 from trainer.tensor_bytes import TYPES, tensor_bytes
 
-__all__ = ["ObjectTensors", "open_tensors", "upload"]
-
 
 @contextmanager
 def open_tensors(path: Folder) -> Iterator[Any]:

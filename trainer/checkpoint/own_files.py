@@ -17,25 +17,6 @@ from services.chassis.log import get_logger
 from trainer import fsync_files
 from trainer.object_path import AnyFolder, Folder, listed
 
-__all__ = [
-    "BEST",
-    "CANDIDATE",
-    "CHECKPOINT",
-    "OTHER",
-    "STATE",
-    "clear",
-    "delete",
-    "folder_name",
-    "has_step",
-    "is_complete",
-    "mark_of",
-    "move_aside",
-    "named_step",
-    "own_in",
-    "shards_in",
-    "steps_in",
-]
-
 CHECKPOINT = "step_"
 """What the names of checkpoints begin with."""
 OTHER = "other_"

@@ -11,8 +11,6 @@ from trainer.config import TrainerConfig
 from trainer.object_path import Folder
 from trainer.tracking.alarms import Alarms
 
-__all__ = ["changed_settings", "find_checkpoint", "take_over"]
-
 
 def find_checkpoint(config: TrainerConfig, alarms: Alarms) -> tuple[Folder, Checkpoint] | None:
     """The checkpoint to resume from; None: the run starts from its model.

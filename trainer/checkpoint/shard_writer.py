@@ -17,8 +17,6 @@ from trainer.object_path import Folder, ObjectPath
 from trainer.policy.policy import Policy
 from trainer.tensor_bytes import HeldTensors
 
-__all__ = ["ShardWriter"]
-
 _MAX_RESULTS = 8
 """Finished writes whose result is kept."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from services.chassis.errors import ConfigError
 
-__all__ = ["WrongCheckpoint"]
-
 
 class WrongCheckpoint(ConfigError, ValueError):  # noqa: N818 -- names what it is
     """It is of another run, model or kind of training, or all are damaged: a restart helps not."""

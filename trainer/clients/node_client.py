@@ -16,8 +16,6 @@ from seamflow.stubs import async_stub
 from services.chassis.log import get_logger
 from services.chassis.rpc.retries import retry_forever
 
-__all__ = ["NodeClient"]
-
 _TAG, _ROLLOUT = "train", "rollout"
 _POLL_SECONDS = 20.0
 """Longest duration of one long poll."""

@@ -23,8 +23,6 @@ from services.chassis.rpc.retries import retry_forever
 from trainer.config import AlgorithmConfig, BatchConfig
 from trainer.data.batch_progress import BatchProgress
 
-__all__ = ["SampleClient"]
-
 _PAGE_BYTES = 1 << 20
 _MAX_MESSAGE = 2048
 _MAX_SAMPLES = 256

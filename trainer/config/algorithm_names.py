@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import difflib
 
-__all__ = ["ALGORITHMS", "check_algorithm_name"]
-
 _HERE = "trainer.algorithms"
 ALGORITHMS = {
     "cispo": f"{_HERE}.cispo:build",

@@ -10,15 +10,6 @@ from pydantic import Field
 from services.chassis.config.settings import Settings
 from trainer.object_path import Folder, place
 
-__all__ = [
-    "BatchConfig",
-    "CheckpointConfig",
-    "GangConfig",
-    "PipelineConfig",
-    "PublishConfig",
-    "TrackingConfig",
-]
-
 
 class GangConfig(Settings):
     """Nodes that the trainer requests from the scheduler."""

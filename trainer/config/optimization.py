@@ -9,16 +9,6 @@ from pydantic import Field, field_validator, model_validator
 from services.chassis.config.settings import Settings
 from trainer.config.algorithm_names import check_algorithm_name
 
-__all__ = [
-    "AlgorithmConfig",
-    "ImportanceMode",
-    "KLConfig",
-    "KLEstimator",
-    "LoRAConfig",
-    "LossAggregation",
-    "OptimizerConfig",
-]
-
 ImportanceMode = Literal["truncate", "mask", "icepop", "none"]
 """Treatment of the importance ratio of a token that older weights sampled."""
 LossAggregation = Literal["algorithm", "token_mean", "sequence_mean", "sequence_sum", "constant"]

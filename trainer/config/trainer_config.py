@@ -25,8 +25,6 @@ from trainer.config.optimization import (
     OptimizerConfig,
 )
 
-__all__ = ["Setting", "TrainerConfig"]
-
 Setting = str | int | float | bool | None | list[str]
 """A setting's value, as JSON represents it."""
 

@@ -19,8 +19,6 @@ from trainer.algorithms.terms.kl_penalty import estimated
 from trainer.config import TrainerConfig
 from trainer.data.token_sequence import TokenSequence
 
-__all__ = ["SequenceAdvantages", "compute_advantages", "overlong_penalty"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceAdvantages:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from trainer.data.micro_batch import MicroBatch
 
-__all__ = ["Accumulate", "Predict"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accumulate:

@@ -12,8 +12,6 @@ from itertools import groupby
 
 from trainer.data.token_sequence import TokenSequence
 
-__all__ = ["GradientChunk", "GroupChunker"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientChunk:

@@ -9,8 +9,6 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from trainer.data.token_sequence import TokenSequence
 
-__all__ = ["measured_batch"]
-
 
 def measured_batch(sequences: Sequence[TokenSequence]) -> pb.MeasuredBatch | None:
     """Tokens that its rollouts sampled, without its training time; None if none of them is new.

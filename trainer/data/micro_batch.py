@@ -25,8 +25,6 @@ from trainer.data.row_cost import LINEAR, RowCost
 from trainer.data.row_plan import plan_packed, plan_padded
 from trainer.data.token_sequence import TokenSequence
 
-__all__ = ["MicroBatch", "plan_micro_batches", "weightless"]
-
 _PAD = 0
 
 

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from trainer.data.micro_batch import MicroBatch, weightless
 
-__all__ = ["from_columns", "to_columns"]
-
 _ROWS = "rows"
 """Column with the number of rows of each micro-batch."""
 _EXPERTS = "routed_experts_BTLK"

@@ -16,8 +16,6 @@ from services.chassis.log import get_logger
 from services.lib.model_files.text_config import read_text_config
 from trainer.data.row_cost import LINEAR, RowCost
 
-__all__ = ["cost_in", "model_cost"]
-
 _WEIGHT_FLOPS = 2.0 * 3.0
 _PAIR_FLOPS = 2.0 * 2.0 * 3.5
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")

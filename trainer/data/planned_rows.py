@@ -12,8 +12,6 @@ import numpy as np
 from services.lib.transformer.similar_rows import similar_rows
 from trainer.data.row_cost import RowCost
 
-__all__ = ["PackedRows", "PaddedRows", "PlannedRow", "group_places"]
-
 _PASS_TOKENS = 128
 """Fixed cost of a forward and backward pass, in tokens."""
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LINEAR", "RowCost"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCost:

@@ -16,8 +16,6 @@ import numpy as np
 from trainer.data.planned_rows import PackedRows, PaddedRows, PlannedRow, group_places
 from trainer.data.row_cost import RowCost
 
-__all__ = ["RowPlan", "lock_step", "plan_packed", "plan_padded"]
-
 RowPlan = list[list[list[int]]]
 """Of each rank, the numbers of the rows of each micro-batch; ranks may have fewer than others."""
 _Rows = PackedRows | PaddedRows

@@ -20,8 +20,6 @@ from trainer.config import AlgorithmConfig
 from trainer.data.token_sequence import TokenSequence, sequence
 from trainer.data.trained_reward import with_trained_reward
 
-__all__ = ["ReadSamples", "SampleReader"]
-
 _GREATEST = float(np.finfo(np.float32).max)
 
 

@@ -19,15 +19,6 @@ from services.chassis.errors import ConfigError
 from services.lib.routed_experts import RoutingShape, read_records
 from services.lib.trainable_bounds import MIN_TEMPERATURE
 
-__all__ = [
-    "TokenSequence",
-    "TurnReward",
-    "sequence",
-    "temperature",
-    "trainable_tokens",
-    "without_truncated",
-]
-
 _VALUE_BYTES = 4
 
 

@@ -9,8 +9,6 @@ from dataclasses import replace
 from trainer.config import AlgorithmConfig
 from trainer.data.token_sequence import TokenSequence
 
-__all__ = ["unknown_rewards", "with_trained_reward"]
-
 
 def with_trained_reward(item: TokenSequence, algorithm: AlgorithmConfig) -> TokenSequence:
     """The sequence with the trained reward, and that of each turn, as `algorithm.trained_reward`.

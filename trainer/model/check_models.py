@@ -16,8 +16,6 @@ from services.lib.transformer.can_pack import check_padded
 from trainer.config import TrainerConfig
 from trainer.model.lora import adapted_layers, add_adapter, describe_layers
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Print the line, or what is wrong with models or targets, with exit code 78."""

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-__all__ = ["checkpoint_tensors"]
-
 
 def checkpoint_tensors(
     model: nn.Module, tensors: Mapping[str, torch.Tensor]

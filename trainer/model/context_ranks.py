@@ -12,8 +12,6 @@ import torch.distributed as dist
 
 from services.lib.transformer.context_group import ContextGroup
 
-__all__ = ["check_heads", "check_packed", "check_ranks", "context_group"]
-
 
 def context_group(size: int) -> ContextGroup | None:
     """This rank's group. Collective.

@@ -13,8 +13,6 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-__all__ = ["convert_gguf", "main"]
-
 
 def convert_gguf(file: Path, folder: Path) -> None:
     """Write what a GGUF file holds into the new `folder`, the weights in float32.

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["CRITIC", "VALUE_HEAD", "CriticModel", "add_value_head", "is_critic", "take_values"]
-
 VALUE_HEAD = "value_head"
 """Name of the critic's linear layer: in the policy's model, or in the critic's own."""
 CRITIC = "critic."

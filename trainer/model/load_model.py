@@ -22,18 +22,6 @@ from trainer.config import TrainerConfig
 from trainer.model.critic import CriticModel
 from trainer.model.onednn_linear import use_onednn
 
-__all__ = [
-    "DTYPES",
-    "Models",
-    "OnHost",
-    "check_critic",
-    "import_model_code",
-    "load_whole",
-    "master_type",
-    "prepared",
-    "replayable",
-]
-
 OnHost = Callable[..., AbstractContextManager[Any]]
 """`save_on_cpu`, or what takes its place; gets `pin_memory`."""
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}

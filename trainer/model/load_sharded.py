@@ -33,8 +33,6 @@ from trainer.model.lora import add_adapter
 from trainer.model.memory_check import check_memory
 from trainer.model.token_predictions import check_predictions, predict_within
 
-__all__ = ["EmptyModels", "empty_models", "load_sharded", "mixed_precision", "ranks_mesh", "shard"]
-
 
 def ranks_mesh(device: str, replicas: int) -> DeviceMesh:
     """The mesh of a trainer's ranks: its last dimension is that of the parts of a model.

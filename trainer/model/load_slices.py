@@ -24,8 +24,6 @@ from trainer.model.critic import is_critic
 from trainer.model.lora import is_adapter, plain_name
 from trainer.model.mxfp4 import with_experts
 
-__all__ = ["empty_causal", "fill", "folder_tensors", "materialize"]
-
 _SHOWN = 3
 _NUMBER = re.compile(r"\.(\d+)\.")
 _BY_EXPERT = ("MergeModulelist", "Concatenate")

@@ -25,19 +25,6 @@ from torch import nn
 from services.chassis import log
 from trainer.config import Setting, TrainerConfig
 
-__all__ = [
-    "adapted_layers",
-    "adapter_settings",
-    "add_adapter",
-    "delta",
-    "describe_layers",
-    "is_adapter",
-    "layer_names",
-    "merged",
-    "plain_name",
-    "published_name",
-]
-
 _ADAPTER = "default"
 _BASE = ".base_layer."
 _PUBLISHED = "base_model.model."

@@ -11,8 +11,6 @@ from torch import nn
 
 from trainer.config import TrainerConfig
 
-__all__ = ["check_memory", "state_bytes"]
-
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 _MOMENTS = 2
 """Of AdamW, for each parameter."""

@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["with_experts"]
-
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _HALF = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _VALUES = torch.tensor([*_HALF, *(-each for each in _HALF)], dtype=torch.bfloat16)

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-__all__ = ["use_onednn"]
-
 # Multiplications; for smaller products, calling oneDNN from Python costs more than it saves.
 _SMALLEST = 1 << 21
 

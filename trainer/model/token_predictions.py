@@ -22,16 +22,6 @@ from torch.utils.checkpoint import checkpoint
 
 from services.chassis.log import get_logger
 
-__all__ = [
-    "AskedTokens",
-    "ask",
-    "check_predictions",
-    "predict_within",
-    "predictions",
-    "takes_questions",
-    "token_logprobs",
-]
-
 _ASKED = "_seamflow_asked"
 _TOLERANCE = 1e-3
 _ENTROPY_NUMBERS = 1 << 22

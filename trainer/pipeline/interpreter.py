@@ -18,8 +18,6 @@ from trainer.pipeline.fused_schedule.problem import FORWARD
 from trainer.pipeline.layout import Channel, Layout
 from trainer.pipeline.messages import Inbox, Outbox, Peers, Shape
 
-__all__ = ["Action", "Interpreter", "Seconds", "StageWork"]
-
 Action = tuple[int, int, int]
 """Model, kind (FORWARD, BACKWARD or VALUES), micro-batch."""
 Seconds = dict[tuple[int, int], list[float]]

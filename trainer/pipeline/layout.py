@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from trainer.pipeline.fused_schedule.problem import BACKWARD, FORWARD
 
-__all__ = ["POLICY", "VALUES", "Channel", "Layout", "layout_of"]
-
 POLICY = 0
 """Number of the policy's model."""
 VALUES = 2

@@ -21,8 +21,6 @@ from trainer.model.load_slices import empty_causal, fill, materialize
 from trainer.pipeline.layout import POLICY, Layout
 from trainer.pipeline.stage import Stage, Trial, try_whole
 
-__all__ = ["LoadedStages", "load_stages"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedStages:

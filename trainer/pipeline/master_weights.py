@@ -12,8 +12,6 @@ from functools import partial
 import torch
 from torch import nn
 
-__all__ = ["MasterWeights"]
-
 
 class MasterWeights:
     """Of the parameters of a rank."""

@@ -16,8 +16,6 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from trainer.pipeline.layout import Channel, Layout
 
-__all__ = ["Inbox", "Outbox", "PeerFailedError", "Peers", "Shape"]
-
 Shape = tuple[tuple[int, ...], torch.dtype]
 """Of a message: its size and type."""
 

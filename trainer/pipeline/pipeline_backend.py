@@ -47,8 +47,6 @@ from trainer.policy.optimizer import decayed_names
 from trainer.policy.totals import Totals
 from trainer.publish.bucket_plan import Source, source_of
 
-__all__ = ["PipelineBackend", "critic_stages"]
-
 
 def critic_stages(config: TrainerConfig, world_size: int) -> int:
     """Stages of the critic's own model; 0: there is none."""

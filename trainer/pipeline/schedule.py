@@ -19,8 +19,6 @@ from trainer.pipeline.fused_schedule.timeline import timeline
 from trainer.pipeline.interpreter import Action
 from trainer.pipeline.layout import POLICY, VALUES, Layout
 
-__all__ = ["Schedules", "actions_of"]
-
 _WARM_UP, _MEASURED = 1, 3
 """Chunks whose times are ignored, and those whose times are measured after them."""
 

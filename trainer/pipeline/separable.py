@@ -14,8 +14,6 @@ import torch
 
 from trainer.algorithms.base import Algorithm, PolicyTokens
 
-__all__ = ["check_separable"]
-
 _ROWS, _TOKENS = 2, 5
 
 

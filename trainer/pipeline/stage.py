@@ -21,8 +21,6 @@ from trainer.data.micro_batch import weightless
 from trainer.model.critic import VALUE_HEAD, CriticModel
 from trainer.policy.model_input import ModelInput, model_input, predicted
 
-__all__ = ["Stage", "Trial", "parameter_stages", "try_whole"]
-
 _NEEDED = ("layers", "embed_tokens", "norm")
 _TOLERANCE = 1e-3
 """Of hidden states, logits and values, relative to the greatest."""

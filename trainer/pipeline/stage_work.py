@@ -23,18 +23,6 @@ from trainer.policy.model_input import ModelInput
 from trainer.policy.policy_loss import policy_loss
 from trainer.policy.totals import Totals
 
-__all__ = [
-    "CriticLoss",
-    "CriticPrediction",
-    "HiddenStates",
-    "Loss",
-    "PolicyLoss",
-    "PolicyPrediction",
-    "StageModule",
-    "StatesAlone",
-    "TokenInput",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:

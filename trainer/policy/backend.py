@@ -18,8 +18,6 @@ from trainer.policy.forward import Predicted
 from trainer.policy.totals import Totals
 from trainer.publish.bucket_plan import Source
 
-__all__ = ["Backend", "Predictions"]
-
 Predictions = Mapping[int, Mapping[int, Predicted]]
 """By model (0: the policy's), then by micro-batch."""
 

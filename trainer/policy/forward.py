@@ -18,8 +18,6 @@ from trainer.data.micro_batch import MicroBatch
 from trainer.model.critic import take_values
 from trainer.policy.model_input import ModelInput, model_input, predicted
 
-__all__ = ["Predicted", "forward"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:

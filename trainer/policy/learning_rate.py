@@ -6,8 +6,6 @@ import math
 
 from trainer.config import TrainerConfig
 
-__all__ = ["learning_rate"]
-
 
 def learning_rate(config: TrainerConfig, step: int) -> float:
     """Learning rate of optimizer step `step` (from 1): warm-up, then the schedule.

@@ -19,15 +19,6 @@ from trainer.data.micro_batch import MicroBatch
 from trainer.model.token_predictions import AskedTokens, ask, predictions, takes_questions
 from trainer.policy.replayed_experts import FREE, routed_experts
 
-__all__ = [
-    "ModelInput",
-    "PackedInput",
-    "PaddedInput",
-    "TokenPredictions",
-    "model_input",
-    "predicted",
-]
-
 
 class TokenPredictions(NamedTuple):
     """What a model predicts for the tokens 1..T-1 of each row, after temperature."""

@@ -12,8 +12,6 @@ from torch.distributed.tensor import DTensor
 from trainer.config import TrainerConfig
 from trainer.model.critic import CRITIC, is_critic
 
-__all__ = ["Optimizer", "decayed_names"]
-
 _UNDECAYED = ("bias", "layernorm", "rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
 """Of names, as `Trainer.get_decay_parameter_names` of transformers has them."""
 _STATE = ("step", "exp_avg", "exp_avg_sq")

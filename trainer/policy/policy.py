@@ -21,8 +21,6 @@ from trainer.policy.optimizer import Optimizer
 from trainer.policy.totals import Totals
 from trainer.policy.trained_rows import TrainedRows
 
-__all__ = ["NonFiniteError", "Policy"]
-
 
 class NonFiniteError(ArithmeticError):
     """The loss or the gradient is not finite; the weights were not updated."""

@@ -13,8 +13,6 @@ from trainer.data.micro_batch import MicroBatch
 from trainer.policy.forward import Predicted
 from trainer.policy.trained_rows import TrainedRows, trained_rows
 
-__all__ = ["policy_loss"]
-
 
 def policy_loss(
     algorithm: Algorithm,

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from services.lib.transformer.packing import Packing
 from trainer.data.micro_batch import MicroBatch
 
-__all__ = ["FREE", "routed_experts"]
-
 FREE = -1
 """Of a token without a record: its routers choose."""
 

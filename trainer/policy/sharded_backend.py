@@ -34,8 +34,6 @@ from trainer.policy.totals import Totals
 from trainer.policy.trained_rows import TrainedRows
 from trainer.publish.bucket_plan import Source, source_of
 
-__all__ = ["ShardedBackend"]
-
 _ALL = 0
 """The models compute together: one prediction has log-probs and values."""
 

@@ -9,8 +9,6 @@ import torch.distributed as dist
 
 from trainer.policy.trained_rows import TrainedRows
 
-__all__ = ["Totals"]
-
 
 class Totals:
     """Of this rank's micro-batches."""

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from trainer.algorithms.base import LossTerms, PolicyTokens
 from trainer.data.micro_batch import MicroBatch
 
-__all__ = ["TokenValues", "TrainedRows", "trained_rows"]
-
 
 class TrainedRows(NamedTuple):
     """Values of the trainable tokens, one row after the other."""

@@ -14,8 +14,6 @@ from services.chassis.log import get_logger
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
-__all__ = ["Announcement"]
-
 _SECONDS = 10.0
 """Deadline; the service checks a file meanwhile."""
 

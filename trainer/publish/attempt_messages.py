@@ -18,8 +18,6 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from trainer.publish.bucket_gather import BucketsLostError
 from trainer.store_messages import arrived, receive, send
 
-__all__ = ["AttemptMessages", "Message", "Place", "WrittenFile"]
-
 _REPORT, _MESSAGE = "report", "message"
 
 

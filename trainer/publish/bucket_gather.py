@@ -18,8 +18,6 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from trainer.publish.bucket_plan import Bucket, BucketPlan, Part, Source
 
-__all__ = ["BucketGather", "BucketsLostError", "connected"]
-
 _STALL_SECONDS = 120.0
 """Longest wait for another rank."""
 

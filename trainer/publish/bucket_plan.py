@@ -14,19 +14,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "ADAPTER_WEIGHTS",
-    "Bucket",
-    "BucketPlan",
-    "Group",
-    "Part",
-    "Source",
-    "bucket_limit",
-    "plan_buckets",
-    "source_of",
-    "whole_tensors",
-]
-
 Convert = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 """Gives tensors of a model by their names in a model folder."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

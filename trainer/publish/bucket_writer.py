@@ -28,8 +28,6 @@ from trainer.publish.bucket_gather import BucketGather, BucketsLostError, connec
 from trainer.publish.bucket_plan import Bucket, BucketPlan, Convert
 from trainer.publish.weight_folder import forget_versions, write_weights
 
-__all__ = ["BucketWriter", "Snapshot", "Upload", "WriteBuckets", "WritingRank"]
-
 _END_SECONDS = 10.0
 """Longest wait for a thread at the end; one that waits for a lost rank takes longer."""
 

@@ -15,8 +15,6 @@ from services.lib.weight_files.folder_probe import sees, write_probe
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
-__all__ = ["SharedFolder", "shared_folder"]
-
 
 @dataclass(frozen=True, slots=True)
 class SharedFolder:

@@ -36,8 +36,6 @@ from trainer.publish.snapshot_weights import Attempt, SnapshotWeights
 from trainer.publish.uploader import Uploader
 from trainer.publish.weight_folder import forget_versions, seal, write_settings
 
-__all__ = ["CommitUnknown", "PublishPostponed", "PublishTimeout", "Publisher"]
-
 _UPLOADS = 3
 """Times a version is uploaded at most: again what the service lost or refused at the commit."""
 _UPLOAD_AGAIN = (Reason.CHECKSUM_MISMATCH, Reason.INCOMPLETE_PUBLISH)

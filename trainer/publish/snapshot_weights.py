@@ -17,8 +17,6 @@ from trainer.publish.bucket_gather import BucketsLostError
 from trainer.publish.bucket_plan import BucketPlan, bucket_limit, plan_buckets, whole_tensors
 from trainer.publish.bucket_writer import BucketWriter, Snapshot, WriteBuckets, WritingRank
 
-__all__ = ["Attempt", "SnapshotLostError", "SnapshotWeights", "held_weights"]
-
 _ATTEMPTS = count(1)
 """Numbers of the attempts of this process."""
 

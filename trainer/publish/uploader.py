@@ -32,8 +32,6 @@ from services.chassis.log import get_logger
 from services.chassis.rpc.retries import retry_forever
 from services.lib.weight_files.shard_chunks import CHUNK_BYTES, encode_upload, keep_freed_memory
 
-__all__ = ["ThreadUploader", "Uploader"]
-
 _METHOD = "/seamflow.weights.v1.WeightService/UploadShards"
 _TOGETHER = 4
 """Parts that are read and checksummed together while the ones before them are sent."""

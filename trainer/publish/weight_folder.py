@@ -32,8 +32,6 @@ from trainer.config import Setting
 from trainer.model.lora import layer_names
 from trainer.publish.bucket_plan import BucketPlan, plan_buckets, whole_tensors
 
-__all__ = ["forget_versions", "seal", "write_folder", "write_settings", "write_weights"]
-
 _CONFIG, _TOKENIZER = "config.json", "tokenizer_config.json"
 _TEMPLATE = "chat_template.jinja"
 _INDEX = "model.safetensors.index.json"

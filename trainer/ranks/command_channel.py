@@ -32,8 +32,6 @@ from trainer.ranks.process_group import STARTED, RankInfo, form_group, leave_gro
 from trainer.ranks.worker import Worker
 from trainer.store_messages import arrived, receive, send
 
-__all__ = ["Rank0", "RankFailedError", "RankLostError", "worker_loop"]
-
 _ENDED = "ended"
 _INTERRUPTED = "interrupted"
 _ALONE = (Optimize, Release, Restore, Exit)

@@ -16,8 +16,6 @@ from services.chassis.errors import Reason, ServiceError, stale_epoch, unavailab
 from trainer.ranks.commands import Release, Restore
 from trainer.ranks.rank_group import RankGroup
 
-__all__ = ["DeviceLease"]
-
 _RECHECK_SECONDS = 1.0
 _GANG_SECONDS = 10.0
 """How long `resume` waits for the gang's other nodes before the node agent has to retry."""

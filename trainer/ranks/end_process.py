@@ -6,8 +6,6 @@ import os
 import sys
 from typing import NoReturn
 
-__all__ = ["end_process"]
-
 
 def end_process(code: int) -> NoReturn:
     """End now with this exit code, when everything is closed.

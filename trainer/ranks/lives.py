@@ -9,8 +9,6 @@ from collections.abc import Iterator
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = ["announce", "announced", "announcement", "life_name", "life_of"]
-
 _NUM_LOST = "num_lost"
 
 

@@ -19,8 +19,6 @@ from services.chassis.log import get_logger
 from trainer.ranks.end_process import end_process
 from trainer.ranks.lives import announcement
 
-__all__ = ["LossWatch"]
-
 _STUCK_SECONDS = 30
 """A rank that does not come out of its command ends its process, and so the gang."""
 _POLL_SECONDS = 0.1

@@ -10,8 +10,6 @@ from collections.abc import Iterable
 
 import torch
 
-__all__ = ["DeviceState"]
-
 
 class DeviceState:
     """Host copies of the released storages; empty while the device holds them."""

@@ -18,8 +18,6 @@ from trainer.ranks.commands import Form
 from trainer.ranks.lives import announce, life_name
 from trainer.ranks.loss_watch import LossWatch
 
-__all__ = ["STARTED", "RankInfo", "check_nodes", "form_group", "join", "leave_group"]
-
 STARTED = "started"
 """Key that rank 0 sets when all ranks have joined."""
 _NOTICE_SECONDS = 10.0

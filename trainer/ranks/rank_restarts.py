@@ -17,8 +17,6 @@ from typing import NoReturn
 
 from trainer.ranks.end_process import end_process
 
-__all__ = ["keep_rank"]
-
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
 

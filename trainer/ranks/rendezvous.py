@@ -16,8 +16,6 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc import admin
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Serve the store until SIGTERM or SIGINT."""

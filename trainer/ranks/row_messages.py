@@ -23,8 +23,6 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from trainer.policy.trained_rows import TokenValues, TrainedRows
 from trainer.store_messages import arrived, receive, send
 
-__all__ = ["RowReceiver", "RowSender"]
-
 _END_SECONDS = 5.0
 _Arrays = Mapping[str, NDArray[Any]]
 

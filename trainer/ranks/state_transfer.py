@@ -9,8 +9,6 @@ import torch.distributed as dist
 
 from trainer.policy.policy import Policy
 
-__all__ = ["transfer"]
-
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 

@@ -47,8 +47,6 @@ from trainer.ranks.offload import DeviceState
 from trainer.ranks.row_messages import RowSender
 from trainer.ranks.state_transfer import transfer
 
-__all__ = ["Worker"]
-
 _KEEPS_STATE = (
     *(Accumulate, Predict, Measure, Discard, Save, Written),
     *(TakeSnapshot, WriteBuckets),

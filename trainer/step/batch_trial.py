@@ -20,8 +20,6 @@ from trainer.config import TrainerConfig
 from trainer.data.token_sequence import TokenSequence
 from trainer.step.step_runner import StepRunner
 
-__all__ = ["Trial"]
-
 _MARK = "trial.json"
 
 

@@ -18,8 +18,6 @@ from trainer.pipeline.layout import layout_of
 from trainer.pipeline.pipeline_backend import critic_stages
 from trainer.pipeline.schedule import Schedules
 
-__all__ = ["ChunkCommands", "MiniBatch"]
-
 _PER_STAGE = 2
 """Micro-batches of a pipeline, relative to its stages: fewer leave ranks idle."""
 

@@ -14,8 +14,6 @@ from trainer.clients.node_client import NodeClient
 from trainer.ranks.device_lease import DeviceLease
 from trainer.ranks.rank_group import RankGroup
 
-__all__ = ["ReplicaCount", "nodes_of_unit"]
-
 
 class ReplicaCount:
     """The number that is wanted, and the change to it.

@@ -26,8 +26,6 @@ from trainer.ranks.rank_group import RankGroup
 from trainer.step.chunk_commands import ChunkCommands, MiniBatch
 from trainer.tracking.step_record import StepRecord
 
-__all__ = ["Progress", "StepRunner"]
-
 _EPOCHS, _MINI_BATCHES = 1 << 40, 1 << 41
 """Third part of the seeds of both shuffles; other seeds have a sample's number there."""
 T = TypeVar("T")

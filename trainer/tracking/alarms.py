@@ -6,8 +6,6 @@ from collections import deque
 
 from services.chassis.log import get_logger
 
-__all__ = ["Alarms"]
-
 _MAX_ALARMS = 20
 _MAX_CHARACTERS = 600
 

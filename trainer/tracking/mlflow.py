@@ -14,8 +14,6 @@ from mlflow.tracking import MlflowClient
 from trainer.config import TrainerConfig
 from trainer.tracking.tracker import Samples, columns_of
 
-__all__ = ["MLflow"]
-
 _TAG = "seamflow.run_id"
 _MOST_CHARACTERS = 250
 _NOT_TAKEN = re.compile(r"[^\w\-. ]|_(?=x)|^\.+$")

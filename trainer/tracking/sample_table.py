@@ -13,8 +13,6 @@ from trainer.data.token_sequence import TokenSequence
 from trainer.tracking.step_record import StepFile, StepRecord
 from trainer.tracking.tracker import Trackers
 
-__all__ = ["SampleTable"]
-
 
 class SampleTable:
     """Every `samples_every_steps`, some trained samples for `samples_file` and the trackers.

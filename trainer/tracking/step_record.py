@@ -22,8 +22,6 @@ from trainer import fsync_files
 from trainer.data.token_sequence import TokenSequence, trainable_tokens
 from trainer.tracking import step_shares
 
-__all__ = ["MetricsFile", "StepFile", "StepRecord"]
-
 _SERVICE = "trainer"
 _SAMPLES, _IDS = "trained_samples.jsonl", "sample_ids"
 _GAUGES = (

@@ -10,8 +10,6 @@ import numpy as np
 from services.lib.group_baseline import are_equal
 from trainer.data.token_sequence import TokenSequence
 
-__all__ = ["completion_lengths", "cut_rollouts", "equal_groups", "other_rewards"]
-
 
 def other_rewards(rollouts: Sequence[TokenSequence], trained: str) -> dict[str, float]:
     """Means of the rewards beside the trained one, as `reward/<name>`.

@@ -11,8 +11,6 @@ from torch.utils.tensorboard import SummaryWriter
 from trainer.config import TrainerConfig
 from trainer.tracking.tracker import Samples, columns_of
 
-__all__ = ["TensorBoard", "markdown"]
-
 _MARKS = re.compile(r"\r\n|[^\w ]|_|(?<= ) |^ | $", re.MULTILINE)
 _WRITTEN = {" ": "&nbsp;"} | dict.fromkeys(("\n", "\r", "\r\n"), "<br>")
 

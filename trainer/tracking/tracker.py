@@ -17,8 +17,6 @@ from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
 from trainer.config import TrainerConfig
 
-__all__ = ["TRACKERS", "Samples", "Tracker", "Trackers", "columns_of", "names"]
-
 TRACKERS = {
     "tensorboard": "trainer.tracking.tensorboard:TensorBoard",
     "wandb": "trainer.tracking.wandb:WeightsAndBiases",

@@ -15,8 +15,6 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from trainer.data.token_sequence import TokenSequence
 from trainer.policy.trained_rows import TokenValues
 
-__all__ = ["trained_samples"]
-
 
 def trained_samples(
     sequences: Sequence[TokenSequence],

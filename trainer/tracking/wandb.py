@@ -10,8 +10,6 @@ import wandb
 from trainer.config import TrainerConfig
 from trainer.tracking.tracker import Samples, columns_of
 
-__all__ = ["WeightsAndBiases"]
-
 _STEP = "training/step"
 
 

@@ -20,8 +20,6 @@ from trajectory_manager.api import conversion, validation
 from trajectory_manager.model.tokens import Append, Appended, RolloutFinish, TurnEnd
 from trajectory_manager.service.rollouts import Rollouts
 
-__all__ = ["AppendTokensHandler"]
-
 _END_REASONS = (
     tokens_pb2.FINISH_REASON_STOP,
     tokens_pb2.FINISH_REASON_LENGTH,

@@ -23,8 +23,6 @@ from trajectory_manager.model.tokens import TurnBegin
 from trajectory_manager.service.prefix_match import Divergence, Prompt
 from trajectory_manager.service.rollouts import Rollouts
 
-__all__ = ["BeginTurnsHandler"]
-
 Part = TypeVar("Part", pb.NewRollout, pb.NewTurn)
 Result = TypeVar("Result", pb.NewRolloutResult, pb.NewTurnResult)
 

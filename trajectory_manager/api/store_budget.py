@@ -5,8 +5,6 @@ from __future__ import annotations
 from services.chassis.errors import Reason
 from services.chassis.rpc.request_budget import RequestBudget
 
-__all__ = ["store_budget"]
-
 _RETRY_SECONDS = 0.2
 
 

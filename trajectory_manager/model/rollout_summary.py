@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["RolloutSummary", "Wanted"]
-
 
 class RolloutSummary(NamedTuple):
     """A rollout as lists show it; enums are the contract's numbers."""

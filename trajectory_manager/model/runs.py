@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from trajectory_manager.model.records import Durability, Labels, ReplayStrategy, StalenessPolicy
 
-__all__ = ["Replay", "Run", "RunConfig"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:

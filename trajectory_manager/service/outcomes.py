@@ -7,8 +7,6 @@ from collections.abc import Collection
 from services.chassis.errors import ServiceError, invalid_argument
 from trajectory_manager.model.records import Outcome, RolloutState
 
-__all__ = ["missing_reward", "names_turns", "unknown_turn"]
-
 
 def missing_reward(
     outcome: Outcome, reward_name: str, field: str = "rewards"

@@ -68,6 +68,3 @@ class Retention:
         if num_tokens:
             await self._runs.add_stored_tokens(run_id, -num_tokens)
         return erased
-
-
-__all__ = ["Deleted", "Retention"]

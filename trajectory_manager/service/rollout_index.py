@@ -16,8 +16,6 @@ from trajectory_manager.model.tokens import Origin, TurnRecord
 from trajectory_manager.store.inspection_interface import Row
 from trajectory_manager.store.interface import Store
 
-__all__ = ["Found", "RolloutSearch", "summary_of"]
-
 _MAX_ROWS, _MAX_HEADERS = 5000, 300
 """What one call reads at most."""
 _BATCH, _HEADER_BATCH = 500, 50

@@ -20,8 +20,6 @@ from trajectory_manager.service.retention import Retention
 from trajectory_manager.service.rollouts import UNFINISHED, Rollouts
 from trajectory_manager.store.interface import Store
 
-__all__ = ["Sweeper"]
-
 _MAX_PAUSE = 16
 """Sweeps after which an idle run is swept again."""
 _UNLEASED_SECONDS = 30.0

@@ -170,16 +170,3 @@ class ColumnStore(Protocol):
 def rollout_of(sample_id: str) -> str:
     """The rollout a sample is part of."""
     return sample_id.rpartition("#")[0]
-
-
-__all__ = [
-    "MAX_COLUMN_TRIES",
-    "Backlog",
-    "CellFailure",
-    "ColumnLease",
-    "ColumnStore",
-    "ColumnsWritten",
-    "LeasedCells",
-    "SampleColumns",
-    "rollout_of",
-]

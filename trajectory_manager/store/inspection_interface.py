@@ -13,8 +13,6 @@ from typing import NamedTuple, Protocol
 
 from trajectory_manager.model.rollout_summary import RolloutSummary
 
-__all__ = ["IndexPage", "InspectionStore", "Row", "TrainedRecord"]
-
 
 class Row(NamedTuple):
     """A rollout in the index."""

@@ -411,6 +411,3 @@ class Store:
     """The strongest class a run may require."""
     ready: Callable[[], Awaitable[bool]]
     """Whether it answers."""
-
-
-__all__ = ["MAX_DEAD_LETTERS", "MAX_REPLACEMENTS", "LedgerStore", "RunStore", "Store", "TokenStore"]

@@ -62,6 +62,3 @@ class RetentionStore(Protocol):
     async def forget(self, run_id: str, groups: Sequence[EndedGroup]) -> None:
         """Drop the record of groups whose rollouts are deleted. Idempotent."""
         ...
-
-
-__all__ = ["EndedGroup", "Erased", "RetentionStore"]

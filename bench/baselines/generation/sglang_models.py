@@ -10,8 +10,6 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from examples.quickstart.prepare import build_tokenizer
 
-__all__ = ["SHAPES", "make_model"]
-
 SHAPES: Mapping[str, Mapping[str, int]] = {
     "0.4m": {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2, "head": 32, "ffn": 384},
     "75m": {"hidden": 768, "layers": 12, "heads": 12, "kv_heads": 4, "head": 64, "ffn": 2048},

@@ -11,8 +11,6 @@ from typing import Any, Self
 
 import aiohttp
 
-__all__ = ["OnTokens", "RawSGLang", "TurnOf"]
-
 OnTokens = Callable[[int, object], None]
 """Told of each message: how many tokens it brought, and the weight version of the last one."""
 TurnOf = Callable[[Sequence[int], int, OnTokens], Awaitable[None]]

@@ -26,8 +26,6 @@ from bench.harness.redis_process import FAST, redis_server
 from trainer.publish.publisher import Publisher
 from trainer.publish.snapshot_weights import held_weights
 
-__all__ = ["Seamflow", "seamflow_before"]
-
 _RUN = "bench"
 
 

@@ -13,8 +13,6 @@ from bench.harness import processes
 from bench.harness.redis_process import free_port
 from bench.provenance import ROOT
 
-__all__ = ["MAX_RUNNING", "PYTHON", "STREAM_INTERVAL", "sglang_server"]
-
 PYTHON = ROOT / ".venv-sglang/bin/python"
 MAX_RUNNING = 32
 STREAM_INTERVAL = 8

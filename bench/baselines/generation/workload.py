@@ -16,8 +16,6 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-__all__ = ["Case", "as_line", "make_case", "serve"]
-
 M = TypeVar("M")
 PROMPT_TOKENS = 12
 MEDIAN_LENGTH, SIGMA, LONGEST = 32.0, 1.0, 512

@@ -7,8 +7,6 @@ import sys
 import uvloop
 from aiohttp import web
 
-__all__ = ["main"]
-
 
 async def _echo(request: web.Request) -> web.Response:
     return web.Response(body=await request.read(), content_type="application/json")

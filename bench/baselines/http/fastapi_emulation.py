@@ -23,8 +23,6 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
 
-__all__ = ["main"]
-
 _FIRST_CHARACTER = 33
 _FINISHES = {
     tokens_pb2.FINISH_REASON_STOP: "stop",

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["Child"]
-
 _SECONDS = 120.0
 
 

@@ -28,8 +28,6 @@ from bench.baselines.store.workload import (
     write_segments,
 )
 
-__all__ = ["main"]
-
 _SERVICE = "bench.SegmentStore"
 _APPEND = f"/{_SERVICE}/Append"
 _TAKE = f"/{_SERVICE}/Take"

@@ -24,8 +24,6 @@ from bench.baselines.store.workload import (
     write_segments,
 )
 
-__all__ = ["main"]
-
 _EMPTY_SECONDS = 0.005
 
 

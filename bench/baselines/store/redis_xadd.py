@@ -30,8 +30,6 @@ from bench.baselines.store.workload import (
     write_segments,
 )
 
-__all__ = ["main"]
-
 _READY = b"ready"
 _FIELD = b"segment"
 

@@ -29,8 +29,6 @@ from bench.baselines.store.workload import (
     make_trajectories,
 )
 
-__all__ = ["main"]
-
 _TABLE = "trajectories"
 _SEGMENT_TOKENS = 128
 _MAX_STEPS = MAX_TOKENS // _SEGMENT_TOKENS

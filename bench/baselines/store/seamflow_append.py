@@ -40,8 +40,6 @@ from rollout.gateway.record.recorder import Recorder
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
 
-__all__ = ["main"]
-
 _TURN = "turn"
 _MAX_OPENING = 32
 

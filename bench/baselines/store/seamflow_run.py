@@ -33,8 +33,6 @@ from bench.baselines.store.workload import Options, Reads, Segment
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub
 
-__all__ = ["CREDENTIAL", "RUN_ID", "create_run", "manager", "pack", "packed", "read"]
-
 RUN_ID = "bench"
 CREDENTIAL = hashlib.sha256(b"bench").hexdigest()
 _START_SECONDS = 30.0

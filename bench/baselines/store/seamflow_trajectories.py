@@ -34,8 +34,6 @@ from bench.harness.store_calls import unpacked
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
-__all__ = ["main"]
-
 _MAX_GROUPS = 32
 _MAX_UNDER_WAY = 2
 

@@ -28,8 +28,6 @@ from bench.baselines.store.workload import (
     make_trajectories,
 )
 
-__all__ = ["main"]
-
 _PARTITION = "train"
 _TAG = {"status": "finished"}
 Columns = dict[str, torch.Tensor]

@@ -17,19 +17,6 @@ from dataclasses import asdict, dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "Options",
-    "Reads",
-    "Result",
-    "Segment",
-    "Trajectory",
-    "Writes",
-    "make_parser",
-    "make_trajectories",
-    "make_workload_parser",
-    "write_segments",
-]
-
 MEDIAN_TOKENS = 3500
 SIGMA = 0.45
 MIN_TOKENS = 2048

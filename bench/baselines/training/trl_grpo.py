@@ -25,8 +25,6 @@ from bench.train import task as sums
 from bench.train.conversation import Message, play
 from examples.quickstart import task as lift
 
-__all__ = ["ON_CPU", "main"]
-
 ON_CPU: Mapping[str, Any] = {
     "use_cpu": True,
     "bf16": False,

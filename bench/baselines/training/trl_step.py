@@ -23,8 +23,6 @@ from trl import GRPOConfig, GRPOTrainer
 from bench.baselines.training.trl_grpo import ON_CPU
 from bench.harness.product_seconds import product_seconds
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Train on the same rows again and again."""

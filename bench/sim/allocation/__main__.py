@@ -19,8 +19,6 @@ from bench.sim.allocation.elastic_ranks import elastic_ranks
 from bench.sim.simulator.simulation import Result
 from bench.size.small_models import make_model
 
-__all__ = ["compared", "main"]
-
 _MOVING = 0
 """Number of training nodes that stands for those that move."""
 

@@ -17,8 +17,6 @@ from bench.sim.simulator.simulation import Result, Setting, simulate
 from bench.sim.workloads import RolloutPlan, Workload, load_workloads
 from scheduler.policy.training_nodes import SplitRule
 
-__all__ = ["NODES", "Drifting", "Rates", "drifting_setting", "fixed", "moving", "rates"]
-
 NODES = 8
 _NUM_BEFORE, _NUM_AFTER = 24, 30
 """Batches with the first lengths, and with the doubled ones."""

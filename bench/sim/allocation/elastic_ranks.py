@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from trainer.config import TrainerConfig
     from trainer.data.token_sequence import TokenSequence
 
-__all__ = ["elastic_ranks"]
-
 _SIZES = (1, 1, 2, 2, 2, 1, 1)
 _GROUPS, _GROUP_SIZE, _TOKENS, _PROMPT = 4, 4, 48, 8
 _SECONDS = 600.0

@@ -15,8 +15,6 @@ from seamflow.common.v1.tokens_pb2 import SamplingParams
 from bench.sim.emulation.prompts import Emulation, prompt
 from bench.sim.workloads import Workload
 
-__all__ = ["EmulatedAgent", "Room"]
-
 
 class Room:
     """How many rollouts may be under way; grows and shrinks with the nodes that serve."""

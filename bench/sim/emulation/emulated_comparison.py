@@ -19,8 +19,6 @@ from bench.sim.emulation.prompts import Emulation
 from bench.sim.emulation.rig import emulate
 from bench.sim.simulator.simulation import Setting, simulate
 
-__all__ = ["MOST_CORES", "Pair", "emulation", "kept", "pair", "shortened"]
-
 MOST_CORES = 0.5
 """Of the control plane, in a valid run."""
 _TURNS_PER_SECOND = 36.0

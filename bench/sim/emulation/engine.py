@@ -32,8 +32,6 @@ from rollout.server.engines.engine import (
     check_request,
 )
 
-__all__ = ["EmulatedEngine", "build"]
-
 _NOTE_SECONDS = 1.0
 """Of this machine: how often it is written down what the engine did."""
 _FLUSH_SECONDS = 30.0

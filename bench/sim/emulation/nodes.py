@@ -25,8 +25,6 @@ from services.chassis.rpc.server import started
 from services.node_agent.cli import build as build_agent
 from services.node_agent.config import NodeAgentConfig
 
-__all__ = ["NodesSettings", "ready_file"]
-
 _RECHECK_SECONDS = 1.0
 """Of this machine: more often than by default, as emulated time passes faster."""
 

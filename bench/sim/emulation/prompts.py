@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from bench.sim.simulator.decoding import Work
 
-__all__ = ["ANSWER", "VOCABULARY", "prompt", "recorded", "work"]
-
 ANSWER, _ENVIRONMENT, _MARK = 1, 2, 3
 _ZERO, _BASE = 16, 128
 """Digits are ids from 16 on, the greatest first."""

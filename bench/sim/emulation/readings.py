@@ -12,8 +12,6 @@ from pathlib import Path
 from bench.sim.simulator.cluster import NodeSeconds, node_tags
 from bench.sim.simulator.simulation import Result, Setting
 
-__all__ = ["Readings"]
-
 Line = Mapping[str, float]
 
 _GRAIN_SECONDS = 1.0

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceAsyncStub
     from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
 
-__all__ = ["Emulated", "emulate"]
-
 _RUN = "pipeline"
 _START_SECONDS = 60.0
 _END_SECONDS = 20.0

@@ -36,8 +36,6 @@ from trainer.tracking.alarms import Alarms
 from trainer.tracking.step_record import StepRecord
 from trainer.tracking.tracker import Trackers
 
-__all__ = ["EmulatedGang", "build"]
-
 _POLL_SECONDS = 0.05
 
 

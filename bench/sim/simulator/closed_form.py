@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from bench.sim.costs import EngineCosts
 
-__all__ = ["generation_seconds"]
-
 
 def generation_seconds(lengths: Sequence[int], prompt_tokens: int, costs: EngineCosts) -> float:
     """Seconds until a node has sampled sequences of `lengths` that all begin at the same time.

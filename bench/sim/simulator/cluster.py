@@ -28,8 +28,6 @@ from scheduler.pool.gang_measurements import Allocation
 from scheduler.pool.generation_load import GenerationLoad
 from scheduler.pool.state_transaction import StateTransaction
 
-__all__ = ["Cluster", "EmulatedNode", "NodeSeconds", "node_tags"]
-
 _RUN = "run"
 _GANG = "trainer"
 _REPORT_SECONDS = 2.0

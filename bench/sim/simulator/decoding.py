@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 
 from bench.sim.costs import EngineCosts
 
-__all__ = ["Busy", "Decoding", "Work"]
-
 _ROUNDING = 1e-6  # of a step: sums of floats must not cost a whole token
 
 

@@ -9,8 +9,6 @@ from bench.sim.clock import Clock
 from bench.sim.costs import EngineCosts
 from bench.sim.simulator.decoding import Busy, Decoding, Work
 
-__all__ = ["EngineLoop"]
-
 
 class EngineLoop:
     """Sequences come and end; all of them can be held and go on, or be given up."""

@@ -14,8 +14,6 @@ from bench.sim.simulator.cluster import EmulatedNode
 from rollout.gateway.dispatch.policies import Candidate, load_dispatch
 from rollout.gateway.dispatch.waiting_turns import WaitingTurns
 
-__all__ = ["Gateways", "Server"]
-
 _SERVERS = 32
 
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 from bench.sim.workloads import RolloutPlan, Workload
 
-__all__ = ["Group", "Ledger"]
-
 
 @dataclass(slots=True, eq=False)
 class Group:

@@ -27,8 +27,6 @@ from scheduler.model.lending_state import BatchForecast
 from scheduler.policy.allocation_policy import LendingMode, PreemptivePolicy
 from scheduler.policy.training_nodes import SplitRule
 
-__all__ = ["Result", "Setting", "Turn", "simulate"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:

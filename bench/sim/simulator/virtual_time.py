@@ -11,8 +11,6 @@ from contextvars import Context
 from itertools import count
 from typing import Any, TypeVar
 
-__all__ = ["run"]
-
 T = TypeVar("T")
 
 _AT_ONCE = 1e-9

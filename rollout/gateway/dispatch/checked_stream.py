@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from rollout.gateway.dispatch.token_stream import Request
     from rollout.gateway.dispatch.turn_failures import TurnFailures
 
-__all__ = ["CheckedStream", "StreamTerms", "is_empty_answer"]
-
 _EMPTY_TOKENS = 1
 """An answer of at most this many tokens is empty: it has its end token alone."""
 _CONTINUED = metrics.counter(

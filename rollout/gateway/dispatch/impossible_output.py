@@ -10,8 +10,6 @@ from seamflow.common.v1 import tokens_pb2
 from rollout.gateway.record import packed_tokens
 from services.lib.token_bytes import unpack_ids, unpack_logprobs
 
-__all__ = ["fault_of"]
-
 _MOST_LOGPROB = 1e-3
 """Log-probs are at most 0, but for rounding."""
 _LEAST_LOGPROB = -3e38

@@ -12,8 +12,6 @@ from services.chassis import plugins
 if TYPE_CHECKING:
     from rollout.gateway.config import GatewayConfig
 
-__all__ = ["LengthEstimator", "LengthQuery", "RunningMeans", "load_lengths", "remaining_tokens"]
-
 _MAX_GROUPS = 4096
 _WINDOW = 256
 """Turns that a mean remembers: lengths change as the policy is trained."""

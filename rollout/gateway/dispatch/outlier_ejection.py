@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rollout.gateway.config import GatewayConfig
     from rollout.gateway.dispatch.server_state import Server
 
-__all__ = ["EjectionState", "OutlierEjection"]
-
 _log = get_logger()
 _FORGIVEN = 0.5
 """Failures that a good turn makes up for: more than one bad turn in three ejects too."""

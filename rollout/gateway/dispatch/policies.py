@@ -15,20 +15,6 @@ from services.chassis import plugins
 if TYPE_CHECKING:
     from services.lib.decode_latency import DecodeLatency
 
-__all__ = [
-    "CacheFirst",
-    "Candidate",
-    "DispatchPolicy",
-    "LeastLoad",
-    "LongestFirst",
-    "PlanningPolicy",
-    "PoolSnapshot",
-    "PrefixAffinity",
-    "TurnRequest",
-    "least_loaded",
-    "load_dispatch",
-]
-
 _BALANCE = 1.25
 _MAX_OVERTAKE_SECONDS = 30.0
 _HALF_TOKENS = 1024

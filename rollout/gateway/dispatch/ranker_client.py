@@ -22,8 +22,6 @@ from services.chassis.rpc import clients
 if TYPE_CHECKING:
     from rollout.gateway.config import GatewayConfig
 
-__all__ = ["RankerLengths"]
-
 _FRESH_SECONDS = 60.0
 _MAX_KNOWN = 16_384
 _MAX_BATCH = 64

@@ -17,8 +17,6 @@ from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 if TYPE_CHECKING:
     from rollout.gateway.dispatch.server_state import Server
 
-__all__ = ["ROUTED_EXPERTS", "reported_experts"]
-
 ROUTED_EXPERTS = "routed_experts"
 """Feature of a server that records them."""
 _SECONDS = 60.0

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
-__all__ = ["ServerPool"]
-
 _log = get_logger()
 _POLL_TIMEOUT = 2.0
 _SERVERS = metrics.gauge("rollout_gateway", "servers", "Rollout servers that may get turns.")

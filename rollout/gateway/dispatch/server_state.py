@@ -16,8 +16,6 @@ from rollout.gateway.dispatch.policies import Candidate
 if TYPE_CHECKING:
     from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceAsyncStub
 
-__all__ = ["Server", "Standing"]
-
 
 @dataclass(slots=True)
 class Standing:

@@ -20,8 +20,6 @@ from rollout.gateway.dispatch.policies import (
 from rollout.gateway.dispatch.tail_split import StepLoad, TailSplit, best_split
 from services.lib.decode_latency import DecodeLatency, MeasuredLatency
 
-__all__ = ["SkewAware"]
-
 _RECENT = 4096
 _CONSTANT = DecodeLatency.of({1: 1.0})
 """While nothing is measured."""

@@ -14,15 +14,6 @@ from dataclasses import dataclass
 
 from services.lib.decode_latency import DecodeLatency
 
-__all__ = [
-    "LONG_SHARES",
-    "StepLoad",
-    "TailSplit",
-    "best_split",
-    "completion_seconds",
-    "quantile",
-]
-
 LONG_SHARES = (0.2, 0.1, 0.05, 0.02, 0.01)
 """Candidate shares of the turns that form the tail; the first is StreamRL's."""
 _UNDERESTIMATE = 1.5

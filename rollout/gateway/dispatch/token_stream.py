@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from rollout.gateway.dispatch.server_state import Server
     from rollout.gateway.dispatch.waiting_turns import WaitingTurns
 
-__all__ = ["Request", "TokenStream", "open_stream"]
-
 Request = Callable[[], tuple[pb.GenerateTokensRequest, float | None]]
 """Builds the request once a server is known; with the seconds left for it, None: no deadline."""
 

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from rollout.gateway.dispatch.outlier_ejection import OutlierEjection
     from rollout.gateway.dispatch.server_state import Server
 
-__all__ = ["TurnFailures"]
-
 _REPEATED = 3
 """Verdicts of one server that count where no other serves."""
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from rollout.gateway.dispatch.server_state import Server
     from services.lib.decode_latency import DecodeLatency
 
-__all__ = ["WaitingTurns"]
-
 _log = get_logger()
 _RETRY_SECONDS = 1.0
 _PLAN_SECONDS = 1.0

@@ -11,8 +11,6 @@ from typing import Any
 
 from rollout.gateway.prompt.conversation import Conversation, TemplateMessage
 
-__all__ = ["AnswerTail"]
-
 _PLACEHOLDER = f"answer-{uuid.uuid4().hex}"
 
 

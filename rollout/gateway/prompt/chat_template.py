@@ -43,8 +43,6 @@ from services.lib.rendering.renderer import (
     shared_renderer,
 )
 
-__all__ = ["ChatTemplate"]
-
 _MAX_KNOWN = 16_384
 _MARK = f"reasoning-{uuid.uuid4().hex}"
 _MAX_RENDERED = 8

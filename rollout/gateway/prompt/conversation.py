@@ -19,15 +19,6 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from services.chassis.errors import invalid_argument
 from services.lib.rendering.renderer import reserved_names
 
-__all__ = [
-    "Conversation",
-    "answer_message",
-    "message_key",
-    "message_keys",
-    "parse_conversation",
-    "split_prefill",
-]
-
 TemplateMessage = Mapping[str, Any]
 """role, content, and where given reasoning_content, tool_calls, tool_call_id, name."""
 

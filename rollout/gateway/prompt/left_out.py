@@ -13,14 +13,6 @@ from itertools import takewhile
 from rollout.gateway.prompt.conversation import Conversation
 from services.chassis.errors import invalid_argument
 
-__all__ = [
-    "check_parts",
-    "check_system_messages",
-    "joins_system_messages",
-    "parts_left_out",
-    "with_joined_system",
-]
-
 Render = Callable[[Conversation], str]
 """`ChatTemplate.render`."""
 

@@ -29,8 +29,6 @@ from rollout.gateway.prompt.validation import check_ids
 from services.chassis.errors import ServiceError, invalid_argument
 from services.lib.token_bytes import pack_ids, unpack_ids
 
-__all__ = ["History", "Prompt"]
-
 History = Literal["as_template", "as_sampled"]
 """What to do where the template rewrites earlier messages, such as dropping old reasoning:
 as_template renders the whole conversation again, as_sampled keeps the recorded tokens."""

@@ -21,8 +21,6 @@ from typing import Any, TypeVar
 from services.chassis import metrics
 from services.chassis.errors import Reason, exhausted
 
-__all__ = ["PromptLanes"]
-
 T = TypeVar("T")
 
 _SHORT_BYTES = 32 * 1024

@@ -13,8 +13,6 @@ from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.prompt.prompt import Prompt
 from services.chassis.rpc.request_budget import RequestBudget
 
-__all__ = ["Prompting"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompting:

@@ -16,8 +16,6 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from services.lib.token_bytes import unpack_ids
 
-__all__ = ["find_drift"]
-
 _MAX_CHARACTERS = 200
 # Tokens decoded before the difference: a token's text may depend on its neighbour, and a character
 # may begin in the shared prefix.

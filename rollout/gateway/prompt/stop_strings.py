@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from typing import Protocol
 
-__all__ = ["StopStrings", "Tokens"]
-
 
 class Tokens(Protocol):
     """What `ChatTemplate` knows of tokens."""

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rollout.gateway.prompt.chat_template import ChatTemplate
 
-__all__ = ["CONTEXT_TOKENS", "TextStream", "start_of_bytes"]
-
 CONTEXT_TOKENS = 8
 """Tokens decoded before new ones: a token's text may depend on its neighbours."""
 _CUT = "\N{REPLACEMENT CHARACTER}"

@@ -7,8 +7,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["TokenTexts"]
-
 _ONE_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """Stands for a space in the vocabularies of SentencePiece."""

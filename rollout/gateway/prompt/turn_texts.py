@@ -9,8 +9,6 @@ from rollout.gateway.prompt.answer.answer_parser import Delta
 from rollout.gateway.prompt.prompt import Prompt
 from rollout.gateway.prompt.text_stream import TextStream
 
-__all__ = ["TurnTexts"]
-
 
 class TurnTexts:
     """Increments of the text of one turn, and of its answer's content and reasoning."""

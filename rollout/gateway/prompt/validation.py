@@ -13,18 +13,6 @@ from rollout.gateway.config import GatewayConfig
 from services.chassis.errors import context_length_exceeded, invalid_argument
 from services.chassis.rpc.fields import not_empty, not_negative, positive
 
-__all__ = [
-    "check_bytes",
-    "check_context",
-    "check_generate",
-    "check_ids",
-    "check_sizes",
-    "check_start",
-    "check_tokenize",
-    "fill_defaults",
-    "interval_seconds",
-]
-
 _MAX_INTERVAL_SECONDS = 86_400.0
 _MAX_STOP_TOKENS = 64
 _MAX_STOP_STRINGS = 16

@@ -8,8 +8,6 @@ from seamflow.common.v1 import tokens_pb2
 
 from services.lib.token_bytes import BYTES_PER_TOKEN, pack_ids
 
-__all__ = ["after", "before", "environment", "extend", "joined", "num_environment", "num_tokens"]
-
 Packed = tokens_pb2.PackedTokens
 
 

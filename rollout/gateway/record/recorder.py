@@ -17,8 +17,6 @@ from services.chassis.rpc.status import from_dependency
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
-__all__ = ["Recorder", "finish_rollout"]
-
 _MESSAGES = metrics.counter(
     "rollout_gateway", "record_messages_total", "Messages of appends sent to the store."
 )

@@ -21,8 +21,6 @@ from services.chassis.errors import ServiceError
 from services.chassis.rpc import tracing
 from services.chassis.rpc.status import from_dependency
 
-__all__ = ["RequestBatcher", "Send"]
-
 MAX_MESSAGE_BYTES = 1 << 20
 """Limit of a message; a larger part is sent alone."""
 MAX_PARTS = 1024

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from rollout.gateway.prompt.prompt import Prompt
 
-__all__ = ["TurnOpener", "begin_request"]
-
 _MAX_PARTS = 64
 _MAX_IN_FLIGHT = 4
 """A message is answered when its slowest part is, such as a prompt that continues a long rollout:

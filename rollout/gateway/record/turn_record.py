@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from rollout.gateway.prompt.prompt import Prompt
     from rollout.gateway.record.recorder import Recorder
 
-__all__ = ["TurnRecord"]
-
 _ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
 
 

@@ -10,8 +10,6 @@ from pydantic import Field
 from rollout.http_gateway.api_error import invalid
 from rollout.http_gateway.dialects.request_model import RequestPart
 
-__all__ = ["AnswerFormat", "NamedChoice", "OpenAIChoice", "openai_choice", "schema_of"]
-
 ANY_OBJECT = {"type": "object"}
 """Schema of a JSON object with any content."""
 

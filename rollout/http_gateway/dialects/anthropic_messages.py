@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from seamflow.client import Turn
     from seamflow.rollout.v1.rollout_service_pb2 import TokenChunk
 
-__all__ = ["AnthropicMessages", "CountTokens", "anthropic_error"]
-
 _SIGNATURE = "c2VhbWZsb3c="
 """Of all thinking: clients send thinking back as such only if it has one. It is not read."""
 _KINDS = {

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from seamflow.client import Turn
     from seamflow.rollout.v1.rollout_service_pb2 import TokenChunk
 
-__all__ = ["ChatCompletions"]
-
 
 class _ContentPart(RequestPart):
     type: str

@@ -18,21 +18,6 @@ if TYPE_CHECKING:
     from seamflow.client.turn import Check
     from seamflow.rollout.v1.rollout_service_pb2 import TokenChunk
 
-__all__ = [
-    "Dialect",
-    "EventStream",
-    "Json",
-    "TurnRequest",
-    "checks",
-    "content_logprobs",
-    "event",
-    "openai_error",
-    "rest",
-    "seamflow_fields",
-    "text_logprobs",
-    "token_logprobs",
-]
-
 _LINE_BREAKS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 
 Json = dict[str, Any]

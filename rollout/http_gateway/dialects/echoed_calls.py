@@ -13,8 +13,6 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-__all__ = ["with_calls"]
-
 _HEADER = "Calling tools:\n"
 _MAX_CHARACTERS = 1 << 18
 _MALFORMED = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)

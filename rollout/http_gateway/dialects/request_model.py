@@ -15,8 +15,6 @@ from pydantic_core import from_json
 
 from rollout.http_gateway.api_error import ApiError, invalid
 
-__all__ = ["NotText", "RequestModel", "RequestPart"]
-
 _MAX_SHOWN = 80
 _KINDS = ("str", "int", "float", "bool")
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from seamflow.client import Turn
     from seamflow.rollout.v1.rollout_service_pb2 import TokenChunk
 
-__all__ = ["ResponseEvents", "output_items"]
-
 
 def output_items(turn: Turn) -> list[Json]:
     """Reasoning, message and function calls of an answer."""

@@ -29,8 +29,6 @@ from rollout.http_gateway.dialects.sampling import Budget, SamplingRequest
 if TYPE_CHECKING:
     from seamflow.client import Turn
 
-__all__ = ["Responses"]
-
 _LOGPROBS = "message.output_text.logprobs"
 """What `include` may ask for; what else it names is of items that replies do not have here."""
 _RECORDED = {"msg": "content", "rs": "reasoning"}

@@ -9,8 +9,6 @@ from seamflow.common.v1.tokens_pb2 import SamplingParams
 
 from rollout.http_gateway.dialects.request_model import RequestModel
 
-__all__ = ["Budget", "SamplingRequest", "StopStrings", "TokenId"]
-
 _MAX_INT32 = 2**31 - 1
 
 Budget = Annotated[int, Field(ge=1, le=_MAX_INT32)]

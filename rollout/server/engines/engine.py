@@ -18,27 +18,6 @@ from typing import Protocol, runtime_checkable
 
 from services.lib.routed_experts import ExpertRecord
 
-__all__ = [
-    "Chunk",
-    "ContextLengthError",
-    "Engine",
-    "EngineError",
-    "EngineFailed",
-    "EngineInfo",
-    "EngineLoad",
-    "EngineRequest",
-    "EngineStateError",
-    "FinishReason",
-    "MemoryNotReleased",
-    "PauseMode",
-    "PreparesFiles",
-    "RequestError",
-    "Sampling",
-    "VersionSource",
-    "WeightsError",
-    "check_request",
-]
-
 
 class EngineError(Exception):
     """Base of all errors of an engine."""

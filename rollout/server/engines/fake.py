@@ -29,8 +29,6 @@ from rollout.server.engines.engine import (
 )
 from rollout.server.token_rate import TokenRate
 
-__all__ = ["FakeEngine", "build", "fake_logprob", "fake_token", "fold", "prefix_state"]
-
 EOS = 0
 _MASK = (1 << 64) - 1
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from services.lib.model_files.text_config import check_layers, read_text_config
 
-__all__ = ["context", "read_config"]
-
 
 def read_config(folder: Path) -> Any:
     """Return the text model's configuration. Raises `ValueError` if no row of it can be cached."""

@@ -20,8 +20,6 @@ from services.lib.weight_files.folder_names import ADAPTER_BASE, COPIED_SUFFIXES
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["MERGED_DIR", "is_adapter", "merge_lora"]
-
 MERGED_DIR = "merged"
 """Subfolder of an adapter's folder that the engine loads."""
 _SETTINGS = "adapter_config.json"

@@ -26,8 +26,6 @@ from services.chassis.rpc import clients
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
-__all__ = ["WeightChannels", "WeightSource", "open_weight_source"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSource:

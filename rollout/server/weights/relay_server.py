@@ -27,8 +27,6 @@ from services.lib.weight_files.shard_sender import OpenShard, ShardSender, open_
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
-__all__ = ["LocalShards", "RelayAnnouncer", "RelayServicer"]
-
 _BEGIN_SECONDS = 5.0
 """How long a child waits for this server to learn of a version."""
 _STALL_SECONDS = 10.0

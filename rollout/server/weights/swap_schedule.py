@@ -24,8 +24,6 @@ from services.chassis.log import get_logger
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
-__all__ = ["RollingOrder", "RunningTurns", "SwapSchedule"]
-
 _WAITS_EXPIRED = metrics.counter(
     "rollout_server",
     "weight_waits_expired_total",

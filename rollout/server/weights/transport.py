@@ -24,20 +24,6 @@ from seamflow.weights.v1.weight_service_pb2 import Manifest, WeightFile
 
 from rollout.server.engines.engine import WeightsError
 
-__all__ = [
-    "MANIFEST",
-    "DamagedChunk",
-    "DamagedFile",
-    "Incoming",
-    "LocalVersion",
-    "NotVisible",
-    "PhaseTimeout",
-    "SourceLost",
-    "TransferError",
-    "WeightTransport",
-    "for_each_missing",
-]
-
 MANIFEST = "manifest.json"
 _ARRIVING = ".part"
 

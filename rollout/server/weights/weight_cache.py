@@ -41,8 +41,6 @@ from services.lib.weight_files.folder_names import folder_name, versions_in
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
-__all__ = ["FetchedWeights", "WeightCache"]
-
 _KEPT = 2
 _PARTIAL = ".partial"
 # Names come from the wire: no path separators, hidden files, or names of the cache itself.

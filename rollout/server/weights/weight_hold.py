@@ -6,8 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable
 
-__all__ = ["WeightHold"]
-
 
 class WeightHold:
     """At most one held version; it is held until its time has passed or a hold of 0 s."""

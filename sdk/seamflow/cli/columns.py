@@ -15,8 +15,6 @@ from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import column_service_pb2 as pb
 from seamflow.trajectory.v1.column_service_pb2_grpc import ColumnServiceStub
 
-__all__ = ["columns", "register"]
-
 _SECONDS = 10.0
 
 

@@ -16,8 +16,6 @@ from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import task_service_pb2 as pb
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 
-__all__ = ["dead_letters", "register", "requeue"]
-
 _SECONDS = 10.0
 
 

@@ -12,24 +12,6 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 
-__all__ = [
-    "GATEWAY_VERSION_LAG",
-    "Finding",
-    "activity",
-    "counts",
-    "created",
-    "groups",
-    "has_enough",
-    "heartbeat",
-    "is_current",
-    "is_trainer",
-    "last_event",
-    "node_state",
-    "published",
-    "server_state",
-    "state_of",
-]
-
 GATEWAY_VERSION_LAG = 1
 """The default of the gateway's `max_version_lag`; it does not report the configured value."""
 

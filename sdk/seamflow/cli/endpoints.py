@@ -18,17 +18,6 @@ from seamflow.cli.ended.run_end import how_it_ended
 from seamflow.credentials import Credentials, SecretFile
 from seamflow.errors import SeamflowError, UnavailableError, decode
 
-__all__ = [
-    "SERVICES",
-    "Command",
-    "Endpoints",
-    "Service",
-    "UsageError",
-    "add_flags",
-    "reached",
-    "resolve",
-]
-
 LATEST = Path("runs/latest")
 
 

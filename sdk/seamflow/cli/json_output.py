@@ -11,8 +11,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from seamflow.errors import SeamflowError
 
-__all__ = ["plain"]
-
 
 def plain(value: Any) -> Any:
     """What `json.dumps` takes: messages and dataclasses become objects, enums their names."""

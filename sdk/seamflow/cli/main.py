@@ -27,8 +27,6 @@ from seamflow.errors import (
 )
 from seamflow.printable import escaped_output
 
-__all__ = ["main"]
-
 _OK, _USAGE, _UNAVAILABLE, _CONFIG = 0, 64, 69, 78  # sysexits.h
 _MODULES = (
     init_project,

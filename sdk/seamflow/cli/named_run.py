@@ -15,8 +15,6 @@ from seamflow.token_text import Decode, load_decoder, token_numbers
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
 
-__all__ = ["decoder_of", "manager_of_run", "note", "required_run"]
-
 
 @asynccontextmanager
 async def manager_of_run(endpoints: Endpoints) -> AsyncIterator[tuple[grpc.aio.Channel, str]]:

@@ -15,8 +15,6 @@ from seamflow.trajectory.v1 import run_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 
-__all__ = ["delete_run", "end_run", "register", "runs"]
-
 _DELETE_SECONDS = 3600.0
 
 

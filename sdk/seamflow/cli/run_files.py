@@ -10,8 +10,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GrowingFile", "GrowingSteps", "json_lines", "read_steps"]
-
 _WHOLE = 64
 """Newest steps of which all is kept."""
 _OF_ALL = ("step", "reward_mean", "share_equal_groups", "entropy", "completion_tokens_mean")

@@ -12,8 +12,6 @@ from seamflow.cli.health.learning import not_learning
 from seamflow.cli.health.progress import read_progress
 from seamflow.network.host_port import listens
 
-__all__ = ["print_run_folders", "run_folders", "run_state", "started"]
-
 _COLUMNS = ("run", "state", "steps", "reward", "best", "health", "started (UTC)", "folder")
 
 

@@ -38,8 +38,6 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 if TYPE_CHECKING:
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
 
-__all__ = ["ServerSnapshot", "Snapshot", "gather"]
-
 T = TypeVar("T")
 
 _ANSWER_SECONDS = 5.0

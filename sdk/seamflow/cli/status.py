@@ -23,8 +23,6 @@ from seamflow.errors import DeadlineError, UnavailableError
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
-__all__ = ["ago", "code_of", "register", "status_screen"]
-
 _MARGIN = 9
 
 

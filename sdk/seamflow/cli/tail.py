@@ -25,8 +25,6 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
-__all__ = ["TailPrinter", "newest_rollouts", "register", "tail"]
-
 _NEWEST = 20
 _SECONDS = 10.0
 

@@ -41,8 +41,6 @@ from seamflow.errors import DeadlineError, UnavailableError
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
-__all__ = ["register", "why_stuck"]
-
 _SLOW_ROLLOUT_SECONDS = 600.0
 _ALARMS = 3
 _WITH_MODEL = ("trainer", "gateway", "evaluator")

@@ -7,8 +7,6 @@ from pathlib import Path
 from pydantic import SecretStr
 from seamflow.credentials import SecretFile
 
-__all__ = ["FileSecret"]
-
 
 class FileSecret(SecretStr):
     """A secret whose value is what its file holds now."""

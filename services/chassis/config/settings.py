@@ -7,8 +7,6 @@ from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-__all__ = ["ServerConfig", "Settings", "secret_names"]
-
 
 class Settings(BaseModel):
     """A table of settings. Immutable; an unknown key is an error."""

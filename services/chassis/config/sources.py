@@ -29,8 +29,6 @@ from services.chassis.config.settings import ServerConfig, secret_names
 from services.chassis.errors import ConfigError, UsageError
 from services.chassis.version import version
 
-__all__ = ["CommandLine", "Source", "command_line", "environment", "nearest", "toml_table"]
-
 _UNKNOWN = "unknown_arguments"
 _DELIMITER = "__"
 # What Kubernetes and Docker add for each service: …_SERVICE_HOST, …_PORT_8080_TCP_ADDR

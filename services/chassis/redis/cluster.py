@@ -11,8 +11,6 @@ from redis.asyncio.cluster import ClusterNode, ClusterPipeline
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-__all__ = ["cluster_client"]
-
 _MAX_REDIRECTIONS = 4
 
 

@@ -21,8 +21,6 @@ from services.chassis.redis.sentinel import sentinel_client
 from services.chassis.redis.store_mark import DataLostError
 from services.chassis.redis.url import parse_redis_url
 
-__all__ = ["UNAVAILABLE_ERRORS", "connect", "require", "store_errors"]
-
 _MAX_CONNECTIONS = 32
 _CONNECT_SECONDS = 2.0
 _REPLY_SECONDS = 5.0

@@ -10,8 +10,6 @@ from redis.credentials import CredentialProvider
 from services.chassis.errors import ConfigError
 from services.chassis.redis.url import parse_redis_url
 
-__all__ = ["UrlCredentials"]
-
 
 class UrlCredentials(CredentialProvider):
     """Asked by redis-py at each connect, so that a new password counts from the next one on."""

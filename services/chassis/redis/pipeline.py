@@ -22,8 +22,6 @@ from services.chassis.redis.replies import Replies
 from services.chassis.redis.store_mark import StoreMark
 from services.chassis.redis.target import Address, Target, handshake, target_of
 
-__all__ = ["Pipeline", "Pipelines", "slot_of"]
-
 _BATCH_SECONDS = 3.0
 _CONNECT_SECONDS = 2.0
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from redis import exceptions
 
-__all__ = ["Confirmation", "NotReplicated"]
-
 _WAIT_MS = 500
 _MARKER_MS = 1000
 

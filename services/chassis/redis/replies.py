@@ -9,8 +9,6 @@ from typing import Any, cast
 import hiredis
 from redis import exceptions
 
-__all__ = ["Replies"]
-
 _NONE_YET = object()
 # One buffer for all reads: allocating it for each read would cost more than the read.
 _BUFFER_BYTES = 1 << 18

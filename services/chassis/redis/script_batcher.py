@@ -17,8 +17,6 @@ from redis import exceptions
 
 from services.chassis.redis.pipeline import Command, Pipeline
 
-__all__ = ["PLAIN", "RUN_ID", "Call", "ScriptBatcher"]
-
 _MAX_COMMANDS = 1024
 
 

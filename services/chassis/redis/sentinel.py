@@ -25,8 +25,6 @@ from redis.asyncio.sentinel import (
     SentinelManagedSSLConnection,
 )
 
-__all__ = ["MasterPool", "sentinel_client"]
-
 _REFRESH_SECONDS = 1.0
 _SENTINEL_SECONDS = 1.0
 

@@ -13,8 +13,6 @@ from redis import exceptions
 
 from services.chassis.log import get_logger
 
-__all__ = ["DataLostError", "StoreMark"]
-
 _MESSAGE = (
     "the store has come back without its data: start Redis on the data it had, or restore a backup "
     "(docs/runbooks/restore.md); to begin anew with an empty store, restart this service"

@@ -12,8 +12,6 @@ from redis.exceptions import AuthenticationError
 
 from services.chassis.redis.sentinel import MasterPool
 
-__all__ = ["MasterTarget", "ServerTarget", "Target", "handshake", "target_of", "tls_of"]
-
 Address = tuple[str, int] | str
 """Host and port, or the path of a Unix socket."""
 

@@ -10,8 +10,6 @@ from redis.asyncio.connection import Connection, parse_url
 
 from services.chassis.errors import ConfigError
 
-__all__ = ["RedisAddress", "parse_redis_url"]
-
 _FORMS = (
     "redis://[user:password@]host:6379/0, unix:///path/of/socket, redis+sentinel://[user:password@]host1:26379,"
     "host2:26379/service/0 or redis+cluster://[user:password@]host1:6379,host2:6379/ "

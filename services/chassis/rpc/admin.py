@@ -14,8 +14,6 @@ from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc.listen import port_error
 from services.chassis.version import version
 
-__all__ = ["serving"]
-
 _REQUEST_SECONDS = 5.0
 _JSON = "application/json"
 

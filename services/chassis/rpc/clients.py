@@ -18,8 +18,6 @@ from services.chassis.errors import ConfigError
 if TYPE_CHECKING:
     from pydantic import SecretStr
 
-__all__ = ["channel", "credentials", "weights_channel", "with_token"]
-
 
 def channel(
     config: ServerConfig, target: str, keepalive: Keepalive = KEEPALIVE

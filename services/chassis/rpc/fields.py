@@ -7,8 +7,6 @@ from typing import TypeVar
 
 from services.chassis.errors import invalid_argument
 
-__all__ = ["not_empty", "not_negative", "positive", "required"]
-
 Number = TypeVar("Number", int, float)
 _MAX_NAME = 256
 

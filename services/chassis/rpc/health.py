@@ -11,8 +11,6 @@ from grpc_health.v1._async import HealthServicer
 
 from services.chassis.log import get_logger
 
-__all__ = ["Health"]
-
 _CHECK_SECONDS = 2.0
 _INTERVAL_SECONDS = 1.0
 

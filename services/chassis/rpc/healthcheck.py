@@ -11,8 +11,6 @@ import http.client
 import sys
 from collections.abc import Sequence
 
-__all__ = ["main", "ready"]
-
 _SECONDS = 3.0
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from services.chassis.config.settings import ServerConfig
 
-__all__ = ["SERVICES", "URI", "AcceptedToken", "Caller", "Callers", "Identity", "has_bearer"]
-
 URI = "spiffe://seamflow/"
 """Start of the URI in a certificate; the name of an identity follows."""
 

@@ -32,8 +32,6 @@ from services.chassis.log import get_logger
 from services.chassis.rpc import status, tracing
 from services.chassis.rpc.permissions import Permissions
 
-__all__ = ["CallInterceptor"]
-
 Context = grpc.aio.ServicerContext[Any, Any]
 Guard = Callable[[Context], AbstractAsyncContextManager[None]]
 

@@ -14,8 +14,6 @@ from seamflow.network.keepalive import KEEPALIVE, Keepalive
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError, DependencyUnavailable
 
-__all__ = ["bind", "port_error", "server_options"]
-
 _MAX_PENDING = 1 << 20
 """Limit on calls received but not yet handled; services apply their own, lower limits and report
 them as errors."""

@@ -37,8 +37,6 @@ from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError
 from services.chassis.version import version
 
-__all__ = ["SpanExport"]
-
 MAX_LINKS = 1024
 """Links of a span: a step links to as many rollouts at most."""
 _EXPORT_SECONDS = 5.0

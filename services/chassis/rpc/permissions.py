@@ -17,8 +17,6 @@ from services.chassis.rpc.identities import Callers, Identity, has_bearer
 if TYPE_CHECKING:
     from services.chassis.config.settings import ServerConfig
 
-__all__ = ["PERMISSIONS", "ROLLOUT", "Permissions", "check_entries"]
-
 _AGENT = Identity.AGENT
 _CONSOLE = Identity.CONSOLE
 _CREATE_RUN = Identity.CREATE_RUN

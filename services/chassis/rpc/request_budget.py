@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from services.chassis.errors import Reason, ServiceError, exhausted
 
-__all__ = ["RequestBudget"]
-
 _RETRY_SECONDS = 0.5
 _OWNER_SHARE = 8
 """An owner, such as a rollout, may use this part of the bytes."""

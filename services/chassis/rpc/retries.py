@@ -11,8 +11,6 @@ from seamflow.retry import retrying
 from services.chassis.log import get_logger
 from services.chassis.rpc.status import from_dependency
 
-__all__ = ["call_until_answered", "retry_forever"]
-
 T = TypeVar("T")
 
 

@@ -33,8 +33,6 @@ from services.chassis.rpc.health import Health
 from services.chassis.rpc.interceptors import CallInterceptor
 from services.chassis.rpc.permissions import Permissions, check_entries
 
-__all__ = ["Service", "run", "started"]
-
 _CANCEL_AGAIN_SECONDS = 0.5
 
 ConfigType = TypeVar("ConfigType", bound=ServerConfig)

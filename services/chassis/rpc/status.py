@@ -13,8 +13,6 @@ from seamflow.durations import to_duration
 
 from services.chassis.errors import Reason, ServiceError
 
-__all__ = ["DETAILS_KEY", "DOMAIN", "encode", "from_dependency", "message"]
-
 DOMAIN = "seamflow"
 DETAILS_KEY = "grpc-status-details-bin"
 

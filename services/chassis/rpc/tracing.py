@@ -22,8 +22,6 @@ from services.chassis.errors import ConfigError
 if TYPE_CHECKING:
     from services.chassis.rpc.otlp import SpanExport
 
-__all__ = ["Trace", "add_links", "begin", "exporting", "rollout_span", "span", "traceparent"]
-
 _REQUEST_ID = re.compile(r"[0-9A-Za-z_.:-]{1,64}")
 _NOTHING = nullcontext()
 _export: SpanExport | None = None

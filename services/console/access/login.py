@@ -15,8 +15,6 @@ from aiohttp import web
 
 from services.console.config import ConsoleConfig
 
-__all__ = ["Login"]
-
 _SECONDS = 30 * 86_400
 _WELCOME = """<!doctype html><html lang="en"><meta charset="utf-8"><title>seamflow console</title>
 <meta http-equiv="refresh" content="0;url=./"><p><a href="./">The console</a></p></html>"""

@@ -20,8 +20,6 @@ from services.console.bundle.redaction import Redaction, known_secrets
 from services.console.sources.run_store import RunStore, RunStores
 from services.console.sources.shown_run import folder_run
 
-__all__ = ["bundle"]
-
 _MOST = 1000
 
 

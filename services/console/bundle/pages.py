@@ -11,8 +11,6 @@ from pathlib import Path
 from posixpath import join, normpath
 from typing import Any
 
-__all__ = ["write_pages"]
-
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "([^"]+)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async function|function|class|const|let) )", re.MULTILINE)
 _EXPORTED = re.compile(

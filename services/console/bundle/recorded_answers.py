@@ -22,8 +22,6 @@ from services.console.views.steps import step_curves
 from services.console.views.token_window import MAX_TOKENS, token_window
 from services.console.views.transcript import transcript
 
-__all__ = ["recorded_answers"]
-
 Values = dict[str, Any]
 
 

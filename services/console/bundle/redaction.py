@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Redaction", "known_secrets"]
-
 _REMOVED = "[removed]"
 _HIDDEN = "█"
 _SHORTEST = 8

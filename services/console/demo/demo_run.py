@@ -10,8 +10,6 @@ from pathlib import Path
 
 from services.console.sources.shown_run import ShownRun, folder_run
 
-__all__ = ["demo_run"]
-
 _ARCHIVE = Path(__file__).parent / "demo_run.tar.xz"
 
 

@@ -12,8 +12,6 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from services.console.sources.run_store import RunStore
 
-__all__ = ["AllocationLog"]
-
 _MAX_EVENTS = 20_000
 _FIRST_SECONDS, _QUIET_SECONDS = 1.0, 0.2
 _IDLE_SECONDS = 30.0

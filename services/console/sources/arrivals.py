@@ -11,8 +11,6 @@ from seamflow.cli.run_files import json_lines
 from seamflow.cli.snapshot import ServerSnapshot
 from seamflow.durations import seconds_of
 
-__all__ = ["Arrival", "logged_arrivals", "reported_arrivals"]
-
 
 @dataclass(frozen=True, slots=True)
 class Arrival:

@@ -9,8 +9,6 @@ import grpc.aio
 from seamflow.channel import connect
 from seamflow.cli.endpoints import Endpoints, UsageError
 
-__all__ = ["KeptEndpoints", "kept"]
-
 _CONNECT_SECONDS = 1.0
 """A page that asks why a run waits must not wait long for a service that is away."""
 

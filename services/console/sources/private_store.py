@@ -25,8 +25,6 @@ from services.console.sources.kept_endpoints import KeptEndpoints, kept
 from services.lib.child_process import Child
 from services.lib.redis_binary import find_redis_server, socket_folder
 
-__all__ = ["private_store"]
-
 _ROOT = Path(__file__).parents[3]
 _START_SECONDS = 120.0
 _END_SECONDS = 5.0

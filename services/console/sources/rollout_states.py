@@ -13,8 +13,6 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.console.sources.run_store import RunStore
 
-__all__ = ["FailedRollouts", "oldest_running"]
-
 _NEWEST = 50
 _KEPT = 200
 

@@ -21,8 +21,6 @@ from services.console.sources.rollout_states import FailedRollouts, oldest_runni
 from services.console.sources.run_store import RunStore
 from services.console.sources.shown_run import ShownRun
 
-__all__ = ["RunState"]
-
 _SECONDS = 5.0
 _PATIENCE_SECONDS = 1.0
 _SEARCH_SECONDS = 5.0

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
-__all__ = ["RunStore", "RunStores"]
-
 _SECONDS = 20.0
 _MAX_PRIVATE = 2
 """Finished runs whose data are served at once: each takes processes and a copy on the disk."""

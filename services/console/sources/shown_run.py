@@ -18,8 +18,6 @@ from services.console.config import ConsoleConfig
 from services.console.sources.kept_endpoints import KeptEndpoints, kept
 from services.console.sources.step_table import StepTable
 
-__all__ = ["ShownRun", "folder_run", "live_run"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownRun:

@@ -12,8 +12,6 @@ from seamflow.network.host_port import listens
 from services.console.api_error import ApiError
 from services.console.sources.shown_run import ShownRun, folder_run
 
-__all__ = ["ShownRuns"]
-
 _LOOK_SECONDS = 2.0
 
 

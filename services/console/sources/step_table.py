@@ -12,8 +12,6 @@ from typing import Any
 
 from seamflow.cli.run_files import GrowingFile
 
-__all__ = ["StepTable"]
-
 _MAX_NAMES = 512
 _LINE_BYTES = 1 << 16
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["HEADERS", "HEADER_ENDS", "INNER", "ROLES", "SPEAKERS", "TURN_ENDS"]
-
 HEADERS = frozenset({"<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|header_start|>"})
 """Followed by the name of who speaks, to the end of the line or of the header."""
 HEADER_ENDS = frozenset({"<|end_header_id|>", "<|header_end|>"})

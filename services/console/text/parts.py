@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from services.console.text.marks import HEADER_ENDS, HEADERS, INNER, ROLES, SPEAKERS, TURN_ENDS
 from services.console.text.token_text import TokenText
 
-__all__ = ["Part", "parts_of"]
-
 _HEADER_TOKENS = 8
 _MARKS = HEADERS | HEADER_ENDS | TURN_ENDS | SPEAKERS.keys() | INNER.keys()
 

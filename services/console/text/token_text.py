@@ -15,8 +15,6 @@ from seamflow.token_text import (
 
 from services.chassis.log import get_logger
 
-__all__ = ["TokenText", "load_token_text"]
-
 _CONTEXT = 4
 """Tokens before a window that its first token's text may depend on."""
 _LONGEST = 12

@@ -9,8 +9,6 @@ from seamflow.cli.snapshot import Snapshot
 
 from services.console.sources.shown_run import ShownRun
 
-__all__ = ["evaluation_points"]
-
 
 def evaluation_points(run: ShownRun, snapshot: Snapshot) -> list[dict[str, Any]]:
     """Step, mean, bounds of its confidence interval and whether it was the best so far."""

@@ -15,8 +15,6 @@ from services.console.sources.arrivals import Arrival, logged_arrivals
 from services.console.sources.run_store import RunStore
 from services.console.sources.shown_run import ShownRun
 
-__all__ = ["chrome_trace", "ended_history", "node_history"]
-
 Values = dict[str, Any]
 _TRACE_COLOURS = {
     "rollout": "thread_state_running",

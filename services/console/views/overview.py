@@ -19,8 +19,6 @@ from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from services.console.sources.shown_run import ShownRun
 from services.console.views.evaluations import evaluation_points
 
-__all__ = ["overview", "run_state"]
-
 Values = dict[str, Any]
 
 _WARNINGS = frozenset(

@@ -16,8 +16,6 @@ from services.console.api_error import ApiError
 from services.console.sources.run_store import RunStore
 from services.console.views.rows import rollout_row
 
-__all__ = ["RolloutList", "rollouts", "search_of"]
-
 _ENUMS: Mapping[str, tuple[Any, str]] = {
     "purpose": (tokens_pb2.Purpose, "purpose"),
     "state": (trajectory_pb2.RolloutState, "state"),

@@ -10,8 +10,6 @@ from seamflow.durations import seconds_of
 from seamflow.enum_names import enum_name
 from seamflow.trajectory.v1 import trajectory_pb2
 
-__all__ = ["rollout_row", "trained_values"]
-
 Values = dict[str, Any]
 
 

@@ -11,8 +11,6 @@ from services.console.sources.shown_run import ShownRun
 from services.console.views.evaluations import evaluation_points
 from services.console.views.overview import run_state
 
-__all__ = ["run_row"]
-
 
 def run_row(run: ShownRun, snapshot: Snapshot) -> dict[str, Any]:
     """A run in the list; times in Unix seconds, None where nothing is known."""

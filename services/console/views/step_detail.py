@@ -22,8 +22,6 @@ from services.console.text.parts import parts_of
 from services.console.views.rows import rollout_row
 from services.lib.group_baseline import are_equal
 
-__all__ = ["step_detail"]
-
 _SECONDS = 20.0
 _MAX_GROUPS = 256
 """Groups whose prompts are read."""

@@ -11,8 +11,6 @@ from seamflow.cli.snapshot import Snapshot
 from services.console.sources.shown_run import ShownRun
 from services.console.views.evaluations import evaluation_points
 
-__all__ = ["step_curves"]
-
 _DEFAULT = ("reward_mean",)
 
 

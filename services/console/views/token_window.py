@@ -12,8 +12,6 @@ from seamflow.common.v1 import tokens_pb2
 from services.console.sources.run_store import RunStore
 from services.console.views.trained_tokens import TrainedTokens
 
-__all__ = ["MAX_TOKENS", "token_window"]
-
 MAX_TOKENS = 4096
 """Tokens of a window."""
 _BEFORE = 4

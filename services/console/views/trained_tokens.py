@@ -11,8 +11,6 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.console.sources.run_store import RunStore
 
-__all__ = ["TrainedTokens", "trained_places"]
-
 _Values = tuple[float | None, float | None]
 
 

@@ -18,8 +18,6 @@ from services.console.text.parts import Part, parts_of
 from services.console.text.token_text import TokenText
 from services.console.views.rows import rollout_row
 
-__all__ = ["transcript"]
-
 _MAX_TURN_TOKENS = 65_536
 """Tokens of a turn that are looked at for parts."""
 _SHOWN_TOKENS = 1500

@@ -8,8 +8,6 @@ from services.launcher.checks.process_settings import process_setting
 from services.launcher.config import LauncherConfig
 from services.lib.group_baseline import check_group_size
 
-__all__ = ["check_groups"]
-
 
 def check_groups(config: LauncherConfig, config_file: Path) -> None:
     """Refuse groups of one for an algorithm that compares the rollouts of a group.

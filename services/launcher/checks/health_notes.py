@@ -15,8 +15,6 @@ from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 
 from services.launcher.service_clients import Services
 
-__all__ = ["HealthNotes"]
-
 _FILES = ("metrics.jsonl", "evaluation.jsonl")
 
 

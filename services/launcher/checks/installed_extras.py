@@ -9,8 +9,6 @@ from seamflow.installation.extras import how_to_install, missing_packages
 from services.chassis.errors import ConfigError
 from services.launcher.child_process import ProcessPlan
 
-__all__ = ["check_installed", "extra_of"]
-
 _ENGINES = {None: "rollout-server", "torch": "rollout-server", "sglang": "sglang"}
 _ANY = "chassis"
 

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError
 
-__all__ = ["check_hosts"]
-
 _ALL = "0.0.0.0"  # noqa: S104 -- compared, not bound
 
 

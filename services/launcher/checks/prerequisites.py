@@ -23,8 +23,6 @@ from services.lib.model_files.model_folder import (
 from services.lib.model_files.same_tokens import check_same_tokens
 from services.lib.model_files.text_config import check_attention
 
-__all__ = ["check_evaluation", "check_prerequisites", "check_program", "engine_of"]
-
 _EMBEDDED = "torch"
 _MIN_FREE_BYTES = 512 * 1024 * 1024
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from services.launcher.config import LauncherConfig
 
-__all__ = ["process_setting"]
-
 
 def process_setting(config: LauncherConfig, config_file: Path, path: str) -> object:
     """What `set`, a variable or the file gives for "table.name" or "table.nested.name".

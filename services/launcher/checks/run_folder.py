@@ -11,8 +11,6 @@ from typing import NoReturn
 
 from services.chassis.errors import DependencyUnavailable
 
-__all__ = ["folder_problem", "opened_folder", "watch_folder"]
-
 _SECONDS = 1.0
 _DELETED = " (deleted)"
 

@@ -17,8 +17,6 @@ from services.chassis.errors import ConfigError, StartupError, UsageError
 from services.launcher.child_process import ProcessPlan
 from services.launcher.supervisor import child_environment
 
-__all__ = ["CLASSES", "check_settings", "deltas_that_cannot_pay"]
-
 CLASSES: Mapping[str, str] = {
     "trajectory_manager": "trajectory_manager.config:TrajectoryManagerConfig",
     "rollout_gateway": "rollout.gateway.config:GatewayConfig",

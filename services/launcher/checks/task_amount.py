@@ -8,8 +8,6 @@ from pathlib import Path
 from services.launcher.checks.process_settings import process_setting
 from services.launcher.config import LauncherConfig
 
-__all__ = ["CHECK_TASKS", "amount_of_tasks"]
-
 CHECK_TASKS = "services.dataloader.check_tasks"
 """Reads all tasks, and prints how many there are."""
 

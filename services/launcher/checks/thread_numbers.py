@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 
-__all__ = ["divided_threads", "num_cores"]
-
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _COMPUTING = ("trainer", "rollout_server", "scoring")
 """Beginnings of the names of processes that compute; others wait for them."""

@@ -14,8 +14,6 @@ from services.chassis.errors import ConfigError
 from services.launcher.checks.process_settings import process_setting
 from services.launcher.config import REWARD_COLUMN, LauncherConfig
 
-__all__ = ["check_reward_names", "trained_rewards"]
-
 
 def trained_rewards(config: LauncherConfig, config_file: Path) -> Collection[str]:
     """Names in reward_weights or reward of [trainer.algorithm]; none: neither is set."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from seamflow.cli.snapshot import Snapshot
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
-__all__ = ["UsedUpTasks"]
-
 _SECONDS = 5.0
 """All must stay so for this long: a sample may be replaced."""
 

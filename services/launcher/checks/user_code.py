@@ -24,8 +24,6 @@ from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
 from services.launcher.supervisor import child_environment
 
-__all__ = ["check_user_code", "checked_models", "checked_settings"]
-
 _MODEL_CHECKS = {
     "trainer": "trainer.model.check_models",
     "rollout_server": "rollout.server.check_model",

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 
 from seamflow.user_code.left_processes import MARK, end_left
 
-__all__ = ["run_command"]
-
 
 def run_command(
     command: Sequence[str], environment: Mapping[str, str]

@@ -10,8 +10,6 @@ from pathlib import Path
 from services.chassis.config.load import TABLES
 from services.chassis.config.sources import nearest
 
-__all__ = ["DEFAULT_FILE", "flags_by_table", "own_settings", "unpacked", "with_file"]
-
 DEFAULT_FILE = "train.toml"
 """Read from the current folder where no configuration file is named."""
 _PACKED, _SPECIAL = "packed:", ',"\\'

@@ -18,8 +18,6 @@ from services.launcher.layout import Layout, environment_addresses
 from services.lib.evaluation.evaluation_config import EvaluationConfig
 from services.lib.tasks.task_rows import RowFields
 
-__all__ = ["CHECK_HELDOUT", "evaluators", "heldout_fields"]
-
 CHECK_HELDOUT = "services.evaluator.check_heldout"
 """Reads all held-out tasks."""
 _ALONE_FACTOR = 2

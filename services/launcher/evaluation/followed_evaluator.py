@@ -14,8 +14,6 @@ from services.launcher.view import View
 if TYPE_CHECKING:
     from seamflow.evaluator.v1.evaluator_service_pb2_grpc import EvaluatorServiceAsyncStub
 
-__all__ = ["AROUND_TRAINING", "WITHOUT_TRAINING", "FollowedEvaluator"]
-
 _LOOK_SECONDS = 0.5
 _ANSWER_SECONDS = 2.0
 AROUND_TRAINING: Mapping[pb.EvaluatorState.ValueType, str] = {

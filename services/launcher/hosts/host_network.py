@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import psutil
 
-__all__ = ["host_variables"]
-
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Without it each rank announces the address of its host's name, which is often loopback."""
 

@@ -31,8 +31,6 @@ from services.launcher.hosts.joined_host import JoinedHost
 if TYPE_CHECKING:
     from seamflow.launcher.v1.launcher_service_pb2_grpc import LauncherServiceAsyncStub
 
-__all__ = ["main"]
-
 _VARIABLE = "SEAMFLOW_JOIN_SECRET"
 _RETRY_SECONDS = 1.0
 _CALL_SECONDS = 10.0

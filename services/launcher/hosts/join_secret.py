@@ -15,8 +15,6 @@ from services.chassis.errors import ConfigError
 from services.launcher.hosts.run_certificates import hosts_folder, kept_secret
 from services.launcher.layout import Layout
 
-__all__ = ["JoinSecret", "made_secret", "secret_file"]
-
 
 @dataclass(frozen=True, slots=True)
 class JoinSecret:

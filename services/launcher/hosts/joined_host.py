@@ -27,8 +27,6 @@ from services.launcher.supervisor import ChildFailed, Supervisor
 if TYPE_CHECKING:
     from seamflow.launcher.v1.launcher_service_pb2_grpc import LauncherServiceAsyncStub
 
-__all__ = ["JoinedHost"]
-
 _REPORT_SECONDS = 1.0
 _CALL_SECONDS = 5.0
 _PORT_SECONDS = 30.0

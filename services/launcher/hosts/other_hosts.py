@@ -36,8 +36,6 @@ from services.launcher.same_run.model_fingerprint import fingerprint
 from services.launcher.supervisor import ChildFailed
 from services.launcher.view import View
 
-__all__ = ["FOLDER_MARK", "OtherHosts"]
-
 FOLDER_MARK = "hosts/folder_mark"
 _LOOK_SECONDS = 0.5
 _SILENCE_SECONDS = 15.0

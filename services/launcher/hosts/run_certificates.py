@@ -21,8 +21,6 @@ from services.launcher.child_process import ProcessPlan, settings_of
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import LOOPBACK, Layout
 
-__all__ = ["hosts_folder", "kept_secret", "listening_at", "secured"]
-
 _OF_HOST_0 = ("launcher", "operator", "agent")
 """Identities of this machine without a service."""
 _IDENTITIES = {"agent_runner": "agent"}

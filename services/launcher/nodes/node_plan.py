@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["NodePlan", "check_gpus", "check_hosts_of_nodes", "node_plan", "ranks_of"]
-
 _NODE = re.compile(
     r"(?P<node_id>[\w-]+):(?P<tags>[\w\s-]+)"
     r"(;\s*gpus\s+(?P<gpus>\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*)\s*)?"

@@ -15,8 +15,6 @@ from services.launcher.config import LauncherConfig
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
 
-__all__ = ["drain_nodes", "end_run"]
-
 _AGENT_END_SECONDS = 10.0
 _AGENT_POLL_SECONDS = 2.0
 _REFRESH_SECONDS = 0.5

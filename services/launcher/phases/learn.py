@@ -12,8 +12,6 @@ from services.launcher.report.occupancy import CoresBusy
 from services.launcher.supervisor import Supervisor
 from services.launcher.training import Training
 
-__all__ = ["Learned", "learn", "submit_tasks"]
-
 
 @dataclass(frozen=True, slots=True)
 class Learned:

@@ -30,8 +30,6 @@ from services.launcher.supervisor import Supervisor
 from services.lib.evaluation.evaluation_config import EvaluationConfig
 from services.lib.evaluation.evaluation_line import read_evaluations
 
-__all__ = ["RunSummary"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:

@@ -26,8 +26,6 @@ from services.launcher.supervisor import Supervisor, child_environment
 from services.launcher.view import View
 from services.lib.child_process import Child
 
-__all__ = ["CORE_SERVICES", "LATER", "Start"]
-
 CORE_SERVICES = ("trajectory_manager", "weights", "scheduler")
 """Started first."""
 LATER = ("evaluator", "dataloader")

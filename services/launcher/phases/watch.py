@@ -20,8 +20,6 @@ from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
 from services.launcher.view import View
 
-__all__ = ["Watch"]
-
 _REFRESH_SECONDS = 1.0
 
 

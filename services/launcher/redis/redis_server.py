@@ -12,8 +12,6 @@ from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
 from services.lib.redis_binary import find_redis_server
 
-__all__ = ["given_url", "private_url", "server_plan", "wait_for_store"]
-
 _SETTINGS = "redis.conf"
 _UMASK = 0o077
 """Its files are for this user alone."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
-__all__ = ["AlarmNotes"]
-
 
 class AlarmNotes:
     """Remembers which alarms were told."""

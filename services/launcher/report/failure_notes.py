@@ -9,8 +9,6 @@ from seamflow.failure_causes import causes
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 
-__all__ = ["FailureNotes"]
-
 _MAX_CHARACTERS = 600
 _GROWTH = 4
 """The number of dead letters is shown again once it has grown by this factor."""

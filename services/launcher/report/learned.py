@@ -13,8 +13,6 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from services.lib.evaluation.evaluation_config import EvaluationConfig
 from services.lib.evaluation.evaluation_line import EvaluationLine, best_of
 
-__all__ = ["failure_lines", "learned"]
-
 
 def learned(
     steps: Sequence[Mapping[str, Any]],

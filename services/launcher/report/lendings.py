@@ -10,8 +10,6 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 
 from services.launcher.service_clients import Services
 
-__all__ = ["Lendings", "follow_lendings"]
-
 _RETRY_SECONDS = 0.5
 
 

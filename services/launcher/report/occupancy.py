@@ -12,8 +12,6 @@ from seamflow.durations import seconds_of
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
-__all__ = ["CoresBusy", "Occupancy", "Stretch", "observed_activity"]
-
 
 @dataclass(slots=True)
 class Stretch:

@@ -10,8 +10,6 @@ from typing import Any
 from services.launcher.report.occupancy import Occupancy
 from services.lib.evaluation.evaluation_line import EvaluationLine
 
-__all__ = ["draw_reward_curve", "draw_run", "draw_timeline"]
-
 _COLOURS = {
     "rollout": "#4c9be8",
     "train": "#3fae6a",

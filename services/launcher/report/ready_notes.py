@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from seamflow.cli.snapshot import Snapshot
 
-__all__ = ["ReadyNotes"]
-
 
 class ReadyNotes:
     """Notices the first answer of each."""

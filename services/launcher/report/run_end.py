@@ -10,8 +10,6 @@ from pathlib import Path
 
 from services.chassis.errors import StartupError
 
-__all__ = ["recorded_end"]
-
 FILE = "end.json"
 
 

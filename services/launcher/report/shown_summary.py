@@ -10,8 +10,6 @@ from rich.console import Console
 from rich.table import Table
 from seamflow.cli.health.progress import WINDOW
 
-__all__ = ["show_summary"]
-
 _LEARNED = (
     "run",
     "seed",

@@ -14,13 +14,6 @@ from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.lib.evaluation.pinned_task import label_of
 
-__all__ = [
-    "TrajectoryFigures",
-    "num_weight_updates",
-    "package_versions",
-    "tail_ratio",
-]
-
 _ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
 
 

@@ -16,8 +16,6 @@ from typing import Any
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
-__all__ = ["Audit", "Received", "audit", "audit_figures", "read_token_log"]
-
 
 @dataclass(frozen=True, slots=True)
 class Token:

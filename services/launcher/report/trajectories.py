@@ -10,8 +10,6 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.launcher.service_clients import Services
 
-__all__ = ["trajectories"]
-
 _PAGE = 250
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from services.lib.model_files.json_file import read_object
 from services.lib.model_files.weight_headers import weight_files
 
-__all__ = ["fingerprint"]
-
 _SAMPLE_BYTES = 1 << 20
 _NO_SHAPE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from services.chassis.errors import ConfigError
 
-__all__ = ["LOCK_FILE", "hold"]
-
 LOCK_FILE = "run.lock"
 
 

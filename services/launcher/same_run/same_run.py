@@ -15,8 +15,6 @@ from services.launcher.layout import Layout
 from services.launcher.run_rules import rules
 from services.launcher.same_run.model_fingerprint import fingerprint
 
-__all__ = ["check_same_run", "note_beginning"]
-
 FILE = "began_with.json"
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from services.chassis.errors import ConfigError
 from services.launcher.config import LauncherConfig
 
-__all__ = ["SlurmJob", "batch_script", "checked_job"]
-
 _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")
 _WORD = re.compile(r"[\w.,+-]+")
 

@@ -16,8 +16,6 @@ from services.launcher.config import LauncherConfig
 from services.launcher.nodes.node_plan import node_plan
 from services.launcher.slurm.batch_script import SlurmJob, batch_script, checked_job
 
-__all__ = ["main", "script_of"]
-
 
 def main() -> NoReturn:
     """Print the script, or write it to --out; exits with a code of `ExitCode`."""

@@ -8,8 +8,6 @@ from pydantic import Field, model_validator
 
 from services.chassis.config.settings import ServerConfig
 
-__all__ = ["EvaluationConfig"]
-
 
 class EvaluationConfig(ServerConfig):
     """Evaluation on held-out tasks before, beside and after training, in a run of the launcher."""

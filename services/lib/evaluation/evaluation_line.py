@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-__all__ = ["EvaluationLine", "best_of", "read_evaluations", "shown"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationLine:

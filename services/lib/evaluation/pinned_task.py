@@ -7,8 +7,6 @@ from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.lib.tasks.task_rows import TaskRow
 
-__all__ = ["label_of", "pinned_task"]
-
 
 def pinned_task(task: TaskRow, label: str, version: int, samples: int) -> trajectory_pb2.Task:
     """The task in the evaluation `label`, whose rollouts sample with one version."""

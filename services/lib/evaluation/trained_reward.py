@@ -8,8 +8,6 @@ from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.chassis.errors import ConfigError
 
-__all__ = ["check_trained_reward"]
-
 
 def check_trained_reward(trajectory: trajectory_pb2.Trajectory, wanted: Collection[str]) -> None:
     """Check that training would know what to use of a finished rollout's rewards.

@@ -6,8 +6,6 @@ from pydantic import Field
 
 from services.chassis.config.settings import ServerConfig
 
-__all__ = ["HttpConfig"]
-
 
 class HttpConfig(ServerConfig):
     """Settings of every HTTP server."""

@@ -14,8 +14,6 @@ from services.chassis.errors import ConfigError
 from services.chassis.rpc.listen import port_error
 from services.lib.http.http_config import HttpConfig
 
-__all__ = ["HttpServer", "serving"]
-
 _RENEW_SECONDS = 60.0
 _LINGERING_SECONDS = 1.0
 """Time for the rest of a body that is not wanted, so that its sender reads the answer."""

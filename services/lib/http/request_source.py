@@ -13,8 +13,6 @@ from urllib.parse import urlsplit
 
 from services.lib.http.http_config import HttpConfig
 
-__all__ = ["ForeignRequestError", "check_source", "is_local"]
-
 
 class ForeignRequestError(Exception):
     """A request to another host, or by a web page of another site: status 403."""

@@ -15,8 +15,6 @@ from services.lib.model_files.json_file import read_object
 from services.lib.model_files.tokenizer_files import TokenizerFiles
 from services.lib.rendering.renderer import RenderError, RenderLimits, shared_renderer
 
-__all__ = ["chat_template", "end_ids", "template_variables", "warn_of_end"]
-
 _ANSWER = f"answer-{uuid.uuid4().hex}"
 _CONVERSATION = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": _ANSWER}]
 

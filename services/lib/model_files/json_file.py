@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["check_json_files", "read_object"]
-
 _IDS = (int, list)
 _TOKEN = (str, dict)
 _CONFIG: Mapping[str, tuple[type, ...]] = {

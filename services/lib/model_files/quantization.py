@@ -9,8 +9,6 @@ from typing import Any
 from services.lib.model_files.json_file import read_object
 from services.lib.model_files.weight_headers import Header
 
-__all__ = ["QUANTIZATION_FILES", "check_not_quantized", "is_mxfp4", "without_quantization"]
-
 QUANTIZATION_FILES = frozenset(
     {"quantize_config.json", "quant_config.json", "hf_quant_config.json"}
 )

@@ -7,8 +7,6 @@ from pathlib import Path
 from services.lib.model_files.model_folder import vocabulary_size
 from services.lib.model_files.tokenizer_files import TokenizerFiles
 
-__all__ = ["check_same_tokens", "other_token"]
-
 
 def check_same_tokens(policy: Path, other: Path, setting: str) -> None:
     """Check that a model can read what the policy sampled, by its token ids.

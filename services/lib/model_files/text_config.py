@@ -7,8 +7,6 @@ from typing import Any
 
 from services.lib.model_files.json_file import read_object
 
-__all__ = ["check_attention", "check_layers", "read_text_config"]
-
 _ATTENTION = frozenset(
     {
         *("llama", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "mistral"),

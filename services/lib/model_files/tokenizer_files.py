@@ -14,8 +14,6 @@ from typing import Any, Self
 
 from services.lib.model_files.json_file import read_object
 
-__all__ = ["TOKENIZER_FILES", "TokenizerFiles", "number_of_ids"]
-
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"),
     *("spiece.model", "sentencepiece.bpe.model", "tekken.json"),

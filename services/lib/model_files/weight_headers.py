@@ -8,8 +8,6 @@ from pathlib import Path
 
 from services.lib.model_files.json_file import read_object
 
-__all__ = ["Header", "read_headers", "same_content", "weight_files"]
-
 _PIECE_BYTES = 1 << 22
 
 _INDEX = "model.safetensors.index.json"

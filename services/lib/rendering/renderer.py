@@ -31,15 +31,6 @@ from services.lib.rendering.render_process import (
     TOO_LONG,
 )
 
-__all__ = [
-    "RenderError",
-    "RenderLimitError",
-    "RenderLimits",
-    "Renderer",
-    "reserved_names",
-    "shared_renderer",
-]
-
 _START_SECONDS = 120.0
 _FROZEN_SECONDS = 60.0
 """A process that does not answer for this long beyond its time is not on a processor: frozen."""

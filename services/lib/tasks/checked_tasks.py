@@ -9,8 +9,6 @@ from services.chassis.errors import ConfigError
 from services.lib.tasks.sources import Row, Source
 from services.lib.tasks.task_rows import RowFields, TaskRow, task_of
 
-__all__ = ["CheckedTasks", "checked_tasks"]
-
 _MOST_SHOWN = 20
 
 

@@ -12,8 +12,6 @@ from seamflow.errors import SeamflowError
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
 
-__all__ = ["EnvironmentTasks", "list_tasks"]
-
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentTasks:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-__all__ = ["Permutation"]
-
 _ROUNDS = 4
 
 

@@ -10,8 +10,6 @@ from typing import Any
 from services.chassis.errors import ConfigError
 from services.lib.tasks.sources.base import Row
 
-__all__ = ["filled"]
-
 
 def filled(template: str, row: Row) -> Any:
     """The template with the row's fields; one that is a field alone keeps the value's type.

@@ -13,8 +13,6 @@ from services.lib.task_bounds import MAX_PAYLOAD_BYTES, MAX_ROW_NAME, NAME_CHARA
 from services.lib.tasks.row_template import filled
 from services.lib.tasks.sources.base import Row
 
-__all__ = ["RowFields", "TaskRow", "task_of"]
-
 _NAME, _PAYLOAD = "task_id", "payload"
 
 

@@ -21,8 +21,6 @@ from services.lib.transformer.row_attention.row_kernels import Attention, kernel
 from services.lib.transformer.row_rope import row_positions, row_rope
 from services.lib.transformer.trial_model import TOLERANCE, TrialModel, trial_model
 
-__all__ = ["can_pack", "check_padded", "claims_to_pack"]
-
 Outputs = Callable[..., torch.Tensor]
 
 _LAYERS = {"full_attention", "sliding_attention"}

@@ -22,8 +22,6 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
 
-__all__ = ["ContextGroup", "KeptTokens"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextGroup:

@@ -11,8 +11,6 @@ from services.lib.model_files.json_file import read_object
 from services.lib.model_files.model_folder import check_model_folder
 from services.lib.model_files.quantization import is_mxfp4
 
-__all__ = ["dequantized", "load_causal"]
-
 _SHOWN = 3
 
 

@@ -28,8 +28,6 @@ from services.lib.transformer.context_group import ContextGroup
 from services.lib.transformer.shared_prefix import shared_tokens
 from services.lib.transformer.similar_rows import similar_rows
 
-__all__ = ["JoinedRows", "Packing"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedRows:

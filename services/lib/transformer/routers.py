@@ -30,8 +30,6 @@ from torch.overrides import TorchFunctionMode
 from services.lib.routed_experts import RoutingShape
 from services.lib.transformer.transformer_blocks import transformer_blocks
 
-__all__ = ["prepare_routers", "recompute_contexts", "recording", "replaying"]
-
 _TOP_K = (torch.topk, torch.Tensor.topk)
 _TRIED_TOKENS = 3
 

@@ -19,8 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["RowRope", "row_positions", "row_rope"]
-
 _KEPT = "seamflow_row_rope"
 """Attribute of a model that was asked."""
 _FAR = 2

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["shared_tokens"]
-
 
 def shared_tokens(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
     """Length of the common prefix of two sequences."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-__all__ = ["similar_rows"]
-
 
 def similar_rows(lengths: Sequence[int]) -> Iterator[list[int]]:
     """Buckets of rows, longest first, none less than half as long as the longest of its bucket.

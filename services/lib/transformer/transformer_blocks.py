@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["transformer_blocks"]
-
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     """The modules that the model declares must not be split over devices, in order."""

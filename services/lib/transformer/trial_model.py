@@ -21,8 +21,6 @@ from torch import nn
 
 from services.chassis.log import get_logger
 
-__all__ = ["TOLERANCE", "WINDOW", "TrialModel", "trial_model"]
-
 WINDOW = 16
 """Tokens of every window of the small model."""
 TOLERANCE = 1e-4

@@ -14,8 +14,6 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-__all__ = ["DeltaError", "apply_delta", "compress", "decompress", "make_delta"]
-
 _LEVEL = 1
 _COUNT_BYTES = 4
 _GAP_BYTES = 4

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-__all__ = ["ADAPTER_BASE", "COPIED_SUFFIXES", "fingerprint", "folder_name", "versions_in"]
-
 ADAPTER_BASE = "base.json"
 """File of an adapter's folder: {"fingerprint": of the weights that it is added to}."""
 COPIED_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken"})

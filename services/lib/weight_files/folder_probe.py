@@ -11,8 +11,6 @@ from seamflow.weights.v1.weight_service_pb2 import FolderProbe
 
 from services.lib.weight_files.shard_sender import open_regular
 
-__all__ = ["CONTENT_BYTES", "PROBE_NAME", "own_probe", "sees", "write_probe"]
-
 CONTENT_BYTES = 64
 """Most bytes of a probe's content."""
 PROBE_NAME = re.compile(r"\.probe(-[0-9a-f]{32})?")

@@ -16,15 +16,6 @@ from seamflow.weights.v1.weight_service_pb2 import (
     UploadShardsRequest,
 )
 
-__all__ = [
-    "CHUNK_BYTES",
-    "ShardChunk",
-    "decode_chunk",
-    "encode_chunk",
-    "encode_upload",
-    "keep_freed_memory",
-]
-
 CHUNK_BYTES = 1024 * 1024
 """Bytes of a file in one chunk, at most."""
 

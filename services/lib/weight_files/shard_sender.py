@@ -28,8 +28,6 @@ from services.chassis.errors import (
 )
 from services.lib.weight_files.shard_chunks import CHUNK_BYTES, encode_chunk, keep_freed_memory
 
-__all__ = ["OpenShard", "ShardSender", "ShardSource", "ShardVersion", "open_regular"]
-
 _AHEAD = 4
 """Chunks read ahead while earlier ones are sent."""
 

@@ -11,8 +11,6 @@ from services.lib.transformer.transformer_blocks import transformer_blocks
 from services.scoring.config import ScoringConfig
 from services.scoring.scorers.swapping import BlockSwapper
 
-__all__ = ["load_frozen"]
-
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 

@@ -21,8 +21,6 @@ from services.scoring.row_batches import padded_batches, prefix_batches, token_i
 from services.scoring.scorer import Row
 from services.scoring.scorers.loading import load_frozen
 
-__all__ = ["LogProbs"]
-
 
 class LogProbs:
     """log p(token | all before it) at the temperature of its turn; 0 for the first token.

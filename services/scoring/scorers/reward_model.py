@@ -25,8 +25,6 @@ from services.scoring.scorer import Row
 from services.scoring.scorers.loading import load_frozen
 from services.scoring.scorers.reward_text import own_text
 
-__all__ = ["RewardModel"]
-
 
 class RewardModel:
     """Scores the whole sequence with one value."""

@@ -22,8 +22,6 @@ from services.lib.model_files.end_ids import chat_template, template_variables
 from services.lib.model_files.same_tokens import other_token
 from services.lib.rendering.renderer import RenderError, RenderLimits, shared_renderer
 
-__all__ = ["OwnText", "own_text"]
-
 Message = dict[str, str]
 Render = Callable[[Sequence[Message]], str]
 _ROLES = ("system", "user", "assistant", "user", "assistant")

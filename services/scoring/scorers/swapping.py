@@ -13,8 +13,6 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-__all__ = ["BlockSwapper"]
-
 
 class BlockSwapper:
     """Swaps the blocks of a model in and out, called in order, one forward pass at a time."""

@@ -19,8 +19,6 @@ from tests.chaos.edges.faulty_engine import FAULTS
 from tests.chaos.store.rig import Setting
 from tests.chaos.suite import Suite, broken_limits, exit_if_broken
 
-__all__ = ["broken", "main", "scenarios"]
-
 BENCH = "chaos-edges"
 _MODULES = ("poison", "damage", "floods")
 """Modules of this folder with `run(seed) -> dict[str, float]`, run if they are there."""

@@ -19,8 +19,6 @@ from bench.harness.processes import Child
 from tests.chaos.edges.canary import compared, memory_growth
 from tests.chaos.edges.world import LIMITS_OFF, world
 
-__all__ = ["AbuseResult", "begun", "under_abuse"]
-
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
 _LIMITS = {"max_render_seconds": 1}

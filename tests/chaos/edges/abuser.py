@@ -21,8 +21,6 @@ from seamflow.stubs import async_stub
 
 from tests.chaos.edges.world import GROWS, LOOPS, RUN_ID
 
-__all__ = ["ABUSES", "BEGUN"]
-
 BEGUN = "BEGUN"
 """First line of the file: its calls begin."""
 

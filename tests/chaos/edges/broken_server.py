@@ -12,8 +12,6 @@ from seamflow.errors import SeamflowError
 
 from tests.chaos.edges.world import EJECTION_OFF, world
 
-__all__ = ["share_of_groups_lost"]
-
 _GROUP_SIZE = 4
 _TURNS = 3
 _ROLLOUTS_AT_ONCE = 16

@@ -17,8 +17,6 @@ import psutil
 from bench.harness.processes import Server
 from bench.report import percentile
 
-__all__ = ["Turns", "compared", "memory_growth"]
-
 _SHARE = 0.99
 _ROUNDS = 3
 _LOOK_SECONDS = 0.1

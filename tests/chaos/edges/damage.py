@@ -31,8 +31,6 @@ from tests.lib.rollout.server.weights.shard_senders import Sender, make_version,
 from trainer.checkpoint import checkpoint_files
 from trainer.checkpoint.checksums import DamagedError, note_digest
 
-__all__ = ["run"]
-
 _RANKS = 3
 _CHECKPOINT_PLACES = 120
 _WEIGHT_PLACES = 80

@@ -14,8 +14,6 @@ from rollout.server.engines.engine import Chunk, ContextLengthError, EngineReque
 from rollout.server.engines.fake import FakeEngine
 from rollout.server.engines.fake import build as build_fake
 
-__all__ = ["FAULTS", "empty", "fails", "false_context", "nan", "positive", "unknown_id"]
-
 FAULTS = ("nan", "positive", "unknown_id", "false_context", "empty", "fails")
 _FALSE_CONTEXT = 2
 

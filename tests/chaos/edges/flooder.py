@@ -14,8 +14,6 @@ from pathlib import Path
 
 from tests.chaos.edges.abuser import BEGUN
 
-__all__ = ["CLOSED", "FLOODS", "KEPT_OPEN"]
-
 CLOSED = "CLOSED"
 _LENGTH = 1 << 20
 _HEADERS = b"POST /rollouts HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"

@@ -24,8 +24,6 @@ from tests.chaos.edges.canary import compared, memory_growth
 from tests.chaos.edges.flooder import CLOSED, FLOODS, KEPT_OPEN
 from tests.chaos.edges.world import RUN_ID, world
 
-__all__ = ["run"]
-
 _SECONDS, _QUICK_SECONDS = 4.0, 1.5
 _LIMITS: Mapping[str, object] = {"idle_connection_seconds": 1, "body_timeout_seconds": 1}
 _LIMITS_OFF: Mapping[str, object] = {

@@ -38,8 +38,6 @@ from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.model.records import Durability
 from trajectory_manager.store.redis.connect import redis_store
 
-__all__ = ["run"]
-
 _STEPS = 2
 _GROUPS = 7
 """Two steps of three, and one to replace the bad one."""

@@ -22,8 +22,6 @@ from bench.harness.byte_model import APPENDING, make_byte_model
 from bench.harness.processes import Server
 from bench.harness.redis_process import FAST, redis_server
 
-__all__ = ["RUN_ID", "World", "world"]
-
 RUN_ID = "edges"
 _VOCABULARY = 261
 _FAULTY = "tests.chaos.edges.faulty_engine"

@@ -15,8 +15,6 @@ from tests.chaos.environments.rig import Disturbance, RunResult, run
 from tests.chaos.store.rig import Setting
 from tests.chaos.suite import Suite, broken_limits, exit_if_broken
 
-__all__ = ["broken", "figures_of", "main", "scenarios"]
-
 BENCH = "chaos-environments"
 UNDISTURBED = ("undisturbed", "undisturbed-again")
 """Before and after the others: the load of the machine changes."""

@@ -12,8 +12,6 @@ from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.environments.episode_seeds import episode_seed
 
-__all__ = ["Verdict", "check"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:

@@ -18,8 +18,6 @@ from typing import Any, ClassVar
 
 from seamflow.environment import Step, Task
 
-__all__ = ["NUM_STEPS", "REWARD", "Worker", "ended_episodes", "order_hangs"]
-
 NUM_STEPS = 3
 REWARD = 0.625
 """Of every episode that has ended."""

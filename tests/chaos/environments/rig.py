@@ -33,8 +33,6 @@ from bench.harness.redis_process import FAST, free_port, redis_server
 from tests.chaos.environments.checker import Verdict, check
 from tests.chaos.environments.environment import REWARD, ended_episodes, order_hangs
 
-__all__ = ["Disturbance", "Rig", "RunResult", "run"]
-
 RUN_ID = "chaos"
 GROUP_SIZE = 4
 NUM_SERVERS = 2

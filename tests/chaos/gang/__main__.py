@@ -29,8 +29,6 @@ from tests.suites.mixed.__main__ import CONFIG
 from tests.suites.mixed.mixed_run import MAX_STALENESS
 from tests.suites.mixed.source_tree import ROOT, SourceTree
 
-__all__ = ["figures_of", "gang_run", "main"]
-
 BENCH = "chaos_gang"
 _EVENTS, _CONTROL_EVENTS = 200, 60
 _BOUND_SECONDS = 300.0

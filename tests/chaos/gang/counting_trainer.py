@@ -17,8 +17,6 @@ from trainer.clients.node_client import NodeClient
 from trainer.ranks.device_lease import DeviceLease
 from trainer.ranks.rank_group import RankGroup
 
-__all__ = ["main"]
-
 
 class _AnyNodes(DeviceLease):
     def __init__(self, ranks: RankGroup, num_nodes: int, _nodes: Sequence[str]) -> None:

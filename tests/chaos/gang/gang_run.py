@@ -18,8 +18,6 @@ from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
 from tests.suites.mixed.mixed_run import MixedRun
 
-__all__ = ["GangRun", "NodeKiller"]
-
 _LOOK_SECONDS = 0.02
 _KILL_SECONDS = (2.0, 8.0)
 _TRAINING = trainer_pb.TRAINER_STATE_TRAINING

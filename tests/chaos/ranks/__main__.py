@@ -21,8 +21,6 @@ from tests.chaos.trainer.checker import check_recorded
 from tests.chaos.trainer.rig import STEPS, Job, Rig, rig
 from tests.chaos.trainer.weights import gradient_difference, greatest_difference
 
-__all__ = ["Story", "figures_of", "read_story"]
-
 _MODULE = "tests.chaos.ranks.dying_trainer"
 _RANKS = 4
 _DEATHS = ((4, 3), (8, 1), (12, 2), (16, 1), (20, 3))

@@ -37,18 +37,6 @@ from tests.suites.mixed.__main__ import CONFIG, run_of
 from tests.suites.mixed.changes import UPGRADE_ORDER
 from tests.suites.mixed.mixed_run import ChangeError
 
-__all__ = [
-    "ENVIRONMENT",
-    "LIMITS",
-    "OF_AGENT",
-    "OF_ENVIRONMENT",
-    "ZERO",
-    "Drill",
-    "figures_of",
-    "main",
-    "run_with",
-]
-
 BENCH = "chaos-restarts"
 OF_AGENT = ("redis", *UPGRADE_ORDER)
 OF_ENVIRONMENT = ("environment_server-0", "environments-0", "http_gateway-0")

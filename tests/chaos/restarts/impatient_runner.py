@@ -7,8 +7,6 @@ from seamflow.errors import SeamflowError
 from seamflow.retry import Backoff
 from seamflow.runner.command_line import main
 
-__all__ = ["at_once"]
-
 
 async def at_once(error: SeamflowError, backoff: Backoff) -> None:
     """Raise what the SDK would wait for."""

@@ -17,8 +17,6 @@ from tests.chaos.restarts.signalled import End, SignalledSupervisor
 from tests.suites.mixed.changes import Change
 from tests.suites.mixed.mixed_run import MixedRun
 
-__all__ = ["Outcome", "RestartRun"]
-
 _LOOK_SECONDS = 0.1
 _TRACEBACK = "Traceback (most recent call last)"
 

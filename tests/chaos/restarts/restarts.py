@@ -10,8 +10,6 @@ from random import Random
 from tests.suites.mixed.changes import Change
 from tests.suites.mixed.source_tree import ROOT, SourceTree
 
-__all__ = ["PRESENT", "Restart", "restarts"]
-
 PRESENT = SourceTree(name="present", root=ROOT)
 
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from services.launcher.supervisor import Supervisor
 
-__all__ = ["End", "SignalledSupervisor"]
-
 END_SECONDS = 60.0
 """Twice what a drain may take."""
 

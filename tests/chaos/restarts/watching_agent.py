@@ -12,8 +12,6 @@ from seamflow.errors import SeamflowError
 
 from examples.quickstart.agent import ElevatorAgent
 
-__all__ = ["ERRORS_FILE", "WatchingAgent"]
-
 ERRORS_FILE = "WATCHING_AGENT_ERRORS"
 """Environment variable with the name of the file."""
 

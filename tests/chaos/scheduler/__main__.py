@@ -27,8 +27,6 @@ from tests.chaos.scheduler.plot import draw_timelines
 from tests.chaos.store.rig import Setting
 from tests.chaos.suite import Suite, broken_limits, exit_if_broken
 
-__all__ = ["main"]
-
 BENCH = "chaos_scheduler"
 _MOST_SECONDS = {"reassigned_max_s": 10.0}
 _NONE = ("double_owners", "partial_gangs", "deadlocks", "work_interrupted")

@@ -13,8 +13,6 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 if TYPE_CHECKING:
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
 
-__all__ = ["Entry", "entries", "gangs_by_assignment", "read_audit"]
-
 _QUIET_SECONDS = 0.5
 
 

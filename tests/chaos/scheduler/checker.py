@@ -16,8 +16,6 @@ from typing import ClassVar
 from tests.chaos.scheduler.audit import Entry, gangs_by_assignment
 from tests.chaos.scheduler.ledger import Event
 
-__all__ = ["GRACE_SECONDS", "Hold", "Verdict", "check", "holds", "interrupted", "reassigned"]
-
 GRACE_SECONDS = 3.0
 """A node agent that wakes with its lease run out must have stopped all work after this."""
 

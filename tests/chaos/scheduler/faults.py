@@ -26,16 +26,6 @@ from tests.chaos.scheduler.rig import (
 )
 from tests.chaos.store.rig import Setting
 
-__all__ = [
-    "cut_nodes",
-    "cut_store",
-    "freeze_agents",
-    "kill_nodes",
-    "kill_scheduler",
-    "replace_agents",
-    "replace_scheduler",
-]
-
 _SUPERVISOR_SECONDS = 0.05
 # Long enough for a node agent to find the scheduler again, and for some to be cut off at it.
 _UP_SECONDS = (1.0, 3.0)

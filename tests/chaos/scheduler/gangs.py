@@ -18,8 +18,6 @@ from tests.chaos.scheduler.ledger import Ledger
 if TYPE_CHECKING:
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
 
-__all__ = ["RUN", "Driver", "Pace", "num_partial"]
-
 RUN = "chaos"
 _WAIT = Duration(seconds=1)
 _LOOK_SECONDS = 0.05

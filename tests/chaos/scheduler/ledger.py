@@ -21,8 +21,6 @@ from typing import Any
 
 from tests.chaos.store.history import Log
 
-__all__ = ["Event", "Ledger", "read_events"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:

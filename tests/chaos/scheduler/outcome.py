@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from tests.chaos.scheduler.checker import Verdict
 from tests.chaos.scheduler.ledger import Event
 
-__all__ = ["Outcome"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:

@@ -10,8 +10,6 @@ from typing import Any
 from tests.chaos.scheduler.checker import Hold, holds
 from tests.chaos.scheduler.ledger import Event
 
-__all__ = ["draw_timelines"]
-
 _SECONDS = 60.0
 _ROLLOUT = "#c9dcf0"
 _NO_GANG = "#888888"

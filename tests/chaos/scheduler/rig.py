@@ -34,20 +34,6 @@ from tests.chaos.store.rig import Setting
 if TYPE_CHECKING:
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
 
-__all__ = [
-    "CAREFUL",
-    "QUICK",
-    "ChaosNode",
-    "Lease",
-    "Rig",
-    "Variant",
-    "listening",
-    "node_agent",
-    "pool",
-    "scheduler_server",
-    "until",
-]
-
 _LOOK_SECONDS = 0.05
 _TIMEOUT_SECONDS = 120.0
 _SAMPLE_SECONDS = 0.05

@@ -27,8 +27,6 @@ from services.chassis.errors import stale_epoch
 from services.chassis.rpc.server import Service, started
 from tests.chaos.scheduler.ledger import Ledger
 
-__all__ = ["Activity", "Trainer", "main", "service"]
-
 _EFFECT_SECONDS = 0.03
 
 

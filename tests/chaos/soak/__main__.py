@@ -23,8 +23,6 @@ from tests.chaos.suite import NOTHING_LOST, broken_limits, exit_if_broken
 from tests.lib.end_to_end.quickstart_files import make_quickstart
 from tests.suites.mixed.__main__ import CONFIG, run_of
 
-__all__ = ["figures_of", "main", "soak"]
-
 BENCH = "soak"
 _SECONDS, _EVERY_SECONDS = 3600.0, 30.0
 _RANKER = "\n[ranker]\nwindow_prompts = 512\n"

@@ -13,8 +13,6 @@ from random import Random
 from services.launcher.child_process import ProcessPlan
 from services.launcher.supervisor import Supervisor
 
-__all__ = ["Fault", "FaultySupervisor", "draw"]
-
 KINDS = ("freeze", "kill", "restart")
 _WEIGHTS = (2, 2, 1)
 _FREEZE_SECONDS = (5.0, 20.0)

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["Sample", "append", "measured", "mib_per_hour", "read"]
-
 _WARM_UP_SECONDS = 600.0
 """Of each start, not looked at: models are loaded, pools and the ranker's window filled."""
 _MIN_SAMPLES = 3

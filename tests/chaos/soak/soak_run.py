@@ -28,8 +28,6 @@ from tests.chaos.soak.faults import FaultySupervisor, draw
 from tests.chaos.soak.memory import append, measured
 from tests.suites.mixed.mixed_run import MixedRun
 
-__all__ = ["SoakRun"]
-
 LEAK = "leak"
 """A child that grows on purpose, to show that growth is seen."""
 _LOOK_SECONDS = 10.0

@@ -17,8 +17,6 @@ from tests.chaos.store.controls import controls
 from tests.chaos.store.rig import Outcome, Setting
 from tests.chaos.suite import Suite, broken_limits, exit_if_broken
 
-__all__ = ["main"]
-
 BENCH = "chaos_store"
 _MOST_SECONDS = {
     "recovery_manager_p95_s": 3.0,

@@ -44,8 +44,6 @@ from bench.trajectory_manager.producers import GROUP_SIZE, Producers, Seen, logp
 from tests.chaos.store.checker import check_steps, untrained_groups
 from tests.chaos.store.processes.modelless_trainer import committed_steps
 
-__all__ = ["main", "tokens_lost"]
-
 RUN_ID = "bench"
 AGENTS = 64
 RECORDERS = 4

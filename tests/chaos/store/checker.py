@@ -16,8 +16,6 @@ from seamflow.trajectory.v1 import trajectory_pb2
 
 from tests.chaos.store.history import History, TurnName, logprob_of
 
-__all__ = ["Stored", "Verdict", "check_steps", "check_tokens", "stored_tokens", "untrained_groups"]
-
 Stored = Mapping[TurnName, Sequence[int]]
 """Turn -> the ids it added, in order; -1 where a token came back with another log-prob."""
 

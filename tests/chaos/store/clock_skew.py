@@ -15,8 +15,6 @@ from bench.harness.processes import Server
 from tests.chaos.calls import Caller, call_retrying
 from tests.chaos.store.rig import RUN, Outcome, Setting, rules
 
-__all__ = ["skew"]
-
 _LEASE_SECONDS = 4.0
 _MARGIN_SECONDS = 1.0
 _SKEWS = ("-10m", "+10m")

@@ -19,8 +19,6 @@ from tests.chaos.store.history import Log, read_history
 from tests.chaos.store.processes.unfenced_manager import SCRIPTS_VARIABLE, unfenced_scripts
 from tests.chaos.store.rig import Setting, under_load
 
-__all__ = ["controls"]
-
 _FREEZES = 10
 _MOST_TRIES = 5
 _LOAD_SECONDS = 1.0

@@ -18,8 +18,6 @@ from tests.chaos.store.checker import Verdict
 from tests.chaos.store.rig import Outcome, Setting, under_load
 from tests.chaos.store.sentinel import SAFE, Sentinels
 
-__all__ = ["can_cut", "cut_master", "kill_master", "unsafe_cut"]
-
 _CALM_SECONDS = (0.5, 1.5)
 _CUT_SECONDS = 300.0
 _LEASE_SECONDS = 300.0

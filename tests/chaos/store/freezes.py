@@ -27,8 +27,6 @@ from tests.chaos.store.checker import Verdict
 from tests.chaos.store.processes import frozen_client
 from tests.chaos.store.rig import Outcome, Setting, rules
 
-__all__ = ["freeze", "freeze_holders"]
-
 LEASE_SECONDS = 1.0
 # Turns are what is held most.
 HOLDS = ("turn", "turn", "turn", "task", "trainer")

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Ack", "History", "Log", "logprob_of", "new_acks", "read_history"]
-
 TurnName = tuple[str, str]
 """(rollout_id, turn_id)."""
 

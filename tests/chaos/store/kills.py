@@ -14,8 +14,6 @@ from tests.chaos.store.checker import Verdict
 from tests.chaos.store.processes.modelless_trainer import committed_steps
 from tests.chaos.store.rig import Outcome, Rig, Setting, under_load
 
-__all__ = ["kill_manager", "kill_redis", "kill_redis_with_large_file", "kill_trainer"]
-
 SLOW_FSYNC_MILLISECONDS = 20
 _CALM_SECONDS = (0.1, 0.8)
 _SUPERVISOR_SECONDS = 0.05

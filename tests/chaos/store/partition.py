@@ -25,8 +25,6 @@ from tests.chaos.store.processes import frozen_client
 from tests.chaos.store.rig import RUN, Rig, Setting, under_load
 from tests.chaos.store.sentinel import SAFE, Sentinels
 
-__all__ = ["main"]
-
 _SIDES = ("127.0.0.1", "127.0.0.2")
 _LOAD_SECONDS = 2.0
 _CUT_SECONDS = 8.0

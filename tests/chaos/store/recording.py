@@ -20,8 +20,6 @@ from rollout.gateway.record.recorder import Recorder
 from services.chassis.errors import ServiceError
 from tests.chaos.calls import call_retrying_async
 
-__all__ = ["OneByOne", "Place", "Recording", "Together"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:

@@ -26,8 +26,6 @@ from tests.chaos.store.checker import (
 from tests.chaos.store.history import new_acks, read_history
 from tests.chaos.store.processes.modelless_trainer import REFUSED, committed_steps
 
-__all__ = ["Outcome", "Rig", "Setting", "rules", "under_load"]
-
 GROUP_SIZE = 2
 _GROUPS_PER_STEP = 2
 _MAX_STALENESS = 15

@@ -17,8 +17,6 @@ from bench.harness.processes import Server
 from bench.harness.redis_process import free_port
 from services.lib.redis_binary import find_redis_server
 
-__all__ = ["SAFE", "SERVICE", "Sentinels"]
-
 SERVICE = "seamflow"
 SAFE = {"min-replicas-to-write": "2", "min-replicas-max-lag": "2"}
 """What `replicated` asks of its servers: an isolated master stops to write."""

@@ -33,8 +33,6 @@ from tests.chaos.trainer.scenarios import (
     resized,
 )
 
-__all__ = ["broken", "figures_of", "main"]
-
 BENCH = "chaos_trainer"
 _MOST = {"resized_weights_max_difference": 1e-5, "moved_weights_max_difference": 1e-5}
 _NONE = (*Verdict.VIOLATIONS, "kills_missed")

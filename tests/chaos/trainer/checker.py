@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-__all__ = ["History", "Verdict", "check_delivery", "check_recorded", "group_of", "rollout_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:

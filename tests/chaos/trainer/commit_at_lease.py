@@ -12,8 +12,6 @@ from seamflow.trajectory.v1 import sample_service_pb2
 from trainer import cli
 from trainer.clients.sample_client import SampleClient
 
-__all__ = ["HastySampleClient"]
-
 _CRASH_SECONDS = 0.2
 """Time for a crash to come at the worst moment."""
 

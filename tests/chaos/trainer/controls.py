@@ -17,8 +17,6 @@ from tests.chaos.trainer.rig import STEPS, Job
 from tests.chaos.trainer.scenarios import References, judged
 from tests.chaos.trainer.weights import forget_momentum
 
-__all__ = ["Control", "controls"]
-
 _CRASH_STEP = STEPS // 2
 _LOOK_SECONDS = 0.002
 

@@ -15,8 +15,6 @@ import psutil
 from bench.harness import processes
 from bench.harness.processes import Child
 
-__all__ = ["Gang", "command"]
-
 _START_SECONDS = 120.0
 _RUN_SECONDS = 300.0
 _GONE_SECONDS = 30.0

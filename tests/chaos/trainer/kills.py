@@ -16,8 +16,6 @@ from tests.chaos.calls import call_retrying
 from tests.chaos.trainer.gang import Gang
 from tests.chaos.trainer.rig import STEPS, Job
 
-__all__ = ["Kills", "Pace", "Strikes", "await_step"]
-
 _START_SHARE = 0.25
 _STEP_SECONDS = 120.0
 _LOOK_SECONDS = 0.002

@@ -23,8 +23,6 @@ from tests.chaos.calls import CREDENTIAL, Caller, call_retrying
 from tests.chaos.trainer.rig import STEPS, Job
 from tests.chaos.trainer.samples import GROUPS_PER_STEP, TEMPERATURE, answer, prompt, reward
 
-__all__ = ["Agents"]
-
 _AGENTS = 4
 _TASKS = (STEPS + 8) * GROUPS_PER_STEP
 """More than the steps need: what is admitted beyond them must be there to be had in the end."""

@@ -25,8 +25,6 @@ from tests.chaos.trainer.samples import GROUP_SIZE, GROUPS_PER_STEP, recorded_gr
 from tests.lib.trained_samples import steps_with_samples
 from tests.lib.trainer.support import make_model
 
-__all__ = ["STEPS", "Job", "Rig", "rig"]
-
 STEPS = 24
 """Optimizer steps of every job."""
 _SPARE_STEPS = 3

@@ -15,8 +15,6 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from tests.lib.trainer.support import VOCABULARY
 
-__all__ = ["GROUPS_PER_STEP", "GROUP_SIZE", "answer", "prompt", "recorded_groups", "reward"]
-
 GROUP_SIZE = 2
 GROUPS_PER_STEP = 4
 TEMPERATURE = 1.0

@@ -17,21 +17,6 @@ from tests.chaos.trainer.rig import STEPS, Job, Rig
 from tests.chaos.trainer.samples import GROUP_SIZE, GROUPS_PER_STEP
 from tests.chaos.trainer.weights import compare, greatest_difference
 
-__all__ = [
-    "PPO",
-    "PPO_PIPELINE",
-    "SPARSE",
-    "STREAMED",
-    "Outcome",
-    "Reference",
-    "References",
-    "judged",
-    "live",
-    "moved",
-    "recorded",
-    "resized",
-]
-
 STREAMED = ("--batch.stream-groups=1",)
 """Flags of a trainer that begins a step with its first group."""
 SPARSE = ("--checkpoint.every=4",)

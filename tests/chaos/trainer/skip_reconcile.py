@@ -13,8 +13,6 @@ from tests.chaos.trainer.samples import GROUP_SIZE, GROUPS_PER_STEP
 from trainer import cli
 from trainer.clients.sample_client import SampleClient
 
-__all__ = ["RereadingSampleClient"]
-
 _STEP_SAMPLES = GROUP_SIZE * GROUPS_PER_STEP
 _ALL = 1000
 

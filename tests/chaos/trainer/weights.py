@@ -10,8 +10,6 @@ from safetensors.torch import load_file, save_file
 
 from tests.chaos.trainer.checker import Verdict
 
-__all__ = ["compare", "forget_momentum", "gradient_difference", "greatest_difference"]
-
 _MOMENTUM = "exp_avg."
 _BETA1 = 0.9
 """Of AdamW, as all jobs have it."""

@@ -12,8 +12,6 @@ from typing import Any
 
 import yaml
 
-__all__ = ["CHART", "EXAMPLES", "containers", "environment", "pods", "render"]
-
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "deploy" / "helm" / "seamflow"
 EXAMPLES = {"defaults": None} | {

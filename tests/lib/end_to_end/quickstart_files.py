@@ -9,8 +9,6 @@ from pathlib import Path
 from examples.quickstart import task
 from examples.quickstart.prepare import build_model, build_tokenizer
 
-__all__ = ["main", "make_quickstart"]
-
 _TASKS = 64
 
 

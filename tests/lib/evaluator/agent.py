@@ -13,8 +13,6 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from bench.harness.store_calls import send_async
 from tests.lib.trajectory_manager.client import CREDENTIAL, Client, message
 
-__all__ = ["agent", "lease", "play"]
-
 
 async def lease(client: Client) -> task_pb.TaskLease | None:
     """An EVAL rollout; None: nothing is queued."""

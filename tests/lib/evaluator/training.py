@@ -16,8 +16,6 @@ from seamflow.weights.v1 import weight_service_pb2_grpc as weight_grpc
 
 from services.chassis.rpc.server import Service
 
-__all__ = ["Training"]
-
 
 class Training(  # type: ignore[misc]  # TrainerService and RolloutServerService each have a Resume
     trainer_grpc.TrainerServiceServicer,

@@ -9,8 +9,6 @@ from typing import Any
 
 import yaml
 
-__all__ = ["MONITORING", "ROOT", "dashboards", "metrics_in", "rules"]
-
 ROOT = Path(__file__).parents[3]
 MONITORING = ROOT / "deploy" / "monitoring"
 _STRING = re.compile(r'"[^"]*"')

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from scheduler.model.records import AllocationEvent, State
 from scheduler.store.interface import SupersededError
 
-__all__ = ["MemoryStore"]
-
 
 class MemoryStore:
     """The reference implementation.

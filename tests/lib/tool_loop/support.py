@@ -97,17 +97,3 @@ async def answers(client: EnvironmentClient, *called: tuple[str, Any]) -> list[s
         step = await episode.step(calls(*called))
         assert not isinstance(step.messages, str)
         return [str(message["content"]) for message in step.messages]
-
-
-__all__ = [
-    "HERE",
-    "STDIO",
-    "answers",
-    "calls",
-    "config",
-    "http_server",
-    "listening",
-    "says",
-    "serving",
-    "task",
-]

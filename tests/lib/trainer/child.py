@@ -16,8 +16,6 @@ from seamflow.trainer.v1 import trainer_service_pb2_grpc as trainer_grpc
 from tests.lib.trainer.services import Neighbours
 from tests.lib.trainer.support import JOB_CONFIG, ROOT, environment
 
-__all__ = ["Child"]
-
 
 class Child:
     """A trainer process and its output."""

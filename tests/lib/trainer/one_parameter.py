@@ -6,8 +6,6 @@ import torch
 
 from trainer.policy.policy import Policy
 
-__all__ = ["Weights"]
-
 
 class Weights(Policy):
     """Stands for a policy with one parameter."""

@@ -13,8 +13,6 @@ from tests.lib.redis_server import free_port
 from trainer import object_path
 from trainer.object_path import ObjectPath
 
-__all__ = ["forget_connections", "s3_server"]
-
 
 @contextmanager
 def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectPath]:

@@ -12,8 +12,6 @@ from seamflow.weights.v1.weight_service_pb2 import Manifest
 from services.chassis.errors import already_exists, not_found, stale_epoch
 from services.weights.store_interface import Allocation, Publish, Scope
 
-__all__ = ["MemoryStore"]
-
 
 @dataclass(slots=True)
 class _Versions:

@@ -31,8 +31,6 @@ from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
 from services.launcher.view import PlainView
 
-__all__ = ["AgentRun", "Outcome", "make_run"]
-
 CONFIG_FILE = ROOT / "examples" / "openai_agent.toml"
 _POLL_SECONDS = 0.1
 _ZERO = (

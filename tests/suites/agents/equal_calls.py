@@ -17,8 +17,6 @@ import aiohttp
 
 from tests.lib.rollout.http_gateway.support import World, world
 
-__all__ = ["equal_calls", "figures", "repeated_calls"]
-
 CHAT: Any = {
     "model": "policy",
     "messages": [{"role": "user", "content": "say"}],

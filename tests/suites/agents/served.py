@@ -15,8 +15,6 @@ from pathlib import Path
 
 from bench.provenance import ROOT
 
-__all__ = ["served"]
-
 
 @contextmanager
 def served(

@@ -15,8 +15,6 @@ import torch
 
 from tests.suites.algorithms.formulas import BETA, HIGH, LENGTH, LOW, Rollout
 
-__all__ = ["TRL", "trl_loss"]
-
 TRL: dict[str, dict[str, Any]] = {
     "cispo": {"loss_type": "cispo", "epsilon_high": 1 + HIGH},
     "dapo": {"loss_type": "dapo"},

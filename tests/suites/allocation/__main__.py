@@ -31,8 +31,6 @@ from bench.provenance import ROOT
 from bench.report import RESULTS, Report
 from tests.suites.allocation.running_job import RunningJob, conserved, running_job
 
-__all__ = ["main"]
-
 _SLOWER = 6
 """Times that a slow episode takes what a step took, whatever this machine is busy with."""
 _LONG_ROW_SECONDS = 1.2

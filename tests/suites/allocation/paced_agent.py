@@ -13,8 +13,6 @@ from seamflow.client import Rollout
 
 from examples.quickstart.agent import ElevatorAgent
 
-__all__ = ["PACE_FILE", "PacedAgent"]
-
 PACE_FILE = "SEAMFLOW_TEST_PACE_FILE"
 """Environment variable with the file's path; the file has seconds."""
 

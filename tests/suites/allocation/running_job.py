@@ -28,8 +28,6 @@ from bench.provenance import ROOT
 from tests.suites.allocation.paced_agent import PACE_FILE
 from tests.suites.allocation.slow_training import ROW_SECONDS
 
-__all__ = ["RunningJob", "conserved", "running_job"]
-
 _CONFIG = """\
 [launcher]
 name = "allocation"

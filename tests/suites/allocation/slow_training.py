@@ -14,8 +14,6 @@ from trainer.algorithms import grpo
 from trainer.algorithms.base import LossTerms, PolicyTokens
 from trainer.config import TrainerConfig
 
-__all__ = ["ROW_SECONDS", "SlowGrpo"]
-
 ROW_SECONDS = "SEAMFLOW_TEST_ROW_SECONDS"
 """Environment variable: seconds of a row."""
 

@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from bench.provenance import ROOT
 from bench.report import Report
 
-__all__ = ["counts"]
-
 _LAST_LINE = re.compile(r"^(?:\d+ [a-z]+, )*\d+ [a-z]+ in ([\d.]+)s", re.MULTILINE)
 
 

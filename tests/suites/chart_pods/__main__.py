@@ -31,8 +31,6 @@ from tests.suites.compose.base_images import base_images
 from tests.suites.compose.engine import EngineUnavailableError, engine
 from tests.suites.compose.images import gigabytes_of_engine
 
-__all__ = ["main"]
-
 STEPS = 2
 _WAIT_SECONDS = 600.0
 _POLL_SECONDS = 1.0

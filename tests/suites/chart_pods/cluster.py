@@ -20,8 +20,6 @@ from tests.suites.chart_pods.pod import NETWORK, Workload, docker
 from tests.suites.chart_pods.probes import Prober
 from tests.suites.chart_pods.volumes import Volumes, share
 
-__all__ = ["AGENT", "REDIS", "Cluster", "cluster"]
-
 VALUES = EXAMPLES["cpu"]
 CLAIM, MODEL, TASKS, HELDOUT = "seamflow-data", "model", "tasks.jsonl", "heldout.jsonl"
 REDIS = "seamflow-redis"

@@ -14,8 +14,6 @@ from tests.suites.chart_pods.cluster import Cluster
 from tests.suites.chart_pods.pod import docker, stop
 from tests.suites.chart_pods.probes import status_of
 
-__all__ = ["Drained", "busy", "drained"]
-
 _ADMIN_PORT = 9100
 _PAUSE_SECONDS = 0.02
 _TURNS = re.compile(r"^seamflow_\w+_rpc_in_flight\{method=\"\S+/Generate\"\} (\S+)$", re.MULTILINE)

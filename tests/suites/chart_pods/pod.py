@@ -12,8 +12,6 @@ from typing import Any
 from tests.lib.deploy.chart import Object, environment
 from tests.suites.chart_pods.volumes import Volumes
 
-__all__ = ["NAMESPACE", "NETWORK", "Workload", "docker", "run", "stop", "workloads"]
-
 NETWORK = "seamflow-pods"
 NAMESPACE = "training"
 _UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from tests.lib.deploy.chart import Object
 from tests.suites.chart_pods.pod import docker
 
-__all__ = ["PodState", "Prober", "status_of"]
-
 _DEFAULTS = {"periodSeconds": 10, "timeoutSeconds": 1, "failureThreshold": 3}
 _TICK_SECONDS = 0.5
 _PARALLEL = 8

@@ -10,8 +10,6 @@ from typing import Any
 
 from tests.lib.deploy.chart import Object
 
-__all__ = ["Volumes"]
-
 _CONFIG_MODE = 0o644
 _SHARED_FOLDER, _SHARED_FILE = 0o2770, 0o660
 """Added in a volume with an fsGroup: its group writes, and what is made there belongs to it."""

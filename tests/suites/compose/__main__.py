@@ -31,8 +31,6 @@ from tests.suites.compose.host_agent import is_trained, run_page
 from tests.suites.compose.images import gigabytes
 from tests.suites.compose.prepare_beside import prepare_beside
 
-__all__ = ["main"]
-
 STEPS_BEFORE = 10
 STEPS_AFTER_RESTART = 2
 _WAIT_SECONDS = 600.0

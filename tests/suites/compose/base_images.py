@@ -11,8 +11,6 @@ from pathlib import Path
 
 from tests.suites.compose.wheels import served_torch
 
-__all__ = ["base_images", "exists"]
-
 _PUBLISHED = {"BASE_IMAGE": "python:3.11-slim-bookworm", "REDIS_IMAGE": "redis:7.4-bookworm"}
 _LOCAL, _LOCAL_REDIS = "seamflow/local-base:bookworm", "seamflow/local-redis:bookworm"
 _SUITE = "bookworm"

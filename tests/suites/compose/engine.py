@@ -11,8 +11,6 @@ from pathlib import Path
 
 from tests.suites.compose.requirements import lacking, message, this_machine
 
-__all__ = ["EngineUnavailableError", "engine"]
-
 _START_SECONDS = 60.0
 _WEIGHTS = Path("/sys/fs/cgroup/cpu")
 _WEIGHT_OF_A_PROCESS, _CONTAINERS = 1024, 20

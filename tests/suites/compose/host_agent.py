@@ -11,8 +11,6 @@ from pathlib import Path
 
 from bench.provenance import ROOT
 
-__all__ = ["is_trained", "program", "run_page"]
-
 PAGE = ROOT / "docs" / "deployment.md"
 _HEADING = "## An agent on this machine, over HTTP"
 _SECONDS = 300.0

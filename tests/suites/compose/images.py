@@ -6,8 +6,6 @@ import re
 import subprocess
 from collections.abc import Iterable
 
-__all__ = ["gigabytes", "gigabytes_of_engine"]
-
 _UNITS = {"B": 1e-9, "kB": 1e-6, "MB": 1e-3, "GB": 1.0, "TB": 1e3}
 
 

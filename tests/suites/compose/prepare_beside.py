@@ -13,8 +13,6 @@ from seamflow.release import __version__
 
 from bench.provenance import ROOT
 
-__all__ = ["prepare_beside"]
-
 _Process = subprocess.Popen[str]
 _MODULE = "examples.quickstart.prepare"
 # As the container runs it, and what it took: seconds of the module, and of the processor for all.

@@ -10,8 +10,6 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-__all__ = ["Machine", "Need", "lacking", "message", "this_machine"]
-
 _REGISTRY = "https://registry-1.docker.io/v2/"
 _REGISTRY_SECONDS = 10.0
 

@@ -17,8 +17,6 @@ from pathlib import Path
 
 from bench.provenance import ROOT
 
-__all__ = ["served_torch"]
-
 # Part of TORCH_INDEX_URL, and so of what decides whether the engine builds the image anew.
 _PORT = 18329
 

@@ -27,8 +27,6 @@ from tests.suites.console.trained_run import TrainedRun, console, training
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-__all__ = ["main"]
-
 BENCH = "test-console"
 STEPS = 16
 _SHOWS_STEP = """step =>

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
 
-__all__ = ["AXE", "Visit", "chromium", "launched", "visiting"]
-
 AXE = Path(__file__).parent / "node" / "node_modules" / "axe-core" / "axe.min.js"
 """The rules of accessibility, from npm."""
 _FLAGS = (

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from tests.suites.console.browser import Visit
 
-__all__ = ["Check", "Checks"]
-
 Check = Callable[[Visit], None]
 
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
 
-__all__ = ["HOSTILE", "MARK", "spoil_answers", "spoiled"]
-
 MARK = "hostile-7f3a"
 """By which a check finds the text on the page."""
 HOSTILE = (

@@ -5,8 +5,6 @@ from __future__ import annotations
 from tests.suites.console.browser import Visit
 from tests.suites.console.screens import some_rollout
 
-__all__ = ["INTERACTIONS"]
-
 
 def keys_move_and_open(visit: Visit) -> None:
     """`j` and `k` move through the rows, Enter opens one."""

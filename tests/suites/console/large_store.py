@@ -25,8 +25,6 @@ from bench.harness.redis_process import FAST, redis_server
 from tests.suites.console.browser import Visit, launched, visiting
 from tests.suites.console.trained_run import console
 
-__all__ = ["large_figures"]
-
 ROLLOUTS = 100_000
 TOKENS = 65_536
 _SHORT = 24

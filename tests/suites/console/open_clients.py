@@ -16,8 +16,6 @@ import psutil
 
 from tests.suites.console.trained_run import TrainedRun, training
 
-__all__ = ["client_figures"]
-
 CLIENTS = 5
 WINDOW_STEPS = 8
 PAIRS = 10

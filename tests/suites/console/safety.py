@@ -7,8 +7,6 @@ from collections.abc import Callable
 from tests.suites.console.browser import Visit
 from tests.suites.console.hostile_texts import HOSTILE, MARK, spoil_answers
 
-__all__ = ["CONTROLS", "SAFETY", "is_only_text"]
-
 _FOREIGN = "main script, main img, main iframe, main style, main b, main i, a[href^=javascript]"
 
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from tests.suites.console.browser import Visit
 
-__all__ = ["SCREENS", "has_no_fault", "some_rollout", "views"]
-
 
 def some_rollout(visit: Visit, where: str = "&step=3") -> str:
     """The first rollout of a list, as its link writes it."""

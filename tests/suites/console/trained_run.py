@@ -18,8 +18,6 @@ import psutil
 
 from bench.provenance import ROOT
 
-__all__ = ["Console", "TrainedRun", "console", "training"]
-
 _LINK = re.compile(rb"console: (http://\S+)")
 _STOP_SECONDS = 30.0
 _EVALUATED = ("--set", "evaluation.every_steps=4")

@@ -14,8 +14,6 @@ from bench.report import RESULTS, Report
 from tests.suites.field.areas import AREAS, kinds_of
 from tests.suites.field.kind import Kind, Tried
 
-__all__ = ["main"]
-
 BENCH = "test-field"
 
 

@@ -6,8 +6,6 @@ from importlib import import_module
 
 from tests.suites.field.kind import Kind
 
-__all__ = ["AREAS", "kinds_of"]
-
 AREAS: tuple[str, ...] = (
     "agent_calls",
     "agent_requests",

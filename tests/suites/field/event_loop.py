@@ -8,8 +8,6 @@ from collections.abc import Coroutine
 from functools import cache
 from typing import TypeVar
 
-__all__ = ["run"]
-
 Result = TypeVar("Result")
 
 

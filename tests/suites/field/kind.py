@@ -16,8 +16,6 @@ from hypothesis.strategies import SearchStrategy
 
 from tests.suites.field.event_loop import run
 
-__all__ = ["Kind", "Tried"]
-
 Check = Callable[[Any], Coroutine[Any, Any, None] | None]
 
 

@@ -10,8 +10,6 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-__all__ = ["EXPERTS", "TINY", "VOCABULARY", "make_config", "make_model"]
-
 transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 

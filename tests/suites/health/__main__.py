@@ -14,8 +14,6 @@ from bench.report import RESULTS, Report
 from tests.suites.health.way import Found, Way, is_healthy, is_named, run
 from tests.suites.health.ways import HEALTHY, WAYS
 
-__all__ = ["main"]
-
 BENCH = "test-health"
 
 

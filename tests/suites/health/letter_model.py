@@ -8,8 +8,6 @@ from pathlib import Path
 import torch
 from seamflow.cli.init_project.template import tiny_model
 
-__all__ = ["main"]
-
 
 def main(logit_scale: float = 1.0) -> None:
     """Write OUT/model, whose logits are multiplied by `logit_scale`."""

@@ -16,8 +16,6 @@ from pathlib import Path
 
 from bench.provenance import ROOT
 
-__all__ = ["Found", "Way", "is_healthy", "is_named", "run"]
-
 _CONFIG = """\
 [launcher]
 name = "health"

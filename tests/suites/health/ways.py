@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.suites.health.way import REFUSED, Way
 
-__all__ = ["HEALTHY", "WAYS"]
-
 _AGENTS = "tests.suites.health.agents"
 
 

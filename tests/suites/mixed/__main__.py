@@ -38,8 +38,6 @@ from tests.suites.mixed.changes import UPGRADE_ORDER, Change, changes
 from tests.suites.mixed.mixed_run import MAX_STALENESS, ChangeError, MixedRun
 from tests.suites.mixed.source_tree import ROOT, SourceTree, changed_requirements, export
 
-__all__ = ["broken_release", "main", "mixed", "run_of"]
-
 BENCH = "mixed"
 CONFIG = """
 [trainer]

@@ -8,8 +8,6 @@ from random import Random
 
 from tests.suites.mixed.source_tree import SourceTree
 
-__all__ = ["UPGRADE_ORDER", "Change", "changes"]
-
 UPGRADE_ORDER = (
     "trajectory_manager",
     "weights",

@@ -26,8 +26,6 @@ from tests.lib.trained_samples import steps_with_samples
 from tests.suites.mixed.changes import Change
 from tests.suites.mixed.source_tree import SourceTree
 
-__all__ = ["MAX_STALENESS", "ChangeError", "MixedRun"]
-
 CHANGE_SECONDS = 300.0
 """Bound of one change: stop, start, serve, and optimizer steps. It takes seconds; a crash-loop ends
 it earlier."""

@@ -15,8 +15,6 @@ from typing import Any
 
 from services.launcher.child_process import ProcessPlan
 
-__all__ = ["ROOT", "SourceTree", "changed_requirements", "export"]
-
 ROOT = Path(__file__).parents[3]
 _PACKAGES = ("seamflow", "services", "trajectory_manager", "rollout", "scheduler", "trainer")
 _WHERE = "import sys, importlib.util as u; print(*(u.find_spec(n).origin for n in sys.argv[1:]))"

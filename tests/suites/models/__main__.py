@@ -19,8 +19,6 @@ from tests.suites.models.kinds import compare, kinds
 from tests.suites.models.model_run import CONFIG_EXIT, STEPS, Outcome, launch
 from tests.suites.models.refusals import REFUSALS, Refusal
 
-__all__ = ["main", "refusal_problems", "training_problems"]
-
 _TRAINED = tuple(name for name, each in ARCHITECTURES.items() if each.trains)
 _KINDS = "kinds"
 _TOLERANCE = 1e-3

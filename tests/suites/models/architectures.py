@@ -12,8 +12,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.harness.byte_model import make_byte_model
 
-__all__ = ["ARCHITECTURES", "Architecture"]
-
 _VOCABULARY = 264
 _END = 260
 _SIZES: Mapping[str, Any] = {

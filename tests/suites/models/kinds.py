@@ -33,8 +33,6 @@ from tests.lib.trainer.model.whole_rows import whole_rows
 from tests.suites.field.tiny_models import VOCABULARY, make_config, make_model
 from trainer.policy.forward import forward
 
-__all__ = ["TOLERANCE", "WINDOWED", "Compared", "Kind", "compare", "kinds"]
-
 TOLERANCE = 1e-4
 _WINDOW = 32
 _MOST_PARAMETERS = 5_000_000

@@ -6,8 +6,6 @@ from seamflow import Task
 from seamflow.client import Message
 from seamflow.environment import Step
 
-__all__ = ["LetterShare"]
-
 _TURNS = 2
 
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from tests.lib.end_to_end.support import ROOT, child_environment
 
-__all__ = ["CONFIG_EXIT", "STEPS", "Outcome", "launch"]
-
 STEPS = 2
 _SECONDS = 180.0
 CONFIG_EXIT = 78

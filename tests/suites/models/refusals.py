@@ -20,8 +20,6 @@ from transformers import (
 from bench.harness.byte_model import make_byte_model
 from tests.suites.models.architectures import ARCHITECTURES
 
-__all__ = ["REFUSALS", "Refusal"]
-
 _WEIGHTS = "model.safetensors"
 
 

@@ -19,8 +19,6 @@ from tests.suites.parsers.answers import FORMATS, Asked, asked
 from tests.suites.parsers.differences import differs, is_right, listed
 from tests.suites.parsers.verdicts import JUDGES, Verdict, by_judge, ours
 
-__all__ = ["RECORDED", "faults", "recorded_questions"]
-
 BENCH = "test-parsers"
 ANSWERS, CUTS = 500, 20
 RECORDED = Path(__file__).with_name("recorded.json")

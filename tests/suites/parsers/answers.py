@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-__all__ = ["FORMATS", "OURS", "TOOLS", "Asked", "asked"]
-
 OURS = {"deepseek_v3": "deepseek", "deepseek_v31": "deepseek"}
 """Our names of formats that have others here."""
 _PROPERTIES = {

@@ -13,8 +13,6 @@ _MARKERS = (
     *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
 )
 
-__all__ = ["LISTED", "Difference", "differs", "is_right", "listed"]
-
 
 @dataclass(frozen=True, slots=True)
 class Difference:

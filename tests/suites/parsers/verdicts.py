@@ -15,8 +15,6 @@ from rollout.gateway.prompt.answer.model_families import BUILT_IN
 from rollout.gateway.prompt.answer.response_format import ResponseFormat
 from tests.suites.parsers.answers import OURS, TOOLS, Asked
 
-__all__ = ["JUDGES", "PYTHON", "Verdict", "by_judge", "ours", "same_calls", "same_content"]
-
 JUDGES = ("sglang", "vllm")
 PYTHON = ROOT / ".venv-parsers" / "bin" / "python"
 """Of the environment of the judges."""

@@ -24,8 +24,6 @@ from tests.lib.weights.support import Trainer, describe
 from tests.suites.publish_kills.publishing_sender import RUN, contents
 from tests.suites.publish_kills.reading_engine import LOADED
 
-__all__ = ["Rig", "wrong_loads"]
-
 _WAIT_SECONDS = 60.0
 _ENGINE = "tests.suites.publish_kills.reading_engine:build"
 

@@ -16,8 +16,6 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from tests.lib.weights.support import Trainer, describe
 
-__all__ = ["CHANNEL", "RUN", "contents", "main"]
-
 RUN = "publish-kills"
 CHANNEL = [("grpc.max_reconnect_backoff_ms", 200), ("grpc.initial_reconnect_backoff_ms", 100)]
 _FILES, _BYTES = 4, 1_500_000

@@ -11,8 +11,6 @@ from pathlib import Path
 from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.fake import FakeEngine
 
-__all__ = ["LOADED", "build"]
-
 LOADED = "PUBLISH_KILLS_LOADED"
 """Variable of the environment with the file that it notes into."""
 

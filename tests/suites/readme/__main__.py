@@ -16,8 +16,6 @@ from bench.report import RESULTS, Report
 from tests.suites.readme.homes import Home, build_wheel
 from tests.suites.readme.pages import Listed, commands_of, listed, mistakes, pages
 
-__all__ = ["main"]
-
 _BLOCK_SECONDS = 3600.0
 _EXTRAS = "extras"
 _WITH_TORCH = (

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from tests.suites.readme.pages import ROOT, Listed, fence
 
-__all__ = ["Done", "Home", "build_wheel"]
-
 _TORCH = "torch==2.13.0"
 _KEPT = ("PIP_", "SSL_", "REQUESTS_", "HTTP_", "HTTPS_", "NO_PROXY", "http_", "https_", "no_proxy")
 """How packages are reached from here; nothing else of this shell is known there."""

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Block", "Listed", "commands_of", "fence", "listed", "mistakes", "pages"]
-
 ROOT = Path(__file__).parents[3]
 _LIST = Path(__file__).with_name("listed.toml")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -30,8 +30,6 @@ from tests.suites.roundtrips.families import FAMILIES
 from tests.suites.roundtrips.recorded_gateway import PromptOf
 from tests.suites.roundtrips.round_trip import FAILURES, RoundTrip
 
-__all__ = ["main", "trips"]
-
 BENCH = "test-roundtrips"
 _HISTORIES: Sequence[History] = get_args(History)
 _CONTROL_CONVERSATIONS = 20

@@ -11,8 +11,6 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
 from tests.suites.roundtrips.model_family import json_text
 
-__all__ = ["echoed", "edited", "said_by"]
-
 
 def said_by(role: str, text: str, **fields: Any) -> pb.Message:
     """A message of one text."""

@@ -13,8 +13,6 @@ from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.prompt.conversation import TemplateMessage, parse_conversation
 from rollout.gateway.prompt.prompt import History, Prompt
 
-__all__ = ["RolesOnlyPrompt", "reencoded"]
-
 
 def reencoded(request: pb.GenerateRequest, template: ChatTemplate, history: History) -> Prompt:
     """Without matching: every prompt is rendered and encoded as a whole."""

@@ -9,8 +9,6 @@ from typing import Any
 
 from tests.suites.roundtrips.model_family import ModelFamily, Said, json_text
 
-__all__ = ["FAMILIES"]
-
 _CHATML = ("<|im_end|>", "<|im_start|>", "<|endoftext|>")
 _TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 _MISTRAL = (

@@ -15,8 +15,6 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-__all__ = ["ModelFamily", "Said", "json_text"]
-
 _MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("t", "h"), ("th", "e")]
 _UNKNOWN = "<unk>"
 

@@ -10,8 +10,6 @@ from typing import Any
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from tests.suites.roundtrips.model_family import ModelFamily, Said
 
-__all__ = ["MARK", "TOOLS", "Marks", "random_said", "sampled_ids", "written"]
-
 MARK = re.compile(r"#(\d+)#")
 """Every message has a number of its own in its text."""
 _PLAIN = ["hello", "the", "then", "shell", "llama", "1.5"]

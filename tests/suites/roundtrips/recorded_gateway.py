@@ -28,8 +28,6 @@ from trajectory_manager.service.rollouts import Rollouts
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
-__all__ = ["RecordedGateway"]
-
 RUN = "run"
 _CREDENTIAL = "credential"
 

@@ -23,8 +23,6 @@ from tests.suites.roundtrips.model_family import ModelFamily
 from tests.suites.roundtrips.policy import MARK, TOOLS, Marks, random_said, sampled_ids, written
 from tests.suites.roundtrips.recorded_gateway import PromptOf, RecordedGateway
 
-__all__ = ["FAILURES", "TOOL_MESSAGES", "RoundTrip"]
-
 FAILURES = ("prefix_mismatches", "render_mismatches", "end_mismatches", "silent_mismatches")
 """What may be wrong with a prompt: it does not begin with the recorded ids that it has to; it is
 not the rendered conversation; an answer in it ends twice or never; it shows what was rewritten, or

@@ -29,8 +29,6 @@ from tests.suites.slurm.cluster import (
     wait_for,
 )
 
-__all__ = ["main"]
-
 BENCH = "test-slurm"
 _ROOT = Path(__file__).parents[3]
 _STEPS = 10

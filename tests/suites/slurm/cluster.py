@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["NODES", "PACKAGES", "cluster", "missing_programs", "own_network", "slurm", "wait_for"]
-
 NODES = ("n1", "n2", "n3")
 PACKAGES = "slurmctld slurmd slurm-client munge iproute2"
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "unshare", "nsenter", "setpriv")

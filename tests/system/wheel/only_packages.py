@@ -17,8 +17,6 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-__all__ = ["link_packages", "names_of", "run_with"]
-
 
 def names_of(wheel_site: Path, *extras: str) -> set[str]:
     """Distributions that the wheel in `wheel_site` requires with these extras, and those they do.

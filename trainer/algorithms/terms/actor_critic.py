@@ -34,8 +34,6 @@ from trainer.algorithms.terms.importance import TrustRegion
 from trainer.algorithms.terms.policy_gradient import PolicyGradient
 from trainer.config import TrainerConfig
 
-__all__ = ["ActorCritic", "generalised_advantages"]
-
 _BLOCK = 256
 """Actions whose advantages are one matrix product."""
 

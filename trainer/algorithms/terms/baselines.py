@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from trainer.algorithms.base import Rollouts
 
-__all__ = ["centred", "leave_one_out", "standardised", "whitened", "whitened_centred"]
-
 _Float = NDArray[np.float64]
 
 

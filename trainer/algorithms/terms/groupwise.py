@@ -21,8 +21,6 @@ from trainer.algorithms.terms.loss_aggregation import sequence_sum
 from trainer.algorithms.terms.policy_gradient import Ratios
 from trainer.config import TrainerConfig
 
-__all__ = ["GroupwiseObjective", "WholeRollouts"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeRollouts:

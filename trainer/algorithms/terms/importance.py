@@ -14,8 +14,6 @@ import torch
 from trainer.algorithms.terms.policy_gradient import Importance, Ratios
 from trainer.config import ImportanceMode, TrainerConfig
 
-__all__ = ["Correction", "TrustRegion"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:

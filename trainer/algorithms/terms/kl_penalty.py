@@ -24,8 +24,6 @@ import torch
 from trainer.algorithms.base import PolicyTokens
 from trainer.config import KLEstimator, TrainerConfig
 
-__all__ = ["KLPenalty", "estimated"]
-
 
 def estimated(difference: torch.Tensor, estimator: KLEstimator) -> torch.Tensor:
     """k of each token, of any shape."""

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from trainer.algorithms.base import TokenWeights
 from trainer.config import LossAggregation, TrainerConfig
 
-__all__ = ["constant", "make_aggregation", "sequence_mean", "sequence_sum", "token_mean"]
-
 _Lengths = NDArray[np.int64]
 
 

@@ -27,8 +27,6 @@ from trainer.algorithms.terms.kl_penalty import KLPenalty
 from trainer.algorithms.terms.loss_aggregation import make_aggregation
 from trainer.config import LossAggregation, TrainerConfig
 
-__all__ = ["Importance", "PolicyGradient", "Ratios"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratios:

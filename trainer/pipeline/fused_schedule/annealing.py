@@ -13,8 +13,6 @@ import time
 from trainer.pipeline.fused_schedule.problem import Orders, Problem, lower_bound
 from trainer.pipeline.fused_schedule.task_graph import TaskGraph
 
-__all__ = ["anneal"]
-
 _HOTTEST = 0.5
 """Highest temperature, in forward times of the first model."""
 _TRIES_PER_PATH = 8

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from trainer.pipeline.fused_schedule.problem import BACKWARD, FORWARD, Orders, Pipeline, Problem
 
-__all__ = ["Rule", "dispatch"]
-
 _ROUNDING = 1e-9
 
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 from trainer.pipeline.fused_schedule.problem import BACKWARD, FORWARD, Orders, Problem
 
-__all__ = ["greedy"]
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Candidate:

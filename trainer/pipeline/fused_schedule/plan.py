@@ -19,8 +19,6 @@ from trainer.pipeline.fused_schedule.problem import (
 from trainer.pipeline.fused_schedule.search import search
 from trainer.pipeline.fused_schedule.timeline import timeline
 
-__all__ = ["FusedPlan", "fused_plan", "serial_orders"]
-
 _ROUNDS = (0.02, 0.1, 0.88)
 """Shares of the CPU seconds: easy problems need neither a long search nor long annealing."""
 

@@ -13,18 +13,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = [
-    "BACKWARD",
-    "FORWARD",
-    "Orders",
-    "Pipeline",
-    "Problem",
-    "fused_problem",
-    "lower_bound",
-    "serial_memory",
-    "serial_seconds",
-]
-
 FORWARD, BACKWARD = 0, 1
 """The kinds of tasks."""
 

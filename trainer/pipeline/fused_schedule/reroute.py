@@ -11,8 +11,6 @@ from dataclasses import replace
 
 from trainer.pipeline.fused_schedule.problem import Pipeline, Problem
 
-__all__ = ["dropped_seconds", "replicated", "rerouted"]
-
 
 def replicated(pipeline: Pipeline, replicas: int) -> Problem:
     """Healthy: each replica on nodes of its own."""

@@ -10,8 +10,6 @@ from itertools import product
 from trainer.pipeline.fused_schedule.dispatch import Rule, dispatch
 from trainer.pipeline.fused_schedule.problem import Orders, Problem, lower_bound
 
-__all__ = ["search"]
-
 _POOL = 24
 _SAMPLED = 6
 _NEW_SHARE = 0.1

@@ -12,8 +12,6 @@ import random
 
 from trainer.pipeline.fused_schedule.problem import BACKWARD, FORWARD, Orders, Problem
 
-__all__ = ["TaskGraph"]
-
 _NONE = -1
 _ROUNDING = 1e-9
 

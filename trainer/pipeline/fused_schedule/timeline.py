@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from trainer.pipeline.fused_schedule.problem import FORWARD, Orders, Problem
 
-__all__ = ["DeadlockError", "Task", "Timeline", "timeline"]
-
 
 class DeadlockError(ValueError):
     """A schedule in which tasks wait for each other."""

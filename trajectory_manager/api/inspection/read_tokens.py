@@ -13,8 +13,6 @@ from trajectory_manager.model.tokens import Cut, TurnRecord, cut_spans, joined
 from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.interface import TokenStore
 
-__all__ = ["read_tokens"]
-
 _DEFAULT_TOKENS, _MAX_TOKENS = 4096, 65_536
 
 

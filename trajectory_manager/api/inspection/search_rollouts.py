@@ -15,8 +15,6 @@ from trajectory_manager.model.rollout_summary import RolloutSummary, Wanted
 from trajectory_manager.service.rollout_index import Found, RolloutSearch
 from trajectory_manager.store.interface import Store
 
-__all__ = ["SearchRolloutsHandler"]
-
 _MAX_NAMES = 1000
 
 

@@ -12,8 +12,6 @@ from services.chassis.rpc import fields
 from trajectory_manager.api import validation
 from trajectory_manager.store.inspection_interface import InspectionStore, TrainedRecord
 
-__all__ = ["list_trained", "record_trained"]
-
 _MAX_SAMPLES, _MAX_NAMES = 1024, 1000
 _PAGE_BYTES = 4 << 20
 _VALUE_BYTES = 2

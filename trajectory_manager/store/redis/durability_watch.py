@@ -11,8 +11,6 @@ from services.chassis.log import get_logger
 from services.chassis.redis.connect import UNAVAILABLE_ERRORS
 from services.chassis.redis.scripts import Scripts
 
-__all__ = ["watched"]
-
 
 @asynccontextmanager
 async def watched(

@@ -10,8 +10,6 @@ import struct
 
 from trajectory_manager.model.rollout_summary import RolloutSummary
 
-__all__ = ["DELETED", "packed", "packed_step", "unpacked"]
-
 _ROW = struct.Struct("<4B2?I4q3dq")
 _STEP = struct.Struct("<q")
 DELETED = b"-"

@@ -14,8 +14,6 @@ from rollout.gateway.prompt.answer.answer_text import FieldText, Markers
 if TYPE_CHECKING:
     from transformers.utils.chat_parsing import ResponseParser
 
-__all__ = ["TEXTS", "AnswerParser", "Delta"]
-
 TEXTS = {"content": "content", "reasoning_content": "reasoning", "thinking": "reasoning"}
 """Fields of response templates that are text, and what they are of an answer."""
 _STEP = 1024

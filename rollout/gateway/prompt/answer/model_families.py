@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["BUILT_IN", "MARKERS"]
-
 Fields = dict[str, dict[str, Any]]
 
 _END = r"<\|im_end\|>|<\|eot_id\|>|<\|eom_id\|>|</s>|<｜end▁of▁sentence｜>"

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from rollout.gateway.prompt.chat_template import ChatTemplate
 
-__all__ = ["RecordedTurns", "needs_record"]
-
 _ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
 _STAND_IN = {"role": "user", "content": "?"}
 """For the messages of a conversation that are known as tokens only."""

@@ -20,8 +20,6 @@ from rollout.gateway.prompt.answer.tool_schemas import typed_tool
 from services.chassis import plugins
 from services.chassis.errors import ConfigError
 
-__all__ = ["Answer", "AnswerStream", "CallCounter", "ResponseFormat", "load_response_format"]
-
 _CONTENT = "answer-40f1"
 _ANY_START = r"\A"
 _REASONING = ("reasoning_content", "thinking")

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["typed_tool"]
-
 _MAX_DEPTH = 16
 _TYPE_OF = {
     bool: "boolean",

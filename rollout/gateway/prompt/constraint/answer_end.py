@@ -10,8 +10,6 @@ from rollout.gateway.prompt.text_stream import TextStream
 if TYPE_CHECKING:
     from rollout.gateway.prompt.chat_template import ChatTemplate
 
-__all__ = ["AnswerEnd", "JsonEnd"]
-
 
 class JsonEnd:
     """Finds the end of one object or array in a growing text."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rollout.gateway.prompt.chat_template import ChatTemplate
     from rollout.gateway.prompt.conversation import Conversation, TemplateMessage
 
-__all__ = ["Constraint"]
-
 _AUTO = 'or send tool_choice "auto"'
 
 

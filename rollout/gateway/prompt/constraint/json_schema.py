@@ -17,8 +17,6 @@ from jsonschema.validators import Draft202012Validator, extend, validator_for
 from referencing.exceptions import Unresolvable
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
-__all__ = ["JsonSchema", "check_of"]
-
 _MAX_REFERENCES = 10_000
 _MAX_DEPTH = 32
 _MAX_REASON = 400

@@ -16,8 +16,6 @@ from rollout.gateway.prompt.conversation import Conversation
 if TYPE_CHECKING:
     from rollout.gateway.prompt.chat_template import ChatTemplate
 
-__all__ = ["call_opening", "content_opening"]
-
 _MARK = f"content-{uuid.uuid4().hex}"
 _NAMES = ("alpha", "weather")
 _ARGUMENTS: tuple[Mapping[str, Any], ...] = ({"city": "x"}, {"new": "x"}, {})

@@ -8,8 +8,6 @@ from math import prod
 
 from rollout.server.config import RolloutServerConfig
 
-__all__ = ["check_url", "command_line", "num_devices"]
-
 _OUR_FLAGS = {
     "--model-path": "set model",
     "--model": "set model",

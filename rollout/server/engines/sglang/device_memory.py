@@ -14,17 +14,6 @@ from rollout.server.engines.engine import MemoryNotReleased
 from services.chassis.log import get_logger
 from services.lib.gpus import MEGABYTE, gpu_fields
 
-__all__ = [
-    "UsedBytes",
-    "check_freed",
-    "has_device",
-    "held_bytes",
-    "num_devices",
-    "on_another_host",
-    "require_memory_saver",
-    "used_bytes",
-]
-
 UsedBytes = Callable[[], Awaitable[int | None]]
 """Measures the bytes in use on the devices; None: they cannot be measured."""
 

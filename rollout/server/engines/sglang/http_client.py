@@ -18,8 +18,6 @@ import aiohttp
 from rollout.server.engines.engine import EngineError
 from services.chassis.log import get_logger
 
-__all__ = ["Connection", "ConnectionLost", "Refused"]
-
 # Of calls that SGLang's front end answers by itself.
 _ASK_SECONDS = 30.0
 _ASK_AGAIN_SECONDS = 2.0

@@ -13,8 +13,6 @@ from services.lib.model_files.model_folder import check_model_folder
 from services.lib.model_files.quantization import is_mxfp4
 from services.lib.routed_experts import RoutingShape, routing_shape
 
-__all__ = ["ModelFolder", "describe", "num_ranks", "recorded_routing"]
-
 Shapes = dict[str, list[int]]
 
 

@@ -12,8 +12,6 @@ from rollout.server.engines.sglang.http_client import Connection, ConnectionLost
 from rollout.server.engines.sglang.server_process import SGLangProcess
 from rollout.server.engines.sglang.sglang_turn import Weights
 
-__all__ = ["ServerLifetime"]
-
 T = TypeVar("T")
 
 _ABORT_AGAIN_SECONDS = 0.05  # a request on its way to the scheduler outlives an abort

@@ -19,8 +19,6 @@ from rollout.server.engines.sglang import process_guard
 from rollout.server.engines.sglang.http_client import Connection, ConnectionLost, Refused
 from services.chassis.log import get_logger
 
-__all__ = ["SGLangProcess"]
-
 _GUARD = Path(process_guard.__file__)
 _KEPT_LINES = 1000
 _LINE_BYTES = 1 << 20

@@ -14,8 +14,6 @@ from rollout.server.engines.sglang.sglang_turn import Weights
 from services.chassis import metrics
 from services.chassis.log import get_logger
 
-__all__ = ["ServerWeights", "WeightWay"]
-
 _DEGRADED = metrics.counter(
     "rollout_server",
     "weight_tensors_degraded_total",

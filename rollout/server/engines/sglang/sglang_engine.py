@@ -49,8 +49,6 @@ from rollout.server.engines.sglang.sglang_turn import Turn, Weights, check_sampl
 from rollout.server.token_rate import TokenRate
 from services.lib.routed_experts import RoutingShape
 
-__all__ = ["SGLangEngine", "build"]
-
 T = TypeVar("T")
 
 _START_SECONDS = 1800.0

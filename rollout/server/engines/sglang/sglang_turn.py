@@ -29,8 +29,6 @@ from rollout.server.engines.sglang.turn_experts import TurnExperts
 from services.chassis import metrics
 from services.lib.routed_experts import RoutingShape
 
-__all__ = ["Turn", "Weights", "check_sampled"]
-
 _MISMATCHES = metrics.counter(
     "rollout_server",
     "weight_version_mismatches_total",

@@ -24,8 +24,6 @@ from rollout.server.engines.engine import EngineError, WeightsError
 from rollout.server.engines.sglang import tensor_parts
 from rollout.server.engines.sglang.tensor_parts import Part
 
-__all__ = ["SharedTensors"]
-
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- where torch puts shared tensors
 
 Post = Callable[[str, dict[str, Any]], Awaitable[Any]]

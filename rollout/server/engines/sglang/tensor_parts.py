@@ -8,8 +8,6 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-__all__ = ["PART_BYTES", "Part", "tensor_parts"]
-
 PART_BYTES = 512 << 20
 """Bytes of tensors in one call, about: what the engine must have room for besides its weights."""
 

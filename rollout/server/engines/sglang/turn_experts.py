@@ -15,8 +15,6 @@ import numpy as np
 from rollout.server.engines.engine import EngineFailed
 from services.lib.routed_experts import ExpertRecord, RoutingShape
 
-__all__ = ["TurnExperts"]
-
 
 class TurnExperts:
     """What is asked for, and what has come and is not handed out."""

@@ -29,8 +29,6 @@ from torch.distributed.distributed_c10d import GroupName, PrefixStore
 from rollout.server.engines.engine import WeightsError
 from rollout.server.engines.sglang.tensor_parts import Part, tensor_parts
 
-__all__ = ["SGLangBroadcast"]
-
 T = TypeVar("T")
 Post = Callable[[str, dict[str, Any]], Awaitable[Any]]
 

@@ -25,8 +25,6 @@ from rollout.server.engines.torch.row_model import Part, Step
 from rollout.server.engines.torch.sampling import SamplingRows, sample
 from rollout.server.engines.torch.transformers_model import LoadedModel
 
-__all__ = ["Batch", "Sequence"]
-
 
 @dataclass(slots=True, eq=False)
 class Sequence:

@@ -24,8 +24,6 @@ from rollout.server.engines.torch.transformers_model import LoadedModel
 from rollout.server.token_rate import TokenRate
 from services.lib.routed_experts import ExpertRecord
 
-__all__ = ["Decoder", "SampledChunks"]
-
 _FLUSH_SECONDS = 0.05
 _MAX_DELAY_STEPS = 16
 

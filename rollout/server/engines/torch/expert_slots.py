@@ -14,8 +14,6 @@ from torch import Tensor
 
 from services.lib.routed_experts import RoutingShape
 
-__all__ = ["ExpertSlots"]
-
 
 class ExpertSlots:
     """What the routers chose in the passes over the positions of each slot, on the host."""

@@ -31,8 +31,6 @@ from rollout.server.engines.torch.weight_reading.safetensors_reader import (
     read_folder,
 )
 
-__all__ = ["LlamaModel", "LlamaWeights", "is_llama"]
-
 _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 

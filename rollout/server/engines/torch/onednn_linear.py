@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["Linear"]
-
 # Below this, calling oneDNN costs more than packing saves.
 _SMALLEST_PACKED = 1 << 16
 

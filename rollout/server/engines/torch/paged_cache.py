@@ -21,8 +21,6 @@ from torch.nn import functional
 
 from rollout.server.engines.torch.row_model import Part, Step
 
-__all__ = ["PagedCache", "Plan"]
-
 PAGE = 32
 _NEVER = 1 << 40
 

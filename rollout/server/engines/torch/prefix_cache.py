@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["CachedPrefix", "PrefixIndex"]
-
 _BLOCK = 16
 
 

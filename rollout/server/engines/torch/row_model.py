@@ -20,8 +20,6 @@ from torch import Tensor
 
 from rollout.server.engines.torch.weight_reading.safetensors_reader import WeightReader
 
-__all__ = ["Part", "RowModel", "Step"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["SamplingRows", "sample", "uniform"]
-
 _BLOCK = 128
 
 

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-__all__ = ["SlotCache", "Window"]
-
 _GROWTH = 256
 
 

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-__all__ = ["Mailbox"]
-
 T = TypeVar("T")
 
 

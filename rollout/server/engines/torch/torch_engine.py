@@ -34,8 +34,6 @@ from rollout.server.engines.torch.transformers_model import LoadedModel, load_mo
 from rollout.server.engines.torch.weight_reading.arriving_weights import ArrivingWeights
 from services.lib.model_files.model_folder import check_model_folder
 
-__all__ = ["TorchEngine", "build"]
-
 T = TypeVar("T")
 
 

@@ -47,8 +47,6 @@ from services.lib.transformer.load_causal import load_causal
 from services.lib.transformer.routers import prepare_routers, recording
 from services.lib.transformer.row_rope import row_rope
 
-__all__ = ["LoadedModel", "TransformersModel", "check_rows", "load_model"]
-
 _PROMPT = 16
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 

@@ -15,8 +15,6 @@ from torch import Tensor
 from rollout.server.engines.torch.row_model import Part, RowModel, Step
 from services.lib.transformer.trial_model import TOLERANCE, WINDOW, TrialModel, trial_model
 
-__all__ = ["longest_row"]
-
 _SHOWN = 200
 _Make = Callable[[Any, int, int], RowModel]
 

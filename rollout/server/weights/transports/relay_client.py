@@ -12,8 +12,6 @@ from rollout.server.weights.transport import Incoming, SourceLost, TransferError
 from rollout.server.weights.transports import TransportContext
 from rollout.server.weights.transports.shard_stream import ShardReceiver
 
-__all__ = ["Relay"]
-
 _NAME = "relay"
 _SOURCES = 4
 """Servers that are tried for a file, one after the other."""

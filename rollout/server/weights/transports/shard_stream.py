@@ -36,8 +36,6 @@ from services.lib.weight_files.shard_chunks import (
     keep_freed_memory,
 )
 
-__all__ = ["ShardReceiver", "ShardStream"]
-
 _METHOD = "/seamflow.weights.v1.WeightService/FetchShards"
 _DAMAGED_TRIES = 3
 _PAYING_SHARE = 0.8

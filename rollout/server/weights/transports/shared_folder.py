@@ -19,8 +19,6 @@ from rollout.server.weights.transport import DamagedFile, Incoming, NotVisible
 from rollout.server.weights.transports import TransportContext
 from services.lib.weight_files.folder_probe import sees
 
-__all__ = ["SharedFolder"]
-
 _NAME = "shared_folder"
 _CURE = "mount it here under the same path, or let the next transport fetch the files"
 

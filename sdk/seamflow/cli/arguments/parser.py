@@ -11,8 +11,6 @@ from typing import NoReturn
 from seamflow import __version__
 from seamflow.cli.arguments.verbs import Verbs
 
-__all__ = ["make_parser"]
-
 _USAGE = 64  # sysexits.h
 
 

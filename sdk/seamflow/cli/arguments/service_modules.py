@@ -15,8 +15,6 @@ from seamflow.installation.extras import how_to_install, missing_packages
 from seamflow.installation.services_folder import find_services
 from seamflow.user_code.user_modules import FOLDER_VARIABLE
 
-__all__ = ["MODULES", "launch", "register"]
-
 _WHOLE = "quickstart"
 """The extra of everything that a run on one machine starts."""
 

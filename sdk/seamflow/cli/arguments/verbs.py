@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Callable
 
 from seamflow.cli.endpoints import Command, add_flags, resolve
 
-__all__ = ["Verbs", "call_services"]
-
 Local = Callable[[argparse.Namespace], int]
 """What runs a verb that calls no service; returns its exit code."""
 

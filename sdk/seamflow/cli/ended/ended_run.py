@@ -11,8 +11,6 @@ from seamflow.cli.run_files import json_lines, read_steps
 from seamflow.errors import NotFoundError
 from seamflow.token_text import Decode
 
-__all__ = ["ended_status", "recorded_rollouts", "recorded_turns"]
-
 _NEWEST = 20
 
 

@@ -6,8 +6,6 @@ import math
 import textwrap
 from collections.abc import Iterator, Mapping
 
-__all__ = ["metric_lines"]
-
 _WIDTH, _INDENT = 96, " " * 9
 _KEPT_TOGETHER = "\N{NO-BREAK SPACE}"
 _BAD_AT_ZERO = ("grad_norm", "learning_rate", "num_samples")

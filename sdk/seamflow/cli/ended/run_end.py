@@ -9,8 +9,6 @@ from pathlib import Path
 
 from seamflow.network.host_port import listens
 
-__all__ = ["how_it_ended"]
-
 _KNOWN_BY = ("rollout_gateway", "trajectory_manager", "scheduler")
 
 

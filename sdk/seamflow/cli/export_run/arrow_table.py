@@ -20,8 +20,6 @@ from seamflow.enum_names import enum_name
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 
-__all__ = ["ENVIRONMENT_VERSION", "table_of"]
-
 ENVIRONMENT_VERSION = -1
 """In weight_versions, for tokens that no policy sampled."""
 

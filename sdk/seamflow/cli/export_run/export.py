@@ -30,17 +30,6 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as trajectory_service
 from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
-__all__ = [
-    "Exported",
-    "Progress",
-    "export",
-    "load_arrow",
-    "part_file",
-    "read_progress",
-    "register",
-    "retry_limit",
-]
-
 _PART_BYTES = 64 << 20
 _DELETE_BATCH = 500
 _MAX_ATTEMPTS = 2

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from seamflow.cli.diagnosis import Finding, groups, published
 from seamflow.cli.snapshot import Snapshot
 
-__all__ = ["no_agents"]
-
 _START_SECONDS = 60.0
 """Within which agents of a new run need not have come yet."""
 

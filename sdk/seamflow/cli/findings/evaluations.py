@@ -9,8 +9,6 @@ from seamflow.cli.diagnosis import Finding
 from seamflow.cli.snapshot import Snapshot
 from seamflow.evaluator.v1 import evaluator_service_pb2 as pb
 
-__all__ = ["evaluation_lines", "first_evaluation", "last_evaluation", "waits_for_evaluation"]
-
 _STATES: Mapping[int, str] = {
     pb.EVALUATOR_STATE_BEFORE_TRAINING: "before training",
     pb.EVALUATOR_STATE_BESIDE_TRAINING: "beside training",

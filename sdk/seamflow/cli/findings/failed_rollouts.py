@@ -8,8 +8,6 @@ from seamflow.cli.diagnosis import Finding
 from seamflow.cli.snapshot import Snapshot
 from seamflow.failure_causes import causes
 
-__all__ = ["failed_rollouts"]
-
 _MAX_CAUSES = 3
 
 

@@ -12,8 +12,6 @@ from seamflow.cli.snapshot import Snapshot
 from seamflow.errors import DeadlineError, UnavailableError
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 
-__all__ = ["cut_links", "lost_nodes", "services_beyond"]
-
 _FEWEST_PARTS = 2
 """A single silent process says nothing of a link."""
 

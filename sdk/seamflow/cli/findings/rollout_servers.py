@@ -21,8 +21,6 @@ from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_service_pb2 as rollout_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
-__all__ = ["ejected_servers", "no_server_serves"]
-
 
 def no_server_serves(snapshot: Snapshot) -> Iterator[Finding]:
     """Rollouts are running and no server may take their turns."""

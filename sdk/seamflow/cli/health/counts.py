@@ -14,8 +14,6 @@ from seamflow.trajectory.v1 import task_service_pb2 as task_pb
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
 
-__all__ = ["equal_groups_discarded", "with_counts"]
-
 _SECONDS = 5.0
 
 

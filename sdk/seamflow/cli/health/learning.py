@@ -14,8 +14,6 @@ from statistics import fmean
 from seamflow.cli.diagnosis import Finding
 from seamflow.cli.health.progress import WINDOW, Progress
 
-__all__ = ["not_learning"]
-
 _FAILING_SHARE, _MIN_FAILURES = 0.5, 8
 _CUT_SHARE = 0.5
 _ZERO_GRADIENT = 1e-12

@@ -10,8 +10,6 @@ from typing import Any
 
 from seamflow.cli.run_files import GrowingSteps, json_lines, read_steps
 
-__all__ = ["WINDOW", "Progress", "read_progress"]
-
 WINDOW = 3
 """Steps in a row of which a rule speaks, so that one odd step is no finding."""
 

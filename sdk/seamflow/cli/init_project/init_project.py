@@ -12,8 +12,6 @@ from seamflow.cli.arguments.verbs import Verbs
 from seamflow.cli.endpoints import UsageError
 from seamflow.cli.init_project.language_model import MODELS, model_folder
 
-__all__ = ["init_project", "register"]
-
 _NEXT = """\
 {folder} holds:
   README.md       what it does, what comes out, how to make it yours

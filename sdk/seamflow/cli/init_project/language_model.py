@@ -16,8 +16,6 @@ from seamflow.cli.named_run import note
 from seamflow.installation.extras import how_to_install, missing_packages
 from seamflow.installation.services_folder import find_services
 
-__all__ = ["MODELS", "PackagedModel", "model_folder"]
-
 _CONVERT = "trainer.model.convert_gguf"
 
 

@@ -12,8 +12,6 @@ from pathlib import Path
 from seamflow.cli.endpoints import UsageError
 from seamflow.cli.named_run import note
 
-__all__ = ["cache_folder", "cached"]
-
 
 def cache_folder(variables: Mapping[str, str] = os.environ) -> Path:
     """`seamflow/models` in XDG_CACHE_HOME, or in ~/.cache where that is unset or not absolute."""

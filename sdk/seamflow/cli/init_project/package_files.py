@@ -12,8 +12,6 @@ from pathlib import Path
 
 from seamflow.cli.endpoints import UsageError
 
-__all__ = ["fetch_packages"]
-
 
 def fetch_packages(requirements: Sequence[str], folder: Path, work: Path) -> None:
     """Unpack wheels into `folder`, by pip or uv with their indices, mirrors and proxies.

@@ -14,8 +14,6 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from seamflow.stubs import async_stub
 
-__all__ = ["drain", "plan_nodes", "plan_split", "pool", "profile", "register", "set_policy"]
-
 _SECONDS = 10.0
 _ADVICE = {
     pb.SPLIT_ADVICE_KEEP: "keep the split",

@@ -15,8 +15,6 @@ from seamflow.stubs import async_stub
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
 
-__all__ = ["register", "save_checkpoint", "set_replicas", "update_weights"]
-
 _SECONDS = 890.0
 """Both wait for work in progress; below the servers' cap on unary calls."""
 

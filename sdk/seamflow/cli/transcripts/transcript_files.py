@@ -11,8 +11,6 @@ from typing import Any
 from seamflow.cli.endpoints import UsageError
 from seamflow.cli.export_run.export import load_arrow
 
-__all__ = ["opened"]
-
 _ROWS = 1000
 """Rows of a row group of Parquet, which are held in memory."""
 

@@ -26,8 +26,6 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 from seamflow.transcript import transcript
 
-__all__ = ["register", "transcripts", "write_transcripts"]
-
 _PAGE = 1000
 
 

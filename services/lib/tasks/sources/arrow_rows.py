@@ -11,8 +11,6 @@ from pyarrow import types
 
 from services.lib.tasks.sources.base import Row
 
-__all__ = ["BATCH", "json_rows"]
-
 BATCH = 1000
 """Rows to turn at a time, as the library takes as long for one as for many."""
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Row", "Source"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:

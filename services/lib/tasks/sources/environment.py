@@ -14,8 +14,6 @@ from services.lib.tasks.environment_tasks import list_tasks
 from services.lib.tasks.order import Permutation
 from services.lib.tasks.sources.base import Row
 
-__all__ = ["EnvironmentSource"]
-
 
 class EnvironmentSource:
     """The tasks that an environment lists and that are not held out, in its order."""

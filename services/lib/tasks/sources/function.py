@@ -11,8 +11,6 @@ from services.chassis import plugins
 from services.chassis.errors import ConfigError
 from services.lib.tasks.sources.base import Row
 
-__all__ = ["FunctionSource"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionSource:

@@ -12,8 +12,6 @@ from services.chassis.errors import ConfigError
 from services.lib.tasks.order import Permutation
 from services.lib.tasks.sources.base import Row
 
-__all__ = ["HuggingFaceSource"]
-
 _OPTIONS = {"config", "split", "revision"}
 _DIGEST_ROWS = 10_000
 

@@ -14,8 +14,6 @@ from services.chassis.errors import ConfigError
 from services.lib.tasks.order import Permutation
 from services.lib.tasks.sources.base import Row
 
-__all__ = ["JsonlSource"]
-
 
 class JsonlSource:
     """One JSON object a line; blank lines are skipped. Only \\n ends a line."""

@@ -12,8 +12,6 @@ from services.chassis.errors import ConfigError
 from services.lib.tasks.order import Permutation
 from services.lib.tasks.sources.base import Row
 
-__all__ = ["ParquetSource"]
-
 
 class ParquetSource:
     """One row a task. Shuffling orders row groups, then the rows of each, so it still streams."""

@@ -12,8 +12,6 @@ from services.lib.transformer.packing import Packing
 from services.lib.transformer.row_attention.row_kernel import RowKernel, Scores
 from services.lib.transformer.row_attention.row_kernels import KERNELS
 
-__all__ = ["use_rows"]
-
 _ATTENTION = "seamflow_rows_{}"
 """By the number of a kernel: names with "sdpa" or "flash" in them are those of transformers."""
 _UNKNOWN = ("softcap", "position_bias")

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from services.lib.transformer.packing import Packing
 
-__all__ = ["RowKernel", "Scores"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:

@@ -11,8 +11,6 @@ from services.lib.transformer.row_attention.row_kernel import RowKernel
 from services.lib.transformer.row_attention.sdpa_rows import sdpa_rows
 from services.lib.transformer.row_attention.varlen_rows import varlen_rows
 
-__all__ = ["KERNELS", "Attention", "kernels_for", "lacking"]
-
 Attention = Literal["auto", "varlen", "sdpa"]
 """A kernel, or the first that there is."""
 KERNELS: Mapping[str, RowKernel] = {"varlen": varlen_rows, "sdpa": sdpa_rows}

@@ -17,8 +17,6 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from services.lib.transformer.packing import Packing
 from services.lib.transformer.row_attention.row_kernel import Scores
 
-__all__ = ["sdpa_rows"]
-
 _WIDEST_SHARED = 256
 """Values of a head up to which kernels let query heads share keys; others need them repeated."""
 _MORE = 8

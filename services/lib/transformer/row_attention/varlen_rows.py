@@ -26,8 +26,6 @@ from torch.nn.functional import pad
 from services.lib.transformer.packing import Packing
 from services.lib.transformer.row_attention.row_kernel import Scores
 
-__all__ = ["FLASH", "RowShape", "RowStates", "VarlenKernel", "varlen_rows"]
-
 _MULTIPLE = 8
 """Of values of a head, that the kernel takes."""
 

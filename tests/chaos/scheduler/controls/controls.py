@@ -19,8 +19,6 @@ from tests.chaos.scheduler.outcome import Outcome
 from tests.chaos.scheduler.rig import Variant
 from tests.chaos.store.rig import Setting
 
-__all__ = ["Control", "controls"]
-
 _UNFENCED_AGENTS = Variant(agent="tests.lib.node_agent.unfenced")
 _HASTY = Variant(scheduler="tests.chaos.scheduler.controls.ignore_leases")
 _TWO_SCHEDULERS = Variant(scheduler="tests.chaos.scheduler.controls.unfenced_store")

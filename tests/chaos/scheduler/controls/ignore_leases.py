@@ -10,8 +10,6 @@ from collections.abc import Callable
 from scheduler import cli
 from scheduler.pool.node_leases import NodeLeases
 
-__all__ = ["HastyLeases"]
-
 _PART = 0.6
 
 

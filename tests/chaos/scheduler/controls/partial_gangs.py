@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from scheduler.model.records import Assignment, Gang, Node, RunPolicy
 from scheduler.policy.allocation_policy import Plan, PreemptivePolicy
 
-__all__ = ["GreedyPolicy"]
-
 _NO_RUNS: Mapping[str, RunPolicy] = {}
 
 

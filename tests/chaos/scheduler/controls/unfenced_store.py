@@ -15,8 +15,6 @@ from scheduler.model.records import AllocationEvent, State
 from scheduler.store import keys
 from scheduler.store.redis_store import RedisStore
 
-__all__ = ["UnfencedStore"]
-
 
 class UnfencedStore(RedisStore):
     """Believes every scheduler to be the newest."""

@@ -15,8 +15,6 @@ from typing import Protocol
 
 from tests.chaos.scheduler.checker import Verdict
 
-__all__ = ["Ask", "Machine", "Place", "World", "partial_gangs", "play"]
-
 GangName = tuple[str, str]
 """run_id and gang_id."""
 

@@ -19,8 +19,6 @@ from tests.chaos.scheduler.outcome import Outcome
 from tests.chaos.scheduler.rig import Lease, Variant, listening, scheduler_server
 from tests.chaos.store.rig import Setting
 
-__all__ = ["play_real", "play_virtual"]
-
 # Nobody is silent here: who goes says so.
 _ENDLESS = Lease(seconds=600.0, margin=120.0)
 

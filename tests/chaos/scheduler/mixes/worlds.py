@@ -17,8 +17,6 @@ from tests.chaos.scheduler.mixes.mixes import Ask, Machine, Place
 if TYPE_CHECKING:
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
 
-__all__ = ["RealWorld", "VirtualWorld"]
-
 _DRAIN_SECONDS = 15.0
 _ROLLOUT = "rollout"
 _ADDRESS = "127.0.0.1:1"

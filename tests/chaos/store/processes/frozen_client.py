@@ -24,8 +24,6 @@ from bench.harness.store_calls import packed, send
 from services.lib.token_bytes import pack_ids
 from tests.chaos.calls import CREDENTIAL, Caller, call_retrying, tokens_of
 
-__all__ = ["CHUNK", "main"]
-
 CHUNK = 4
 _MOST_WRITES = 400
 _PAUSE_SECONDS = 0.01

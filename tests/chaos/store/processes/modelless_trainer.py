@@ -24,8 +24,6 @@ from seamflow.trajectory.v1 import sample_service_pb2
 from tests.chaos.calls import Caller, call_retrying
 from tests.chaos.store.history import Log
 
-__all__ = ["REFUSED", "committed_steps", "main"]
-
 REFUSED = "refused.jsonl"
 """What the store refused the trainer, in the folder of its checkpoints."""
 

@@ -14,8 +14,6 @@ from pathlib import Path
 from trajectory_manager import cli
 from trajectory_manager.store.redis.connect import SCRIPTS, redis_store
 
-__all__ = ["SCRIPTS_VARIABLE", "unfenced_scripts"]
-
 SCRIPTS_VARIABLE = "CHAOS_SCRIPTS"
 # "if <stale> then return {'error', 'STALE_TURN'", on one line or on two.
 _FENCE = re.compile(r"\bif [^\n]* then(?=\s+return \{'error', 'STALE_TURN')")

@@ -39,8 +39,6 @@ from tests.chaos.store.recording import OneByOne, Place, Recording, Together
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
-__all__ = ["main"]
-
 TURNS = 2
 PROMPT_TOKENS = (8, 64)
 ANSWER_TOKENS = (64, 512)

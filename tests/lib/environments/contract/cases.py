@@ -10,19 +10,6 @@ from typing import Any
 from tests.lib.environments.contract.case import ROOT, Case, serving, started
 from tests.lib.redis_server import free_port
 
-__all__ = [
-    "CASES",
-    "GYMNASIUM",
-    "MCP_TOOLS",
-    "NODE",
-    "OPENENV",
-    "PLAIN",
-    "REASONING_GYM",
-    "TEXTARENA",
-    "openenv_server",
-    "serving_backend",
-]
-
 _MCP_PYTHON = ROOT / ".venv-adapters" / "mcp_tools" / "bin" / "python"
 
 PLAIN = Case(name="plain", environment="tests.lib.environments.contract.plain:Plain")

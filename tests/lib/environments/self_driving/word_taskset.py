@@ -8,8 +8,6 @@ import verifiers.v1 as vf
 
 from tests.lib.environments.self_driving.words import TASKS, score
 
-__all__ = ["WordTaskset"]
-
 
 class WordData(vf.TaskData):
     """What a task is made of."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
-__all__ = ["ADD", "ARGUMENTS", "SAID", "TOOLS"]
-
 TOOLS = (
     "{% if tools %}<tools>{{ tools | tojson }}<|end|>{% endif %}"
     "{% for m in messages %}<{{ m.role }}>"

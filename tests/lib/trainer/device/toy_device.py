@@ -17,8 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-__all__ = ["DEVICE", "MixedDevicesError", "ToyDevice", "ToyTensor", "moved", "toy_device"]
-
 Given = Mapping[str, Any] | None
 DEVICE = "toy"
 _COPIES = ("aten::copy_", "aten::_to_copy")

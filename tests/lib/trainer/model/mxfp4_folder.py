@@ -9,8 +9,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-__all__ = ["mxfp4_folder"]
-
 _GROUP = 32
 """Numbers that share an exponent."""
 

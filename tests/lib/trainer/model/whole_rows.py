@@ -8,8 +8,6 @@ import numpy as np
 
 from trainer.data.micro_batch import MicroBatch
 
-__all__ = ["whole_rows"]
-
 
 def whole_rows(rows: Sequence[Sequence[int]]) -> MicroBatch:
     """The loss is that of all tokens but the first of a row, at temperature 1."""

@@ -23,8 +23,6 @@ from trainer.ranks.process_group import join
 from trainer.ranks.worker import Worker
 from trainer.step.chunk_commands import ChunkCommands
 
-__all__ = ["save_gradients"]
-
 
 def save_gradients(jobs: Sequence[dict[str, Any]]) -> None:
     """Write loss, means and gradient of the step that seed 1 gives, to `out` of each job.

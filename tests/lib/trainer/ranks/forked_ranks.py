@@ -11,8 +11,6 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from trainer.ranks.end_process import end_process
 
-__all__ = ["exit_codes", "run_forked"]
-
 _SECONDS = 300.0
 _PRELOADED = [
     "transformers.models.qwen3.modeling_qwen3",

@@ -11,8 +11,6 @@ from services.lib.weight_files.folder_names import folder_name
 from trainer.publish.attempt_messages import WrittenFile
 from trainer.publish.snapshot_weights import SnapshotWeights
 
-__all__ = ["write_snapshot", "written_tensors"]
-
 
 async def write_snapshot(weights: SnapshotWeights, spool: Path) -> list[WrittenFile]:
     """Let the ranks write a snapshot into version 1's folder in `spool`; nothing is sent."""

@@ -13,8 +13,6 @@ from tests.lib.trainer.ranks.forked_ranks import run_forked
 from tests.lib.trainer.ranks.gang_run import run_rank
 from tests.lib.trainer.support import JOB_CONFIG
 
-__all__ = ["greatest_difference", "losses", "run", "same_rows"]
-
 
 def run(num_ranks: int, model: Path, out: Path, **job: object) -> Path:
     """Run a gang and return its folder."""

@@ -8,8 +8,6 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
-__all__ = ["GOOD", "POISONS", "Group", "record"]
-
 Group = Callable[[str], pb.RecordedGroup]
 
 

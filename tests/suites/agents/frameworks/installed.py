@@ -10,8 +10,6 @@ from typing import Any
 
 from bench.provenance import ROOT
 
-__all__ = ["AGENTS", "run_agent", "versions_of"]
-
 HERE = Path(__file__).parent
 AGENTS = ("smolagents", "pydantic_ai", "langchain", "openai_agents", "litellm", "ai_sdk")
 """One agent of each framework."""

@@ -17,8 +17,6 @@ from tests.suites.agents.frameworks.installed import AGENTS
 from tests.suites.agents.frameworks.replay import FOLDER, recorded_requests, replayed
 from tests.suites.agents.frameworks.teacher import FAMILY, taught_world
 
-__all__ = ["make_policy"]
-
 _VOCABULARY = 1024
 _MOST_EPOCHS = 400
 _LEAST_PROBABILITY = 0.9

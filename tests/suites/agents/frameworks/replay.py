@@ -11,8 +11,6 @@ from bench.provenance import ROOT
 from tests.lib.rollout.http_gateway.support import World
 from tests.suites.agents.frameworks.teacher import TeacherServer, parsed
 
-__all__ = ["FOLDER", "Replied", "num_with_answers", "recorded_requests", "replayed"]
-
 FOLDER = ROOT / "tests" / "lib" / "rollout" / "http_gateway" / "requests"
 """One file for each client: its requests in their order, and the answer to each."""
 

@@ -20,8 +20,6 @@ from tests.lib.rollout.gateway.support import ScriptedServer
 from tests.lib.rollout.http_gateway.support import World, world
 from tests.suites.roundtrips.families import FAMILIES
 
-__all__ = ["DIALECTS", "FAMILY", "TeacherServer", "answer_to", "parsed", "taught_world"]
-
 FAMILY = FAMILIES["hermes"]
 """Its chat template and special tokens are the policy's."""
 _HEADER = "<|im_start|>assistant\n"

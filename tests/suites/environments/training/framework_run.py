@@ -14,8 +14,6 @@ from tests.lib.end_to_end.support import ROOT, child_environment
 from tests.suites.environments.training.frameworks import Framework
 from tests.suites.environments.training.tiny_start import make_model, make_tasks
 
-__all__ = ["RunFigures", "train"]
-
 STEPS = 3
 _NUM_TASKS = 64
 _CONFIG = """

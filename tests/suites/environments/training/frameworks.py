@@ -19,8 +19,6 @@ from tests.lib.environments.contract.cases import (
 )
 from tests.lib.environments.self_driving.cases import VERIFIERS
 
-__all__ = ["FRAMEWORKS", "Framework"]
-
 _DIGITS = tuple("123456789")
 _SAMPLING = {"temperature": 1.0, "max_tokens": 4}
 

@@ -11,8 +11,6 @@ from transformers import PreTrainedTokenizerFast
 
 from examples.quickstart.prepare import build_model
 
-__all__ = ["make_model", "make_tasks"]
-
 _TEMPLATE = (
     "{% for tool in tools or [] %}{{ 'tool: ' + tool['function']['name'] + ' ' }}{% endfor %}"
     "{% for message in messages %}{{ message['role'] + ': ' + (message['content'] or '') }}"

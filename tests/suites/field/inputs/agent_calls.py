@@ -29,8 +29,6 @@ from tests.suites.parsers.differences import is_right
 from tests.suites.parsers.verdicts import ours
 from tests.suites.roundtrips.families import FAMILIES
 
-__all__ = ["KINDS", "first_stop"]
-
 USER, NEXT = {"role": "user", "content": "say"}, {"role": "user", "content": "and now?"}
 CALL = {"id": "000000000", "function": {"name": "city", "arguments": {"name": "Ulm"}}}
 CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}

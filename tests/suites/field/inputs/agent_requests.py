@@ -22,8 +22,6 @@ from tests.suites.agents.frameworks.teacher import FAMILY, TeacherServer, taught
 from tests.suites.field.event_loop import run
 from tests.suites.field.kind import Kind
 
-__all__ = ["KINDS"]
-
 STRICT = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
     "{{ raise_exception('System message must be at the beginning.') }}{% endif %}{% endfor %}"

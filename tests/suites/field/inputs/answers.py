@@ -20,8 +20,6 @@ from tests.suites.field.kind import Kind
 from tests.suites.roundtrips.client import said_by
 from tests.suites.roundtrips.families import FAMILIES
 
-__all__ = ["KINDS"]
-
 FUNCTION_BODY = "    for x in xs:\n        yield x\n"
 
 

@@ -25,8 +25,6 @@ from services.lib.model_files.end_ids import end_ids, warn_of_end
 from tests.suites.field.kind import Kind
 from tests.suites.field.tiny_models import make_config, make_model
 
-__all__ = ["KINDS"]
-
 TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|eot|>")
 """Added tokens of the folders; they get the ids from 261 on, after <|end|>."""
 FIRST_ID = 261

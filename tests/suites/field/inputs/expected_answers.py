@@ -17,8 +17,6 @@ from services.tool_loop.rewards import Rewards
 from tests.suites.field import event_loop
 from tests.suites.field.kind import Kind
 
-__all__ = ["KINDS"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:

@@ -30,8 +30,6 @@ from tests.suites.roundtrips.policy import TOOLS, Marks, sampled_ids
 from tests.suites.roundtrips.recorded_gateway import RecordedGateway
 from tests.suites.roundtrips.round_trip import TOOL_MESSAGES
 
-__all__ = ["KINDS"]
-
 # Of each family: what a policy writes between the tool's name and its arguments, and after these.
 _FORMS = {
     "hermes": ('", "arguments": ', "}\n</tool_call>"),

@@ -18,8 +18,6 @@ from services.tool_loop.rewards import Rewards
 from tests.suites.field import event_loop
 from tests.suites.field.kind import Kind
 
-__all__ = ["KINDS"]
-
 PATTERN = "Answer: (.*)"
 X, Y = sympy.symbols("x y")
 

@@ -32,8 +32,6 @@ from tests.suites.field.kind import Kind
 from tests.suites.field.tiny_models import make_config, make_model
 from trainer.publish.weight_folder import write_folder
 
-__all__ = ["KINDS"]
-
 _TOKENS = 261
 """Of the byte tokenizer."""
 _WEIGHTS = "model.safetensors"

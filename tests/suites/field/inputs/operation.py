@@ -34,8 +34,6 @@ from trajectory_manager.model.records import Durability
 from trajectory_manager.store.interface import Store
 from trajectory_manager.store.redis.connect import redis_store
 
-__all__ = ["KINDS"]
-
 _SHOUT = "import sys; sys.stderr.write('the file of the user ran\\n'); sys.exit(3)\n"
 _NAMES = sorted(
     {"services", "trainer", "scheduler", "rollout", "trajectory_manager", "tools", "seamflow"}

@@ -18,8 +18,6 @@ from seamflow.errors import PreconditionError
 from tests.suites.field.kind import Kind
 from tests.suites.field.servers.environment_server import episode_of
 
-__all__ = ["KINDS"]
-
 
 @dataclass(frozen=True, slots=True)
 class Returned:

@@ -13,8 +13,6 @@ from seamflow.environment import EnvironmentClient, Step, Task, serving
 
 from tests.suites.field import event_loop
 
-__all__ = ["episode_of"]
-
 logging.getLogger("seamflow.environment").addHandler(logging.NullHandler())  # failures are wanted
 WORK: dict[str, Callable[[], Any]] = {}
 """What reset or step of a task does, by its id."""

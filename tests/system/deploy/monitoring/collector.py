@@ -12,8 +12,6 @@ from typing import Self
 
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
 
-__all__ = ["Collector", "SpanRecord", "reached"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanRecord:

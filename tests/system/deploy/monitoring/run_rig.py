@@ -25,8 +25,6 @@ from tests.lib.end_to_end.support import Process
 from tests.lib.redis_server import RedisServer, free_port
 from tests.suites.environments.training.tiny_start import make_model
 
-__all__ = ["RUN_ID", "STEPS", "RunRig", "run_rig"]
-
 RUN_ID = "watched"
 STEPS = 2
 _WORDS = ("yes", "no", "word")

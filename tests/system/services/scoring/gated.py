@@ -11,8 +11,6 @@ import numpy as np
 from services.scoring.config import ScoringConfig
 from services.scoring.scorer import Row
 
-__all__ = ["Gated", "journal"]
-
 
 class Gated:
     """`model` is a folder: its file "allowed" has the number of samples that may be scored, and

@@ -11,7 +11,7 @@ import pytest
 from tests.lib.trainer.one_parameter import Weights
 from tests.lib.trainer.s3_server import s3_server
 from tests.lib.trainer.support import ROOT, environment
-from trainer.checkpoint import checkpoint_files
+from trainer.checkpoint import checkpoint_files, own_files
 from trainer.checkpoint.host_copy import copy_stream
 from trainer.checkpoint.shard_writer import ShardWriter
 from trainer.object_path import ObjectPath
@@ -21,7 +21,7 @@ _PART_BYTES = 5 << 20
 _PROGRAM = f"""
 import sys, time
 from trainer import object_path, tensor_bytes
-from trainer.checkpoint import checkpoint_files, object_tensors
+from trainer.checkpoint import checkpoint_files, own_files, object_tensors
 from tests.lib.trainer.one_parameter import Weights
 from trainer.checkpoint.host_copy import copy_stream
 from trainer.checkpoint.shard_writer import ShardWriter
@@ -64,7 +64,7 @@ def complete(store: ObjectPath, step: int) -> None:
     state = checkpoint_files.Checkpoint(
         run_id="r", step=step, weight_version=0, world_size=1, settings={}, record={}
     )
-    checkpoint_files.complete(store / checkpoint_files.folder_name(step), state, keep=2)
+    checkpoint_files.complete(store / own_files.folder_name(step), state, keep=2)
 
 
 def newest_step(store: ObjectPath) -> int:

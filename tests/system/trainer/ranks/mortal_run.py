@@ -30,8 +30,6 @@ from trainer.ranks.worker import Worker
 from trainer.step.step_runner import StepRunner
 from trainer.tracking.step_record import StepRecord
 
-__all__ = ["Death", "run_mortal"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:

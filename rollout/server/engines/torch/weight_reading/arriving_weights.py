@@ -14,8 +14,6 @@ from rollout.server.engines.torch.weight_reading.safetensors_reader import (
     weight_files,
 )
 
-__all__ = ["ArrivingWeights"]
-
 _Identity = tuple[int, int, int, int]
 """Device, inode, size and time of change: a file that is moved keeps them."""
 

@@ -23,8 +23,6 @@ from rollout.server.engines.torch.weight_reading.safetensors_reader import (
 )
 from services.lib.transformer.load_causal import dequantized
 
-__all__ = ["has_module_names", "load_converted"]
-
 _LOADING = threading.Lock()
 """Held while transformers loads a model, which changes state that all threads share."""
 

@@ -14,17 +14,6 @@ from torch import Tensor
 
 from rollout.server.engines.engine import WeightsError
 
-__all__ = [
-    "CheckedTensors",
-    "Storage",
-    "Storages",
-    "WeightReader",
-    "is_finite",
-    "read_folder",
-    "storages",
-    "weight_files",
-]
-
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of `folder`. Raises `WeightsError` if one or all are missing."""

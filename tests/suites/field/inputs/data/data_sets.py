@@ -22,8 +22,6 @@ from services.dataloader.position import Position, PositionFile
 from services.lib.tasks.sources import Source, open_source
 from tests.suites.field.kind import Kind
 
-__all__ = ["KINDS"]
-
 Rows = list[dict[str, Any]]
 
 

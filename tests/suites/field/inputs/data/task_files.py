@@ -27,8 +27,6 @@ from tests.suites.field.kind import Kind
 from trajectory_manager.api.validation import json_object
 from trajectory_manager.api.validation import name as store_name
 
-__all__ = ["KINDS"]
-
 NUMBERS = itertools.count()
 
 

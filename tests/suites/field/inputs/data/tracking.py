@@ -29,8 +29,6 @@ from trainer.tracking.step_shares import equal_groups
 from trainer.tracking.tensorboard import markdown
 from trainer.tracking.tracker import names
 
-__all__ = ["KINDS"]
-
 _METRICS = ("step", "loss", "grad_norm", "num_tokens", "seconds", "time", "reward_mean", "event")
 _NAMES = strategies.sampled_from(_METRICS) | strategies.from_regex(
     r"[A-Za-z0-9][A-Za-z0-9._~:@+=/-]{0,20}", fullmatch=True

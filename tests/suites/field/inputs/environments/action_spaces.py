@@ -18,8 +18,6 @@ from adapters.gymnasium.spaces import ActionText
 from adapters.replies import UnreadableAction
 from tests.suites.field.kind import Kind
 
-__all__ = ["KINDS"]
-
 Space = spaces.Space[Any]
 ENDS = re.compile(r", such as (?P<example>.*)", re.DOTALL)
 

@@ -17,8 +17,6 @@ from services.tool_loop.toolbox import Toolbox
 from tests.suites.field.kind import Kind
 from tests.suites.field.servers.environment_server import episode_of
 
-__all__ = ["KINDS"]
-
 
 def right_text(text: str) -> str:
     """What is right: each half is the replacement character, two halves are their character."""

@@ -10,8 +10,6 @@ from hypothesis import strategies
 from services.environments.episode_seeds import episode_seed
 from tests.suites.field.kind import Kind
 
-__all__ = ["KINDS"]
-
 
 def check(given: tuple[int, str, str]) -> None:
     """Below 2^32, taken by each generator, and the same for a replaced rollout."""

@@ -20,8 +20,6 @@ from services.tool_loop.tool import ToolError
 from tests.suites.field import event_loop
 from tests.suites.field.kind import Kind
 
-__all__ = ["KINDS"]
-
 MODULE = "tests.suites.field.servers.mcp_server"
 SECONDS = 30.0
 

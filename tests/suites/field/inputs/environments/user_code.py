@@ -22,8 +22,6 @@ from services.tool_loop.tool import Tool, ToolError
 from tests.suites.field.kind import Kind
 from tests.suites.field.servers.environment_server import episode_of
 
-__all__ = ["KINDS"]
-
 
 class Panic(BaseException):
     """As extensions in Rust raise it."""

@@ -19,8 +19,6 @@ from trainer.checkpoint import checkpoint_files
 from trainer.checkpoint.best_checkpoint import best_of
 from trainer.object_path import Folder, ObjectPath
 
-__all__ = ["KINDS"]
-
 SHARD = checkpoint_files.shard_name(0, 1)
 
 

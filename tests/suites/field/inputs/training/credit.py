@@ -27,8 +27,6 @@ from trainer.policy.forward import Predicted
 from trainer.policy.policy_loss import policy_loss
 from trainer.step.chunk_commands import ChunkCommands
 
-__all__ = ["KINDS"]
-
 
 @dataclass(frozen=True, slots=True)
 class OneTurn:

@@ -42,8 +42,6 @@ from trainer.model.lora import (
 )
 from trainer.publish.weight_folder import write_folder
 
-__all__ = ["KINDS"]
-
 _TOLERANCE = 1e-5
 _ENGINE_TOLERANCE = 1e-4
 _MLP = ("gate_proj", "up_proj", "down_proj")

@@ -29,8 +29,6 @@ from tests.suites.models.kinds import Kind as ModelKind
 from trainer.model.lora import adapter_settings, add_adapter, is_adapter, published_name
 from trainer.publish.weight_folder import write_folder
 
-__all__ = ["KINDS"]
-
 _TOLERANCE = 1e-4
 CHATML = (
     "{% if messages[0].role != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}"

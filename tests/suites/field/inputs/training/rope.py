@@ -34,8 +34,6 @@ from tests.suites.field.kind import Kind
 from tests.suites.field.tiny_models import TINY, VOCABULARY, make_config, make_model
 from trainer.policy.forward import forward
 
-__all__ = ["KINDS", "MODEL_KINDS", "ROPE_TYPES", "rope_config"]
-
 TOLERANCE = 1e-4
 ORIGINAL = 16
 """Original context of the models, which rows exceed."""

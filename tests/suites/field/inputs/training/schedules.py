@@ -26,8 +26,6 @@ from tests.suites.field.tiny_models import TINY, make_config, make_model
 from trainer.policy.learning_rate import learning_rate
 from trainer.policy.optimizer import Optimizer, decayed_names
 
-__all__ = ["KINDS"]
-
 _SCHEDULES: Mapping[str, Callable[..., LambdaLR]] = {
     "constant": get_constant_schedule_with_warmup,
     "linear": get_linear_schedule_with_warmup,
