@@ -94,8 +94,8 @@ class AlgorithmConfig(Settings):
 
     @property
     def trained_reward(self) -> str:
-        """Name of the trained reward in metrics."""
-        return self.reward or "reward"
+        """Name of the trained reward of a sample; that of a sum is none of its parts'."""
+        return self.reward or ("weighted_sum" if "reward" in self.reward_weights else "reward")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

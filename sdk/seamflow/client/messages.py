@@ -11,9 +11,6 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
 __all__ = ["Message", "Tool", "ToolChoice", "from_message", "to_messages", "to_tool_choice"]
 
-MAX_TOOL_NAME = 128
-"""Characters; of the Model Context Protocol, as for the gateway."""
-
 Message = Mapping[str, Any]
 """{"role": "user", "content": "…"}; content may be a list of {"type": "text", "text": "…"};
 assistant messages may have "reasoning_content" and "tool_calls", tool messages "tool_call_id".
@@ -141,13 +138,8 @@ def _to_tool(index: int, tool: Tool) -> pb.Tool:
     function = tool.get("function", tool)
     if "name" not in function:
         raise ValueError(f'tools[{index}] has no function "name"')
-    name = whole_text(function["name"])
-    if not 1 <= len(name) <= MAX_TOOL_NAME:
-        raise ValueError(
-            f"tools[{index}].name is {name!r}: give a name of 1 to {MAX_TOOL_NAME} characters"
-        )
     return pb.Tool(
-        name=name,
+        name=whole_text(function["name"]),
         description=whole_text(function.get("description") or ""),
         parameters_json=_json(function.get("parameters")),
     )

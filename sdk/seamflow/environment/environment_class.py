@@ -17,6 +17,8 @@ from seamflow.user_code.user_modules import import_user_module
 __all__ = ["EnvironmentClass", "load_object", "reward_function", "with_arguments"]
 
 DEFAULT_EPISODES = 64
+_MAX_TOOL_NAME = 128
+"""Characters, as the Model Context Protocol has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +41,13 @@ class EnvironmentClass:
     """Whether an episode depends on task, seed and messages alone."""
 
     def __post_init__(self) -> None:
-        """Raises `ValueError`: a tool has no name, or too long a one."""
-        to_messages((), self.tools)
+        """Raises `ValueError`: a tool has no name, or a longer one than the gateway takes."""
+        for index, tool in enumerate(to_messages((), self.tools).tools):
+            if not 1 <= len(tool.name) <= _MAX_TOOL_NAME:
+                raise ValueError(
+                    f"tools[{index}].name is {tool.name!r}: give a name of 1 to {_MAX_TOOL_NAME} "
+                    "characters"
+                )
 
     @classmethod
     def of(

@@ -224,6 +224,12 @@ def scores(how: str, timeout: float = 60.0, **settings: Any) -> Rewards:
     return Rewards(given)
 
 
+def processes_of_scores() -> list[psutil.Process]:
+    """Those that this process has started."""
+    children = psutil.Process().children()
+    return [child for child in children if "services.tool_loop.score_process" in child.cmdline()]
+
+
 async def scored(rewards: Rewards, answer: str, expected: Any = "5") -> float:
     """The reward of an answer."""
     return (await rewards.of(task(answer=expected), [says(answer)]))["reward"]
@@ -303,8 +309,9 @@ async def test_scores_end_with_the_tool_loop() -> None:
     """None goes on computing."""
     rewards = scores(f"{HERE}:busy", 60.0)
     await rewards.check()
+    (process,) = processes_of_scores()
     waiting = asyncio.create_task(scored(rewards, "never"))
-    while not (left := psutil.Process().children(recursive=True)[1:]):
+    while not (left := process.children(recursive=True)):
         await asyncio.sleep(0.02)
     await rewards.close()
     gone, alive = await asyncio.to_thread(psutil.wait_procs, left, 20)
@@ -319,9 +326,8 @@ async def test_a_killed_process_of_scores_is_started_again() -> None:
     await rewards.check()
     try:
         for _ in range(3):
-            for child in psutil.Process().children():
-                if "services.tool_loop.score_process" in child.cmdline():
-                    child.kill()
+            for process in processes_of_scores():
+                process.kill()
             answers = [r"\boxed{5}", r"\boxed{6}"]
             assert [await scored(rewards, each) for each in answers] == [1.0, 0.0]
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
@@ -167,12 +166,3 @@ def test_commands_survive_their_encoding() -> None:
     assert decode(encode(Optimize(step=3))) == Optimize(step=3)
     assert decode(encode(Release())) == Release()
     assert decode(encode(Exit())) == Exit()
-
-
-def test_a_command_in_the_form_of_an_earlier_release_is_refused() -> None:
-    """A step dump may have one; the error names the cure."""
-    words = {"kind": "Accumulate", "num_micro_batches": 0, "fields": {}}
-    buffer = io.BytesIO()
-    np.savez(buffer, words=np.frombuffer(json.dumps(words).encode(), np.uint8))
-    with pytest.raises(ValueError, match=r"seamflow 0\.2: replay its dump with that release"):
-        decode(buffer.getvalue())
