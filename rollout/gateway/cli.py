@@ -19,8 +19,8 @@ from rollout.gateway.dispatch.server_pool import ServerPool
 from rollout.gateway.leases import Leases
 from rollout.gateway.model_info import ModelInfo
 from rollout.gateway.prompt.chat_template import ChatTemplate
+from rollout.gateway.prompt.prompt import Prompting
 from rollout.gateway.prompt.prompt_lanes import PromptLanes
-from rollout.gateway.prompt.prompting import Prompting
 from rollout.gateway.record.recorder import Recorder
 from rollout.gateway.record.turn_opener import TurnOpener
 from rollout.gateway.servicer import GatewayServicer

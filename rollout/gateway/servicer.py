@@ -18,7 +18,7 @@ from rollout.gateway import credentials
 from rollout.gateway.leases import Leases
 from rollout.gateway.model_info import ModelInfo
 from rollout.gateway.prompt.answer.recorded_answer import needs_record
-from rollout.gateway.prompt.prompting import Prompting
+from rollout.gateway.prompt.prompt import Prompting
 from rollout.gateway.prompt.validation import (
     check_context,
     check_generate,

@@ -7,7 +7,6 @@ import inspect
 from typing import Any
 
 from seamflow.client.task import Task
-from seamflow.common.v1 import tokens_pb2
 from seamflow.environment import EnvironmentFailed
 from seamflow.environment.environment_class import reward_function
 from seamflow.user_code.user_calls import awaited
@@ -89,8 +88,4 @@ class Rewards:
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise EnvironmentFailed(
-                f"[tool_loop.rewards] {name} took over {self._timeout:g} s: make it faster, or "
-                "raise reward_timeout_seconds",
-                tokens_pb2.FAILURE_CLASS_TIMEOUT,
-            ) from error
+            raise self._scores.too_slow(name, "make it faster, or") from error

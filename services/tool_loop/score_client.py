@@ -120,9 +120,9 @@ class ScoreClient:
                         reply = await self._exchanged({**request, "cpu_seconds": seconds})
                     if reply is not None:
                         return reply
-        except TimeoutError:
+        except TimeoutError as error:
             if level < len(self._levels) - 1:
-                return self._too_slow(request["name"], "the machine is too busy, or")
+                raise self.too_slow(request["name"], "the machine is too busy, or") from error
         _log.warning("comparison without an end", reward=request["name"], seconds=self._timeout)
         return {"rewards": {request["name"]: 0.0}}
 
@@ -132,16 +132,17 @@ class ScoreClient:
         try:
             async with asyncio.timeout(self._timeout):
                 reply = await self._exchanged({**request, "cpu_seconds": 0.0})
-        except TimeoutError:
-            return self._too_slow(name, "make it faster, or")
+        except TimeoutError as error:
+            raise self.too_slow(name, "make it faster, or") from error
         return reply or {"error": f"[tool_loop.rewards] {name}: its process ended"}
 
-    def _too_slow(self, name: str, cure: str) -> dict[str, Any]:
-        return {
-            "error": f"[tool_loop.rewards] {name} took over {self._timeout:g} s: {cure} raise "
+    def too_slow(self, name: str, cure: str) -> EnvironmentFailed:
+        """What a reward raises that takes longer than its limit."""
+        return EnvironmentFailed(
+            f"[tool_loop.rewards] {name} took over {self._timeout:g} s: {cure} raise "
             "reward_timeout_seconds",
-            "failure_class": tokens_pb2.FAILURE_CLASS_TIMEOUT,
-        }
+            tokens_pb2.FAILURE_CLASS_TIMEOUT,
+        )
 
     async def _exchanged(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
         """The reply of a forked process; None: it died. One that nobody waits for is killed."""

@@ -18,6 +18,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,23 +29,65 @@ from seamflow.environment.environment_class import load_object
 from seamflow.user_code.user_calls import user_place
 
 from services.tool_loop.config import BUILT_IN, REGEX
-from services.tool_loop.expected_answer import Expected, as_text, expected_answers, is_exactly
 from services.tool_loop.prompt_template import payload_field
+
+Expected = str | int | float | bool
+_NUMBER = re.compile(
+    r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?(?:[eE][+-]?\d{1,4})?|[+-]?\.\d+(?:[eE][+-]?\d{1,4})?"
+)
+
+
+def expected_answers(value: Any, field: str, task_id: str) -> list[Expected]:
+    """The answers of which each is right.
+
+    Args:
+        value: what the payload has, one answer or a list of them.
+        field: of the payload, for the message.
+        task_id: likewise.
+
+    Raises:
+        EnvironmentFailed: it is null, an object, or an empty list, so that no answer is right.
+    """
+    answers = value if isinstance(value, list) else [value]
+    if not answers or not all(isinstance(each, Expected) for each in answers):
+        shown = json.dumps(value, ensure_ascii=False)[:200]
+        raise EnvironmentFailed(
+            f"[tool_loop] answer_field names the field {field!r}, which is {shown} in task "
+            f"{task_id!r}: give a text, a number, or a list of those that are right"
+        )
+    return answers
+
+
+def as_text(expected: Expected) -> str:
+    """The answer as people write it."""
+    return expected.strip() if isinstance(expected, str) else json.dumps(expected)
+
+
+def is_exactly(expected: Expected, answer: str) -> bool:
+    """Whether `answer`, without space around it, is the expected one.
+
+    Texts are equal character by character; a number equals each way to write it, as 4 does "4.0",
+    and true and false in any case.
+    """
+    if isinstance(expected, str):
+        return answer == expected.strip()
+    if isinstance(expected, bool):
+        return answer.lower() == as_text(expected)
+    if not _NUMBER.fullmatch(answer):
+        return False
+    return Decimal(answer.replace(",", "")) == Decimal(as_text(expected))
+
 
 READY = b"ready\n"
 _MAX_MORE_BYTES = 1 << 30
 _WARM = (
-    ("1/2", "$0.5$"),
     ("12", "It is **12**."),
-    (r"\sqrt{8}", r"\boxed{2\sqrt{2}}"),
-    ("(1, 2)", "$(1,2)$"),
+    (r"\frac{\pi}{3}", r"\boxed{60^\circ}"),
     ("x^2+2x+1", r"\boxed{(x+1)^2}"),
     ("[1, 2)", r"\boxed{1 \le x < 2}"),
     (r"\{1, 2\}", r"\boxed{1, 2}"),
     (r"\left[\begin{matrix}1 & 2\end{matrix}\right]", r"$\begin{bmatrix}1 & 3\end{bmatrix}$"),
     ("even", r"\boxed{\text{odd}}"),
-    (r"\frac{\pi}{3}", r"\boxed{60^\circ}"),
-    ("x=1", r"\boxed{x=2}"),
 )
 
 Transcript = Sequence[Mapping[str, Any]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Literal
 
 from seamflow.common.v1 import tokens_pb2
@@ -11,6 +12,7 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 from seamflow.trajectory.v1.trajectory_pb2 import Turn
 
+from rollout.gateway.config import GatewayConfig
 from rollout.gateway.prompt.answer.recorded_answer import RecordedTurns
 from rollout.gateway.prompt.answer.response_format import Answer
 from rollout.gateway.prompt.chat_template import ChatTemplate
@@ -24,10 +26,70 @@ from rollout.gateway.prompt.conversation import (
     split_prefill,
 )
 from rollout.gateway.prompt.left_out import check_parts, check_system_messages
-from rollout.gateway.prompt.retokenization import find_drift
 from rollout.gateway.prompt.validation import check_ids
 from services.chassis.errors import ServiceError, invalid_argument
+from services.chassis.rpc.request_budget import RequestBudget
 from services.lib.token_bytes import pack_ids, unpack_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompting:
+    """What all prompts of a gateway share."""
+
+    template: ChatTemplate
+    """Tokenizer and chat template of the model."""
+    config: GatewayConfig
+    """What happens to rewritten messages, and the limits of requests."""
+    budget: RequestBudget
+    """Bounds the requests in progress."""
+
+    def prompt(self, request: pb.GenerateRequest, recorded: Sequence[Turn]) -> Prompt:
+        """The prompt of a checked request; takes long for a long one.
+
+        Raises:
+            ServiceError: INVALID_ARGUMENT; NOT_FOUND, it names a turn that is none of `recorded`.
+        """
+        config = self.config
+        limit = config.max_prompt_tokens
+        return Prompt.parse(request, self.template, config.history, limit, recorded)
+
+
+_MAX_CHARACTERS = 200
+# Tokens decoded before the difference: a token's text may depend on its neighbour, and a character
+# may begin in the shared prefix.
+_CONTEXT = 16
+# Ids of the prompt that are compared: the caller's pieces may be single bytes.
+_MAX_IDS = 1024
+_CUT = "\N{REPLACEMENT CHARACTER}"
+"""Decoding gives this for a character whose last bytes are missing."""
+
+
+def find_drift(
+    template: ChatTemplate, prompt_ids: Sequence[int], divergence: store_pb.Divergence
+) -> tokens_pb2.Drift | None:
+    """The drift of a prompt whose ids differ from `divergence` on; None if its text differs too."""
+    start = divergence.position
+    context = list(prompt_ids[max(start - _CONTEXT, 0) : start])
+    recorded_ids = unpack_ids(divergence.token_ids)
+    recorded = template.text([*context, *recorded_ids]).rstrip(_CUT)
+    given = template.text([*context, *prompt_ids[start : start + _MAX_IDS]]).rstrip(_CUT)
+    shared = _num_shared(template.text(context).rstrip(_CUT), recorded, given)
+    recorded, given = recorded[shared:], given[shared:]
+    same = recorded.startswith(given) or given.startswith(recorded)
+    if not (recorded and given and same):
+        return None
+    return tokens_pb2.Drift(
+        position=start,
+        recorded_text=recorded[:_MAX_CHARACTERS],
+        retokenized_text=given[:_MAX_CHARACTERS],
+    )
+
+
+def _num_shared(*texts: str) -> int:
+    """Characters that all texts begin with."""
+    columns = zip(*texts, strict=False)
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+
 
 History = Literal["as_template", "as_sampled"]
 """What to do where the template rewrites earlier messages, such as dropping old reasoning:

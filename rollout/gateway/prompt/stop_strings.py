@@ -6,30 +6,18 @@ matter how an answer is cut into chunks, or a character into tokens. Special tok
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-
-class Tokens(Protocol):
-    """What `ChatTemplate` knows of tokens."""
-
-    @property
-    def token_bytes(self) -> Callable[[int], bytes]:
-        """The bytes of a token."""
-
-    @property
-    def marker_ids(self) -> Set[int]:
-        """Tokens that are no text."""
-
-    def text(self, token_ids: Sequence[int]) -> str:
-        """Text of any ids."""
+if TYPE_CHECKING:
+    from rollout.gateway.prompt.chat_template import ChatTemplate
 
 
 class StopStrings:
     """Finds the first stop string in the text of a turn's sampled tokens."""
 
     def __init__(
-        self, template: Tokens, strings: Sequence[str], sampled_ids: Sequence[int] = ()
+        self, template: ChatTemplate, strings: Sequence[str], sampled_ids: Sequence[int] = ()
     ) -> None:
         """`sampled_ids` are the turn's tokens so far; `num_until_next` gets those that follow."""
         self._template = template

@@ -50,26 +50,46 @@ class TrialModel:
     """The windows of the real configuration that it shortens, by name."""
 
     @cached_property
-    @torch.no_grad()
     def alone(self) -> list[torch.Tensor]:
-        """Log-probs after each token of each row, [T, V], by a model that computed nothing yet."""
-        return [
-            copy.deepcopy(self.model)(torch.tensor([row]), use_cache=False)
-            .logits[0]
-            .log_softmax(-1)
-            for row in self.rows
-        ]
+        """Log-probs after each token of each row, [T, V]."""
+        return [self._alone(row) for row in self.rows]
 
-    def error(self, found: Sequence[torch.Tensor], most: int | None = None) -> float:
-        """The most that log-probs differ from those alone.
+    @torch.no_grad()
+    def _alone(self, row: Sequence[int]) -> torch.Tensor:
+        """By a model that computed nothing yet."""
+        fresh = copy.deepcopy(self.model)
+        logprobs: torch.Tensor = (
+            fresh(torch.tensor([row]), use_cache=False).logits[0].log_softmax(-1)
+        )
+        return logprobs
+
+    def error(self, found: Sequence[torch.Tensor]) -> float:
+        """The most that log-probs differ from those alone; `found` are logits of rows, [T, V]."""
+        return max(map(_apart, self.alone, found))
+
+    def error_of_steps(self, found: Sequence[torch.Tensor], most: int) -> float:
+        """The same of rows that grow: each token is compared with the row up to it.
+
+        A whole row tells nothing of its beginning where frequencies depend on the length.
 
         Args:
             found: logits after the last tokens of each row, [tokens, V].
-            most: tokens that rows were cut to; None: they are whole.
+            most: tokens that rows were cut to.
         """
-        pairs = [(alone[:most], got) for alone, got in zip(self.alone, found, strict=True)]
-        errors = [(right[-len(got) :] - got.log_softmax(-1)).abs().max() for right, got in pairs]
-        return float(torch.stack(errors).max())
+        rows = [row[:most] for row in self.rows]
+        ends = [
+            range(len(row) - len(got) + 1, len(row) + 1)
+            for row, got in zip(rows, found, strict=True)
+        ]
+        alone = [
+            torch.stack([self._alone(row[:end])[-1] for end in each])
+            for row, each in zip(rows, ends, strict=True)
+        ]
+        return max(map(_apart, alone, found))
+
+
+def _apart(alone: torch.Tensor, found: torch.Tensor) -> float:
+    return float((alone - found.log_softmax(-1)).abs().max())
 
 
 def trial_model(config: Any) -> TrialModel | None:

@@ -49,29 +49,42 @@ def longest_row(folder: Path, config: Any, make: _Make) -> int | None:
 
 @torch.inference_mode()
 def _error(trial: TrialModel, make: _Make, most: int) -> float:
-    """Of rows that are cached in two parts beside each other, and continued token by token."""
+    """Of rows that are cached in two parts beside each other, and continued token by token.
+
+    As in the engine, the keys of a row are computed again where they are to be rotated otherwise.
+    """
     rows = [list(row[:most]) for row in trial.rows]
     engine = make(copy.deepcopy(trial.model), len(rows), most)
-    starts = [max(1, len(row) // 3) for row in rows]
+    halves = [max(1, len(row) // 3) for row in rows]
     for begin in (0, 1):
         parts = [
-            Part(slot=slot, start=start * begin, token_ids=ids, row_length=len(row))
-            for slot, (row, start) in enumerate(zip(rows, starts, strict=True))
-            if (ids := row[start * begin : start * (begin + 1)])
+            _part(slot, row, half * begin, half * (begin + 1), whole=2 * half)
+            for slot, (row, half) in enumerate(zip(rows, halves, strict=True))
+            if len(row) > half * begin
         ]
         engine.forward(_step([], [], [], parts))
+    rotations = [engine.rotation(2 * half) for half in halves]
     found: list[list[Tensor]] = [[] for _ in rows]
     for offset in range(most):
-        slots = [s for s, row in enumerate(rows) if 2 * starts[s] + offset < len(row)]
+        slots = [s for s, row in enumerate(rows) if 2 * halves[s] + offset < len(row)]
         if not slots:
             break
-        positions = [2 * starts[slot] + offset for slot in slots]
+        positions = [2 * halves[slot] + offset for slot in slots]
+        for slot, at in zip(slots, positions, strict=True):
+            if (rotation := engine.rotation(at + 1)) != rotations[slot]:
+                again = _part(slot, rows[slot], 0, at, whole=at + 1)
+                engine.forward(_step([], [], [], [again]))
+                rotations[slot] = rotation
         tokens = [rows[slot][at] for slot, at in zip(slots, positions, strict=True)]
         logits_RV = engine.forward(_step(slots, tokens, positions, []))
         assert logits_RV is not None, "there are rows"
         for slot, logits_V in zip(slots, logits_RV, strict=True):
             found[slot].append(logits_V)
-    return trial.error([torch.stack(each) for each in found], most)
+    return trial.error_of_steps([torch.stack(each) for each in found], most)
+
+
+def _part(slot: int, row: list[int], start: int, end: int, *, whole: int) -> Part:
+    return Part(slot=slot, start=start, token_ids=row[start:end], row_length=whole)
 
 
 def _step(slots: list[int], tokens: list[int], positions: list[int], parts: list[Part]) -> Step:

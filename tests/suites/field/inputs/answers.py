@@ -12,7 +12,7 @@ import jsonschema
 from hypothesis import strategies
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
-from rollout.gateway.prompt.answer.tool_schemas import typed_tool
+from rollout.gateway.prompt.answer.response_format import typed_tool
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.prompt.prompt import Prompt
 from rollout.http_gateway.dialects.dialect import event

@@ -11,7 +11,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.test_utils import make_mocked_request
 
 from rollout.http_gateway.config import HttpGatewayConfig
-from rollout.http_gateway.held_reply import HeldReply
+from rollout.http_gateway.turn_routes import HeldReply
 
 LONG = 3600.0
 

@@ -16,7 +16,7 @@ from rollout.gateway.prompt.answer.response_format import Answer
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.prompt.prompt import Prompt
 from rollout.gateway.prompt.stop_strings import StopStrings
-from rollout.gateway.prompt.turn_texts import TurnTexts
+from rollout.gateway.prompt.text_stream import TurnTexts
 from tests.suites.roundtrips.client import said_by
 from tests.suites.roundtrips.families import FAMILIES
 from tests.suites.roundtrips.model_family import Said

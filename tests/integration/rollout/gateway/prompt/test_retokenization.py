@@ -8,7 +8,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from bench.harness.byte_model import END, make_byte_model
 from rollout.gateway.prompt.chat_template import ChatTemplate
-from rollout.gateway.prompt.retokenization import find_drift
+from rollout.gateway.prompt.prompt import find_drift
 from services.lib.token_bytes import pack_ids
 
 

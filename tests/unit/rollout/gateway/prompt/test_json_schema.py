@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
-from rollout.gateway.prompt.constraint.answer_end import JsonEnd
+from rollout.gateway.prompt.constraint.constraint import JsonEnd
 from rollout.gateway.prompt.constraint.json_schema import JsonSchema
 
 VALID, INVALID = pb.CHECK_RESULT_VALID, pb.CHECK_RESULT_INVALID
