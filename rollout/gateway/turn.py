@@ -24,9 +24,8 @@ from rollout.gateway.dispatch.reported_experts import ROUTED_EXPERTS, reported_e
 from rollout.gateway.dispatch.server_pool import ServerPool
 from rollout.gateway.dispatch.turn_failures import TurnFailures
 from rollout.gateway.prompt.conversation import answer_message
-from rollout.gateway.prompt.prompt import Prompt
+from rollout.gateway.prompt.prompt import Prompt, TurnTexts
 from rollout.gateway.prompt.prompt_lanes import PromptLanes
-from rollout.gateway.prompt.text_stream import TurnTexts
 from rollout.gateway.record import packed_tokens
 from rollout.gateway.record.recorder import Recorder
 from rollout.gateway.record.turn_opener import TurnOpener

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -17,7 +17,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.environment import EnvironmentFailed
 
 from services.tool_loop.config import McpServerConfig
-from services.tool_loop.tool import ToolError
+from services.tool_loop.toolbox import Tool, ToolError
 
 _ANSWERS_SECONDS = 5.0
 _HTTP_SECONDS = 30.0
@@ -206,3 +206,20 @@ def _why(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error.error.message if isinstance(error, MCPError) else str(error) or repr(error)
+
+
+def mcp_tools(
+    name: str, connection: McpConnection, found: Iterable[McpTool], timeout: float
+) -> list[Tool]:
+    """The tools that the MCP server of table `name` listed, called over `connection`."""
+
+    def made(each: McpTool) -> Tool:
+        return Tool(
+            name=each.name,
+            description=each.description or "",
+            parameters=each.input_schema,
+            origin=f"[tool_loop.mcp_servers.{name}]",
+            call=lambda arguments: connection.call(each.name, arguments, timeout),
+        )
+
+    return [made(each) for each in found]

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from seamflow.client.plain_values import to_json_value
 
-from services.tool_loop.tool import Tool, ToolError
+from services.tool_loop.toolbox import Tool, ToolError
 from services.tool_loop.user_function import call_function
 
 _TITLES = ("Args", "Arguments", "Parameters", "Returns", "Raises", "Yields", "Example", "Examples")

@@ -12,12 +12,11 @@ from seamflow.environment.environment_class import EnvironmentClass
 from seamflow.environment.v1 import environment_service_pb2 as pb
 
 from services.tool_loop.config import ToolLoopConfig
-from services.tool_loop.mcp_connection import McpConnection
+from services.tool_loop.mcp_connection import McpConnection, mcp_tools
 from services.tool_loop.prompt_template import PromptTemplate
 from services.tool_loop.python_tool import python_tool
 from services.tool_loop.rewards import Rewards
-from services.tool_loop.tool import Tool
-from services.tool_loop.toolbox import Toolbox, mcp_tools
+from services.tool_loop.toolbox import Tool, Toolbox
 from services.tool_loop.user_function import load_function
 
 

@@ -5,13 +5,39 @@ from __future__ import annotations
 import asyncio
 import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from mcp_types import Tool as McpTool
 
-from services.tool_loop.mcp_connection import McpConnection
-from services.tool_loop.tool import Tool, ToolError
+class ToolError(Exception):
+    """A call that failed; the policy reads its text and may try again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A tool of one episode."""
+
+    name: str
+    """Unique in the episode."""
+    description: str
+    """What it does, for the policy."""
+    parameters: Mapping[str, Any]
+    """JSON Schema of its arguments, an object."""
+    origin: str
+    """The setting that it comes from, for people."""
+    call: Callable[[Mapping[str, Any]], Awaitable[str]]
+    """Answers with a text; raises `ToolError`, or `EnvironmentFailed` where no answer exists
+    through no fault of the policy."""
+
+    def schema(self) -> dict[str, Any]:
+        """In the form of OpenAI's chat API."""
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": dict(self.parameters),
+        }
+        return {"type": "function", "function": function}
 
 
 class Toolbox:
@@ -69,23 +95,6 @@ class Toolbox:
             known = ", ".join(self._tools) or "none"
             raise ToolError(f"there is no tool {name!r}; {hint}the tools are: {known}")
         return await tool.call(_arguments(name, arguments))
-
-
-def mcp_tools(
-    name: str, connection: McpConnection, found: Iterable[McpTool], timeout: float
-) -> list[Tool]:
-    """The tools that the MCP server of table `name` listed, called over `connection`."""
-
-    def made(each: McpTool) -> Tool:
-        return Tool(
-            name=each.name,
-            description=each.description or "",
-            parameters=each.input_schema,
-            origin=f"[tool_loop.mcp_servers.{name}]",
-            call=lambda arguments: connection.call(each.name, arguments, timeout),
-        )
-
-    return [made(each) for each in found]
 
 
 def _arguments(name: str, text: str) -> Mapping[str, Any]:

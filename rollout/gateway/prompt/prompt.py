@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import Literal
 
 from seamflow.common.v1 import tokens_pb2
@@ -13,6 +13,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 from seamflow.trajectory.v1.trajectory_pb2 import Turn
 
 from rollout.gateway.config import GatewayConfig
+from rollout.gateway.prompt.answer.answer_parser import Delta
 from rollout.gateway.prompt.answer.recorded_answer import RecordedTurns
 from rollout.gateway.prompt.answer.response_format import Answer
 from rollout.gateway.prompt.chat_template import ChatTemplate
@@ -26,6 +27,7 @@ from rollout.gateway.prompt.conversation import (
     split_prefill,
 )
 from rollout.gateway.prompt.left_out import check_parts, check_system_messages
+from rollout.gateway.prompt.text_stream import TextStream
 from rollout.gateway.prompt.validation import check_ids
 from services.chassis.errors import ServiceError, invalid_argument
 from services.chassis.rpc.request_budget import RequestBudget
@@ -255,3 +257,30 @@ class Prompt:
 
 def _refused(number: int, error: Exception) -> ServiceError:
     return invalid_argument("messages", f"{number} messages", str(error))
+
+
+class TurnTexts:
+    """Increments of the text of one turn, and of its answer's content and reasoning."""
+
+    def __init__(self, prompt: Prompt, stops: Sequence[str]) -> None:
+        self._markers = prompt.template.marker_ids
+        self._text = TextStream(prompt.template)
+        constraint = prompt.constraint
+        self._answer = prompt.template.stream(
+            prompt.conversation, stops, has_calls=not constraint.no_call
+        )
+        self._opening = self._answer.open(constraint.opening)
+        if constraint.prefill:
+            self._opening = Delta()  # the agent has it
+
+    def push(self, token_ids: Sequence[int], *, last: bool = False) -> tuple[str, Delta]:
+        """Text that is complete with the next tokens, all of it with `last`; what it parses to."""
+        texts = []
+        delta, self._opening = self._opening, Delta()
+        for is_marker, group in groupby(token_ids, self._markers.__contains__):
+            texts.append(self._text.push([*group]))
+            delta.add(self._answer.push(texts[-1], is_marker=is_marker))
+        if last:
+            texts.append(self._text.push([], last=True))
+            delta.add(self._answer.push(texts[-1]))
+        return "".join(texts), delta

@@ -6,18 +6,27 @@ matter how an answer is cut into chunks, or a character into tokens. Special tok
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence, Set
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from rollout.gateway.prompt.chat_template import ChatTemplate
+
+class Tokens(Protocol):
+    """What `ChatTemplate` knows of tokens: their bytes, those that are no text, and their text."""
+
+    @property
+    def token_bytes(self) -> Callable[[int], bytes]: ...
+
+    @property
+    def marker_ids(self) -> Set[int]: ...
+
+    def text(self, token_ids: Sequence[int]) -> str: ...
 
 
 class StopStrings:
     """Finds the first stop string in the text of a turn's sampled tokens."""
 
     def __init__(
-        self, template: ChatTemplate, strings: Sequence[str], sampled_ids: Sequence[int] = ()
+        self, template: Tokens, strings: Sequence[str], sampled_ids: Sequence[int] = ()
     ) -> None:
         """`sampled_ids` are the turn's tokens so far; `num_until_next` gets those that follow."""
         self._template = template

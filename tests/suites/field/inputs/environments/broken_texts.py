@@ -12,8 +12,7 @@ from seamflow.environment.message_dicts import to_dict
 from seamflow.errors import PreconditionError
 
 from services.tool_loop.python_tool import python_tool
-from services.tool_loop.tool import Tool
-from services.tool_loop.toolbox import Toolbox
+from services.tool_loop.toolbox import Tool, Toolbox
 from tests.suites.field.kind import Kind
 from tests.suites.field.servers.environment_server import episode_of
 

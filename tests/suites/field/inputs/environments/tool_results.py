@@ -16,7 +16,7 @@ from seamflow.environment import Task
 from adapters.mcp_tools.environment import McpToolsEnvironment
 from services.tool_loop.config import McpServerConfig
 from services.tool_loop.mcp_connection import McpConnection
-from services.tool_loop.tool import ToolError
+from services.tool_loop.toolbox import ToolError
 from tests.suites.field import event_loop
 from tests.suites.field.kind import Kind
 
