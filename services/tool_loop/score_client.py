@@ -25,7 +25,7 @@ _log = get_logger()
 _COMMAND = (sys.executable, "-m", "services.tool_loop.score_process")
 _MAX_LINE = 64 << 20
 _CORES = os.cpu_count() or 1
-LEVELS = ((0.05, 2 * _CORES), (0.5, _CORES), (5.0, max(1, _CORES // 2)))
+LEVELS = ((0.05, 2 * _CORES), (0.2, _CORES), (5.0, max(1, _CORES // 2)))
 """Seconds of CPU that comparisons get, and how many run side by side. One that needs more begins
 again a level deeper, so that it takes no place from shorter ones; most take a tenth of the first.
 Five seconds are also math-verify's own limit."""

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from seamflow.client.task import Task
+from seamflow.environment import EnvironmentFailed
 
 from services.tool_loop.config import ToolLoopConfig
 from services.tool_loop.rewards import Rewards
@@ -35,10 +36,10 @@ async def measured(slow: int, quick: int, limit: float) -> dict[str, float]:
         endless = [asyncio.create_task(_score(rewards, SLOW)) for _ in range(slow)]
         await asyncio.sleep(limit / 2)
         beside = await _seconds(rewards, quick)
-        ended = await asyncio.gather(*endless)
+        ended = await asyncio.gather(*endless, return_exceptions=True)
         endless = [asyncio.create_task(_score(rewards, SLOW)) for _ in range(slow)]
         at_once = await _seconds(rewards, quick)
-        ended += await asyncio.gather(*endless)
+        ended += await asyncio.gather(*endless, return_exceptions=True)
     finally:
         await rewards.close()
     p99_alone, p99_beside, p99_at_once = (
@@ -49,7 +50,8 @@ async def measured(slow: int, quick: int, limit: float) -> dict[str, float]:
         "quick.p99_beside_slow_s": round(p99_beside, 4),
         "quick.p99_ratio": round(p99_beside / p99_alone, 2),
         "quick.p99_at_once_s": round(p99_at_once, 4),
-        "slow.scored_1": sum(ended),
+        "slow.scored_0": ended.count(0.0),
+        "slow.failed": sum(isinstance(each, EnvironmentFailed) for each in ended),
     }
 
 
