@@ -6,7 +6,9 @@ thread, where signals work, can be killed, and leaves nothing behind that anothe
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import json
 import logging
 import os
@@ -16,7 +18,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -124,7 +126,10 @@ class Scores:
             EnvironmentFailed: the task has no expected answer; others are those of the function.
         """
         if (function := self._functions.get(name)) is not None:
-            return named_scores(name, function(task, transcript))
+            returned = function(task, transcript)
+            if inspect.isawaitable(returned):  # of a callable object, say
+                returned = asyncio.run(_awaited(returned))
+            return named_scores(name, returned)
         _limit_memory()
         return {name: float(self._is_right(name, task, transcript))}
 
@@ -157,6 +162,10 @@ class Scores:
             return None
         found = matches[-1].group(1 if self._answer_pattern.groups else 0)
         return (found or "").strip()
+
+
+async def _awaited(returned: Awaitable[Any]) -> Any:
+    return await returned
 
 
 def _limit_memory() -> None:

@@ -134,3 +134,8 @@ def dies(task: Task, transcript: Sequence[Mapping[str, Any]]) -> float:
     if _never(transcript):
         os.kill(os.getpid(), signal.SIGKILL)
     return 1.0
+
+
+def later_reward(task: Task, transcript: Sequence[Mapping[str, Any]]) -> Any:
+    """Returns what is to be awaited, without being a coroutine function."""
+    return several(task, transcript)

@@ -280,7 +280,7 @@ async def test_a_pattern_of_the_answer_is_bounded_too() -> None:
         await rewards.close()
 
 
-@pytest.mark.parametrize("name", ["alarmed", "compares"])
+@pytest.mark.parametrize("name", ["alarmed", "compares", "later_reward"])
 async def test_a_reward_function_runs_where_signals_work(name: str) -> None:
     """Those that limit their own time by an alarm, as math-verify does."""
     rewards = scores(f"{HERE}:{name}", 20.0)
