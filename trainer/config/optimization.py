@@ -94,7 +94,7 @@ class AlgorithmConfig(Settings):
 
     @property
     def trained_reward(self) -> str:
-        """Name of the trained reward of a sample; that of a sum is none of its parts'."""
+        """Name of the trained reward of a sample; a weighted sum has a name that no part has."""
         return self.reward or ("weighted_sum" if "reward" in self.reward_weights else "reward")
 
     @model_validator(mode="after")

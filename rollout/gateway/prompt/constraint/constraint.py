@@ -151,7 +151,7 @@ class AnswerEnd:
         self._seen: list[int] = []
 
     def num_until_end(self, token_ids: Sequence[int]) -> int | None:
-        """Of the tokens that come next, those that belong to the answer; None: it goes on."""
+        """How many of the next tokens belong to the answer; None: the answer goes on."""
         for index, token_id in enumerate(token_ids):
             is_complete = self._feed(self._text.push([token_id]))
             if is_complete:
