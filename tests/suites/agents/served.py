@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from bench.provenance import ROOT
 
@@ -44,7 +45,7 @@ def served(
         raise RuntimeError(f"seamflow serve ended with code {process.returncode}")
 
 
-def _is_open(address: str) -> bool:
-    host, _, port = address.rpartition(":")
+def _is_open(url: str) -> bool:
+    address = urlsplit(url)
     with socket.socket() as connection:
-        return connection.connect_ex((host, int(port))) == 0
+        return connection.connect_ex((address.hostname or "", address.port or 80)) == 0
