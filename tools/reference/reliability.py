@@ -30,7 +30,7 @@ _SUITES = """
 ## Suites outside `make test`
 
 Each has a short form in `make test`; `.ci/run` takes one whole suite each time, in rotation, and
-`python -m tools.suites NAME` runs one and records that it passed. This is when each last passed
+`make suite NAME=...` runs one and records that it passed. This is when each last passed
 whole, as recorded in `bench/suite_passes.json`.
 
 | suite | shows | last passed whole | commit | minutes | short form |

@@ -1,4 +1,4 @@
-"""When each suite last passed whole: bench/suites.toml, and bench/suite_passes.json."""
+"""Suites and benches of bench/*.toml, and when each suite last passed: bench/suite_passes.json."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-_SUITES = Path("bench/suites.toml")
+_SUITES, _BENCHES = Path("bench/suites.toml"), Path("bench/benches.toml")
 _PASSES = Path("bench/suite_passes.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """A suite that `make NAME` runs whole."""
+    """A suite or a bench, which `make suite` or `make bench` runs whole."""
 
     name: str
-    """Target of the Makefile."""
     about: str
     """What it shows, in a few words."""
-    short: str
-    """File of tests with its short form."""
+    run: str
+    """Lines of a shell, whose `python` is that of the project."""
+    needs: tuple[str, ...] = ()
+    """Files of the Makefile that are made first."""
+    short: str = ""
+    """File of tests with its short form; a bench has none."""
     in_ci: bool = False
     """Whether it needs nothing but packages of pip, and less than the limit of a rotation."""
 
@@ -40,8 +43,20 @@ class Pass:
 
 def suites(root: Path) -> list[Suite]:
     """Of bench/suites.toml, in its order."""
-    found = tomllib.loads((root / _SUITES).read_text(encoding="utf-8"))
-    return [Suite(name=name, **about) for name, about in found.items()]
+    return _read(root / _SUITES)
+
+
+def benches(root: Path) -> list[Suite]:
+    """Of bench/benches.toml, in its order."""
+    return _read(root / _BENCHES)
+
+
+def _read(file: Path) -> list[Suite]:
+    found = tomllib.loads(file.read_text(encoding="utf-8"))
+    return [
+        Suite(name=name, needs=tuple(about.pop("needs", ())), **about)
+        for name, about in found.items()
+    ]
 
 
 def last_passes(root: Path) -> dict[str, Pass]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import re
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 from tools.suites.passes import (
@@ -19,7 +22,7 @@ ROOT = next(each for each in Path(__file__).parents if (each / "pyproject.toml")
 
 def suite(name: str, *, in_ci: bool = True) -> Suite:
     """One with little about it."""
-    return Suite(name=name, about="", short="", in_ci=in_ci)
+    return Suite(name=name, about="", run="", in_ci=in_ci)
 
 
 def test_the_one_that_passed_longest_ago_is_next() -> None:
@@ -41,19 +44,35 @@ def test_a_pass_replaces_the_one_before_and_no_other(tmp_path: Path) -> None:
     assert second == Pass(date="2026-11-01", commit="01234567", seconds=62)
 
 
-def test_each_suite_is_a_target_and_has_a_short_form_among_the_tests() -> None:
-    """A renamed target or test is noticed."""
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+def test_each_suite_has_a_short_form_among_the_tests() -> None:
+    """A renamed test is noticed."""
     known = suites(ROOT)
     assert known
     for each in known:
-        assert each.name in targets
         assert (ROOT / each.short).is_file(), f"{each.name}: {each.short}"
 
 
-def test_every_target_that_is_a_suite_is_listed() -> None:
-    """Targets that start with test- or chaos-, but for those that `make test` has within."""
-    text = (ROOT / "Makefile").read_text()
-    targets = set(re.findall(r"^((?:test|chaos)-[a-z-]+):", text, flags=re.MULTILINE))
-    parts = {"test-unit", "test-trackers", "test-algorithms", "test-sdk-range"}
-    assert targets - parts <= {each.name for each in suites(ROOT)}
+def test_a_suite_is_run_by_its_name_and_an_unknown_one_named(tmp_path: Path) -> None:
+    """With or without the prefix of tests; the environment's python is found first."""
+    shutil.copytree(ROOT / "tools", tmp_path / "tools", ignore=shutil.ignore_patterns("*.pyc"))
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "suites.toml").write_text(
+        '[test-one]\nabout = "a"\nshort = "s"\nrun = "command -v python > found; exit $CODE"\n'
+    )
+    for code, name in (("0", "one"), ("3", "test-one")):
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{tmp_path}:{ROOT}:{ROOT / 'sdk'}",
+            "CODE": code,
+        }
+        command = [sys.executable, "-m", "tools.suites", "suite", name]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, check=False)
+        assert done.returncode == int(code)
+        found = (tmp_path / "found").read_text().strip()
+        assert Path(found).parent == Path(sys.executable).parent
+    assert list(last_passes(tmp_path)) == ["test-one"], "the one that ended with 0"
+    command[-1] = "two"
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True
+    )
+    assert "there is no 'two'; give one of test-one" in done.stderr
