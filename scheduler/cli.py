@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import add_SchedulerServiceServicer_to_server
 
+from scheduler import limits
 from scheduler.api.servicer import SchedulerServicer
 from scheduler.config import SchedulerConfig
 from scheduler.policy.allocation_policy import AllocationPolicy, load_policy
@@ -45,14 +46,14 @@ async def service(config: SchedulerConfig, store: Store) -> Service:
     pool = Pool(
         store=store,
         policy=_policy(config),
-        leases=NodeLeases(config.lease_seconds, config.lease_margin_seconds, time.monotonic),
+        leases=NodeLeases(config.lease_seconds, limits.LEASE_MARGIN_SECONDS, time.monotonic),
         clock=SteadyClock(),
-        leave_seconds=config.leave_seconds,
+        leave_seconds=limits.LEAVE_SECONDS,
         split_rule=_split_rule(config),
     )
     await pool.open()
     # Often enough that the store confirms this scheduler within the margin.
-    pause = min(config.lease_seconds / _SWEEPS_PER_LEASE, config.lease_margin_seconds / 2)
+    pause = min(config.lease_seconds / _SWEEPS_PER_LEASE, limits.LEASE_MARGIN_SECONDS / 2)
 
     async def sweep_forever() -> None:
         while True:
@@ -90,7 +91,7 @@ def _split_rule(config: SchedulerConfig) -> SplitRule | None:
 
 
 async def _open_store(config: SchedulerConfig) -> Store:
-    store = RedisStore(connect(config.redis_url.get_secret_value), config.max_events)
+    store = RedisStore(connect(config.redis_url.get_secret_value), limits.MAX_EVENTS)
     if not await store.reachable():
         await store.close()
         cure = "start it, or correct redis_url in [scheduler]"

@@ -41,8 +41,6 @@ class SchedulerConfig(ServerConfig):
     """Store of nodes, gangs and epochs, such as redis://:password@host:6379/0."""
     lease_seconds: float = Field(10.0, gt=0)
     """A node agent that cannot heartbeat for this long stops its work."""
-    lease_margin_seconds: float = Field(2.0, gt=0)
-    """Time after a node's lease expired until the node is lost."""
     policy: str = "preemptive"
     """Allocation policy: preemptive, or "package.module:Name"."""
     lending: Literal["gated", "always", "never"] = "gated"
@@ -52,7 +50,3 @@ class SchedulerConfig(ServerConfig):
     """Moves of nodes between training and generation."""
     min_dwell_seconds: float = Field(0.0, ge=0)
     """Time before a node that a gang released may be lent; set it to the cost of a switch."""
-    leave_seconds: float = Field(120.0, gt=0)
-    """Time a node granted to a gang may take to end its old work before it is left out."""
-    max_events: int = Field(100_000, ge=1)
-    """Entries the audit log keeps."""

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import rollout.gateway.limits
+import trajectory_manager.limits
 from tests.lib.redis_cluster import RedisCluster
 from tests.lib.redis_server import RedisServer
 from tests.lib.tier_guard import guarded
@@ -26,6 +28,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No test asserts a time, so an example on a busy machine may take what it takes.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+# Services in this process look as often as tests are short.
+trajectory_manager.limits.SWEEP_SECONDS = 0.05
+rollout.gateway.limits.POLL_SECONDS = 0.02
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

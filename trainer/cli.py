@@ -120,7 +120,6 @@ async def connect_services(
         config.run_id,
         config.model,
         config.upload_folder,
-        phase_seconds=config.publish.phase_seconds,
         find_folder=config.publish.find_folder,
         compress=config.publish.compress,
         uploads=connections,

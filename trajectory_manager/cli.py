@@ -16,6 +16,7 @@ from seamflow.trajectory.v1.trajectory_service_pb2_grpc import (
 )
 
 from services.chassis.rpc.server import Service, run
+from trajectory_manager import limits
 from trajectory_manager.api.column_servicer import ColumnServicer
 from trajectory_manager.api.run_servicer import RunServicer
 from trajectory_manager.api.sample_servicer import SampleServicer
@@ -45,9 +46,9 @@ async def build(config: TrajectoryManagerConfig) -> AsyncIterator[Service]:
     opened = redis_store(
         url,
         required,
-        config.start_seconds,
+        limits.START_SECONDS,
         replicas=config.replicas,
-        check_seconds=config.durability_check_seconds,
+        check_seconds=limits.DURABILITY_CHECK_SECONDS,
     )
     async with opened as store:
         yield service(config, store)
@@ -61,7 +62,7 @@ def service(config: TrajectoryManagerConfig, store: Store) -> Service:
         store,
         rollouts,
         metrics,
-        config.unleased_rollout_seconds,
+        limits.UNLEASED_ROLLOUT_SECONDS,
         max_indexed=config.max_indexed_rollouts,
     )
     waiting = LongPoll(store.runs)
@@ -73,13 +74,13 @@ def service(config: TrajectoryManagerConfig, store: Store) -> Service:
         while not draining.is_set():
             await sweeps.sweep()
             with suppress(TimeoutError):
-                await asyncio.wait_for(draining.wait(), config.sweep_seconds)
+                await asyncio.wait_for(draining.wait(), limits.SWEEP_SECONDS)
 
     async def drain() -> None:
         draining.set()
         waiting.drain()
 
-    inflight = store_budget(config.max_inflight_bytes)
+    inflight = store_budget(limits.MAX_INFLIGHT_BYTES)
     trajectories = TrajectoryServicer(
         store,
         rollouts,

@@ -20,24 +20,12 @@ class TrajectoryManagerConfig(ServerConfig):
     durability: Literal["fast", "durable", "replicated"] = "fast"
     """Durability the store must provide; checked against its settings at start, and again every
     durability_check_seconds: while they give less, the store refuses calls."""
-    durability_check_seconds: float = Field(5.0, gt=0)
-    """Time between two checks of the store's settings."""
     replicas: int = Field(1, gt=0)
     """For durability replicated: replicas of each master, all of which confirm each write."""
-    start_seconds: float = Field(15.0, gt=0)
-    """How long to wait at start for a store that does not answer."""
     max_queued_tasks: int = Field(512, gt=0)
     """Tasks of a run that may be queued, of each purpose."""
     max_turn_tokens: int = Field(1 << 20, gt=0)
     """Tokens that one turn may append."""
-    max_inflight_bytes: int = Field(32 << 20, gt=0)
-    """Bytes of tokens that may wait for a slow store; appends beyond are refused for a while."""
     max_indexed_rollouts: int = Field(100_000, ge=0)
     """Rollouts of a run, the newest, that SearchRollouts finds by an index: about 200 bytes of the
     store for each. 0: no index, a search reads the header of each rollout."""
-    sweep_seconds: float = Field(1.0, gt=0)
-    """Time between two sweeps for expired leases and unsettled rollouts; of runs in which nothing
-    happens up to 16 times as long."""
-    unleased_rollout_seconds: float = Field(86_400.0, ge=0)
-    """Time after which a rollout without a lease that nobody finished fails (TIMEOUT); what is
-    recorded of it stays readable. 0: never."""

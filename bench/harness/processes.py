@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from bench.harness.constants import VARIABLE
 from bench.harness.redis_process import free_port
 from services.lib.redis_binary import find_redis_server
 
@@ -170,12 +172,26 @@ def manager(
     return Server(f"manager-{port}", python(module), folder, given, port)
 
 
-def service(module: str, table: str, folder: Path, /, **settings: object) -> Server:
-    """`python -m module` with `settings` of its table, on a port of its own, not started."""
+def service(
+    module: str,
+    table: str,
+    folder: Path,
+    constants: Mapping[str, Mapping[str, object]] | None = None,
+    /,
+    **settings: object,
+) -> Server:
+    """`python -m module` with `settings` of its table, on a port of its own, not started.
+
+    `constants` of modules are changed in it, by their names.
+    """
     port = free_port()
     given = {"port": port, "admin_port": -1, "log_level": "warning", **settings}
     names = {f"SEAMFLOW_{table}_{name}".upper(): str(value) for name, value in given.items()}
-    return Server(table, python(module), folder, environment(names), port)
+    if not constants:
+        return Server(table, python(module), folder, environment(names), port)
+    names[VARIABLE] = json.dumps(constants)
+    command = python("bench.harness.constants", module)
+    return Server(table, command, folder, environment(names), port)
 
 
 def redis_server(

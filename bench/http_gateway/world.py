@@ -109,7 +109,6 @@ async def world(folder: Path, step_seconds: float, stream_interval: int) -> Asyn
             rollout_gateway=gateway.address,
             http_port=http_port,
             hold_seconds=0,
-            keep_alive_seconds=2,
         )
         stack.enter_context(http_gateway)
         client = await stack.enter_async_context(Client(gateway.address, run_id=RUN_ID))

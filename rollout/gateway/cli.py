@@ -14,6 +14,7 @@ from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
+from rollout.gateway import limits
 from rollout.gateway.config import GatewayConfig
 from rollout.gateway.dispatch.server_pool import ServerPool
 from rollout.gateway.leases import Leases
@@ -44,7 +45,7 @@ async def build(config: GatewayConfig) -> AsyncIterator[Service]:
         store = async_stub(TrajectoryServiceStub, channel)
         servers = ServerPool(config)
         opener, recorder = TurnOpener(store), Recorder(store)
-        lanes = PromptLanes(config.max_waiting_prompts)
+        lanes = PromptLanes(limits.MAX_WAITING_PROMPTS)
         services = TurnServices(
             store=store,
             opener=opener,
@@ -61,7 +62,7 @@ async def build(config: GatewayConfig) -> AsyncIterator[Service]:
             Prompting(
                 template=template,
                 config=config,
-                budget=RequestBudget(config.max_inflight_bytes, config.max_calls_per_rollout),
+                budget=RequestBudget(limits.MAX_INFLIGHT_BYTES, limits.MAX_CALLS_PER_ROLLOUT),
             ),
         )
         yield Service(

@@ -9,6 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, SecretStr, model_validator
 from seamflow.channel import MAX_MESSAGE_BYTES
 
+from rollout.gateway import limits
 from services.chassis.config.settings import ServerConfig
 from services.lib.decode_latency import DecodeLatency
 from services.lib.rendering.renderer import RenderLimits
@@ -52,55 +53,15 @@ class GatewayConfig(ServerConfig):
     """Estimator of rollout lengths: running_means, ranker, or "package.module:Name"."""
     ranker: str | None = None
     """Address of the ranker, for lengths = "ranker"."""
-    ranker_seconds: float = Field(0.02, gt=0)
-    """Time that the ranker has to answer; no turn waits for it, means are used until then. A ranker
-    with a language model on a CPU needs some tenths of a second for a new prompt."""
-    overcommit: float = Field(1.25, gt=0)
-    """Turns a server is given, relative to its slots; above 1 no slot is ever idle."""
     max_waiting_turns: int = Field(16_384, ge=1)
     """Turns that may wait for a server; more are refused with RESOURCE_EXHAUSTED."""
     max_request_bytes: int = Field(8 << 20, ge=1 << 16, le=MAX_MESSAGE_BYTES)
     """Largest request of an agent, as gRPC receives it; larger ones end with RESOURCE_EXHAUSTED."""
-    max_messages: int = Field(4096, ge=1, le=4096)
-    """Messages in a prompt."""
-    max_message_bytes: int = Field(1 << 20, ge=1)
-    """Size of one message, in bytes of the contract."""
-    max_prompt_bytes: int = Field(4 << 20, ge=1)
-    """Size of all messages and tools of a prompt."""
     max_prompt_tokens: int = Field(1 << 20, ge=1)
     """Tokens of a prompt; the engines' context is a limit of its own."""
-    max_tools: int = Field(256, ge=0, le=256)
-    """Tools in a prompt."""
-    max_calls_per_rollout: int = Field(64, ge=1)
-    """Turns of one rollout in progress; more are refused with RESOURCE_EXHAUSTED."""
-    max_inflight_bytes: int = Field(512 << 20, ge=1)
-    """Sum of the requests in progress, of which a rollout may use an eighth; more are refused with
-    RESOURCE_EXHAUSTED."""
-    max_waiting_prompts: int = Field(1024, ge=1)
-    """Prompts that wait to be rendered and encoded, in each lane; rollouts share it."""
-    max_render_seconds: float = Field(5.0, gt=0)
-    """Processor time in which the chat template renders a prompt once; a template that takes more,
-    such as one that loops, is ended, and the turn is refused."""
-    max_render_bytes: int = Field(512 << 20, ge=64 << 20)
-    """Memory in which the chat template renders a prompt; its text may have a sixteenth of it."""
     required_weights_timeout_seconds: float = Field(600.0, ge=0)
     """How long a turn waits for its required weight version before it falls back to an older one:
     a trainer may have died before publishing it."""
-    ejection_failures: int = Field(3, ge=0)
-    """Failed turns after which a rollout server is ejected: it gets no turns for a while, then one
-    at a time until three have ended well. A good turn makes up for half a failed one. 0: never, and
-    a turn that one server refuses or answers impossibly fails; else several have to agree."""
-    ejection_seconds: float = Field(5.0, gt=0)
-    """How long a server is ejected; each further time doubles it."""
-    max_ejection_seconds: float = Field(120.0, gt=0)
-    """Longest ejection."""
-    max_ejected_share: float = Field(0.5, ge=0, lt=1)
-    """Share of the servers that may be ejected at once: where most fail, ejecting them does not
-    help."""
-    poll_seconds: float = Field(0.2, gt=0)
-    """Time between two status requests to each server."""
-    default_heartbeat_seconds: float = Field(10.0, gt=0)
-    """Longest silence on a stream of a caller that requests no heartbeat interval."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -115,7 +76,7 @@ class GatewayConfig(ServerConfig):
     @property
     def render_limits(self) -> RenderLimits:
         """The limits of rendering once."""
-        return RenderLimits(self.max_render_seconds, self.max_render_bytes)
+        return RenderLimits(limits.MAX_RENDER_SECONDS, limits.MAX_RENDER_BYTES)
 
     def server_latency(self) -> DecodeLatency | None:
         """The table `decode_latency`; None: it is empty."""

@@ -14,7 +14,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 from seamflow.trajectory.v1.trajectory_pb2 import Trajectory
 from seamflow.trajectory.v1.trajectory_pb2 import Turn as RecordedTurn
 
-from rollout.gateway import credentials
+from rollout.gateway import credentials, limits
 from rollout.gateway.leases import Leases
 from rollout.gateway.model_info import ModelInfo
 from rollout.gateway.prompt.answer.recorded_answer import needs_record
@@ -84,7 +84,7 @@ class GatewayServicer(RolloutServiceServicer):
         check_context(len(request.token_ids.token_ids), self._services.servers.longest_context)
         interval_seconds("chunk_interval", request.chunk_interval)
         heartbeat = interval_seconds("heartbeat_interval", request.heartbeat_interval)
-        buffer = SendBuffer(heartbeat or config.default_heartbeat_seconds)
+        buffer = SendBuffer(heartbeat or limits.DEFAULT_HEARTBEAT_SECONDS)
         turn = self._turn(request, credential, self._deadline(context), buffer.put)
         return buffer.events(turn)
 

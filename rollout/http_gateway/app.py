@@ -10,6 +10,7 @@ from aiohttp import web
 from seamflow import trace_context
 from seamflow.errors import SeamflowError
 
+from rollout.http_gateway import limits
 from rollout.http_gateway.api_error import ApiError, from_seamflow
 from rollout.http_gateway.dialects.anthropic_messages import AnthropicMessages, anthropic_error
 from rollout.http_gateway.dialects.chat_completions import ChatCompletions
@@ -123,10 +124,8 @@ class _Middleware:
 
     def _check(self, request: web.Request) -> None:
         check_source(request.headers, request.scheme, self._config, "http_gateway")
-        if self._num_open > self._config.max_open_calls:
-            message = (
-                f"{self._config.max_open_calls} calls are in progress (max_open_calls): try later"
-            )
+        if self._num_open > limits.MAX_OPEN_CALLS:
+            message = f"{limits.MAX_OPEN_CALLS} calls are in progress (max_open_calls): try later"
             raise ApiError(429, message, code="too_many_calls", retry_after=1.0)
         rollout_id = request.match_info.get("rollout_id")
         if rollout_id is not None and not _ROLLOUT_ID.fullmatch(rollout_id):

@@ -10,6 +10,7 @@ from seamflow.client import Client
 from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from seamflow.stubs import async_stub
 
+from rollout.http_gateway import limits
 from rollout.http_gateway.app import application
 from rollout.http_gateway.config import HttpGatewayConfig
 from rollout.http_gateway.lease_holds import LeaseHolds
@@ -34,7 +35,7 @@ async def build(config: HttpGatewayConfig) -> AsyncIterator[Service]:
         clients.channel(config, config.rollout_gateway) as channel,
     ):
         stub = async_stub(RolloutServiceStub, channel)
-        holds = LeaseHolds(stub, config.run_id, config.idle_lease_seconds)
+        holds = LeaseHolds(stub, config.run_id, limits.IDLE_LEASE_SECONDS)
         app = application(
             config,
             TurnRoutes(config, client, holds),

@@ -23,23 +23,9 @@ class HttpGatewayConfig(HttpConfig):
     """How long a reply is held back: until then its HTTP status is open, and a client's SDK repeats
     a call whose gateway was killed. Later a stream is sent as it is sampled, any other reply starts
     with white space, and both are kept alive. 0 sends tokens at once."""
-    keep_alive_seconds: float = Field(10.0, gt=0)
-    """Time between two signs of life on a call that is open for longer than `hold_seconds`."""
     default_max_tokens: int = Field(16384, ge=1)
     """Token budget of a call that names none."""
     turn_timeout_seconds: float = Field(3600.0, gt=0)
     """Longest duration of a call for one turn."""
-    idle_lease_seconds: float = Field(60.0, ge=0)
-    """How long the lease of a rollout is kept alive after its last call; an agent that is silent
-    for longer calls extend."""
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024)
     """Largest body of a request."""
-    max_calls_per_rollout: int = Field(64, ge=1)
-    """Calls of one rollout in progress; further ones are refused with status 429."""
-    max_inflight_bytes: int = Field(512 << 20, ge=1)
-    """Sum of the bodies of calls in progress, of which a rollout may use an eighth; further calls
-    are refused with status 429."""
-    body_timeout_seconds: float = Field(30.0, gt=0)
-    """Longest time in which a client sends the body of a request."""
-    max_open_calls: int = Field(4096, ge=1)
-    """Calls in progress; further ones are refused with status 429."""

@@ -6,6 +6,7 @@ import asyncio
 
 from aiohttp import web
 
+from rollout.http_gateway import limits
 from rollout.http_gateway.api_error import ApiError
 from rollout.http_gateway.config import HttpGatewayConfig
 
@@ -24,13 +25,13 @@ async def read_body(request: web.Request, config: HttpGatewayConfig) -> bytes:
         raise _too_large(limit)
     body = bytearray()
     try:
-        async with asyncio.timeout(config.body_timeout_seconds):
+        async with asyncio.timeout(limits.BODY_TIMEOUT_SECONDS):
             async for chunk in request.content.iter_any():
                 body += chunk
                 if len(body) > limit:
                     raise _too_large(limit)
     except TimeoutError:
-        seconds = config.body_timeout_seconds
+        seconds = limits.BODY_TIMEOUT_SECONDS
         message = f"the body did not arrive within {seconds:g} s (body_timeout_seconds)"
         raise ApiError(408, message, code="request_timeout") from None
     return bytes(body)

@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.web import StreamResponse
 from seamflow.errors import SeamflowError
 
+from rollout.http_gateway import limits
 from rollout.http_gateway.api_error import ApiError, from_seamflow
 from rollout.http_gateway.config import HttpGatewayConfig
 from rollout.http_gateway.credentials import credential
@@ -111,7 +112,7 @@ class HeldReply:
             await self._send()
         while True:
             before = self._num_writes
-            await asyncio.sleep(self._config.keep_alive_seconds)
+            await asyncio.sleep(limits.KEEP_ALIVE_SECONDS)
             if self._num_writes == before:
                 if not self.has_begun:
                     await self._send()
@@ -146,7 +147,7 @@ class TurnRoutes:
         self._client = client
         self._holds = holds
         self._turn_ids = TurnIds()
-        self._budget = RequestBudget(config.max_inflight_bytes, config.max_calls_per_rollout)
+        self._budget = RequestBudget(limits.MAX_INFLIGHT_BYTES, limits.MAX_CALLS_PER_ROLLOUT)
 
     def handler(self, dialect: Dialect) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """The handler of a route that speaks `dialect`."""

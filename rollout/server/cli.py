@@ -25,6 +25,9 @@ from rollout.server.weights.swap_schedule import RunningTurns
 from services.chassis.errors import ConfigError
 from services.chassis.rpc.server import Service, run
 
+_WEIGHT_PREPARE_SECONDS = 300.0
+"""Deadline of reading a version into host memory; then it is loaded from disk."""
+
 Background = Callable[[], Awaitable[None]]
 Servicers = Sequence[tuple[Callable[[Any, Any], None], Any]]
 
@@ -57,7 +60,7 @@ async def build(config: RolloutServerConfig) -> AsyncIterator[Service]:
                 update_pause=pause,
                 turns=turns,
                 schedule=source.schedule,
-                prepare_seconds=config.weight_prepare_seconds,
+                prepare_seconds=_WEIGHT_PREPARE_SECONDS,
                 swap_seconds=config.weight_swap_seconds,
             )
             names = {"run_id": config.run_id, "model": config.model_name}

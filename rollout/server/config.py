@@ -32,9 +32,6 @@ class RolloutServerConfig(ServerConfig):
     "shared_folder" (if a probe shows that this machine sees the weights service's folder under the
     same path), "relay" (once weight_relay_address is set), "shard_stream", or plug-ins as
     "package.module:Name"."""
-    weight_folder_check: Literal["size", "sha256"] = "sha256"
-    """Check of a shared file: its checksum, read while the engine samples, or its size alone: the
-    weights service verified the checksum at the commit."""
     weight_relay_address: str | None = None
     """Address of this server for others, as "host:port". If set, rollout servers relay weights to
     each other and the weights service sends each file about once."""
@@ -51,8 +48,6 @@ class RolloutServerConfig(ServerConfig):
     16-bit words changed)."""
     weight_fetch_seconds: float = Field(600.0, gt=0)
     """Deadline of one transport for one version; then the next transport continues."""
-    weight_prepare_seconds: float = Field(300.0, gt=0)
-    """Deadline of reading a version into host memory; then it is loaded from disk."""
     weight_swap_seconds: float = Field(600.0, gt=0)
     """Deadline of the swap in the engine, its pause included; an engine that misses it counts as
     dead."""
@@ -61,8 +56,6 @@ class RolloutServerConfig(ServerConfig):
     the weights service)."""
     weight_update_at: Literal["token", "turn"] = "token"
     """Whether running turns swap weights at their next token or may end first."""
-    weight_wait_seconds: float = Field(30.0, gt=0)
-    """Longest wait for running turns to end, and for a place in a rolling swap."""
     server_id: str | None = None
     """Name recorded in every span, unique in the run; unset: host name and process id."""
     max_running: int = Field(64, ge=1)

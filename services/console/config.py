@@ -39,11 +39,6 @@ class ConsoleConfig(HttpConfig):
     model: str = ""
     """Folder whose tokenizer turns token ids into text; empty: the model of the run folder, else
     ids stand for text."""
-    poll_seconds: float = Field(1.0, gt=0)
-    """Time between two looks at the services while a page is open; none is open: they are left
-    alone."""
-    max_pages: int = Field(64, ge=1)
-    """Pages that may follow a run at once; further ones are refused with status 429."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -29,6 +29,12 @@ from services.console.views.steps import step_curves
 from services.console.views.token_window import MAX_TOKENS, token_window
 from services.console.views.transcript import transcript
 
+_POLL_SECONDS = 1.0
+"""Time between two looks at the services while a page is open; none is open: they are left
+alone."""
+_MAX_PAGES = 64
+"""Pages that may follow a run at once; further ones are refused with status 429."""
+
 _PING_SECONDS = 15.0
 
 
@@ -136,8 +142,8 @@ class Routes:
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Stream the run's events until the page is closed; a finished run has none."""
         run = self._run(request)
-        if sum(feed.num_pages for feed in self._feeds.values()) >= self._config.max_pages:
-            raise ApiError(429, f"{self._config.max_pages} pages follow runs", "close one")
+        if sum(feed.num_pages for feed in self._feeds.values()) >= _MAX_PAGES:
+            raise ApiError(429, f"{_MAX_PAGES} pages follow runs", "close one")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await response.write(b"retry: 2000\n\n")
@@ -184,7 +190,7 @@ class Routes:
             store = await self._store(run)
             if known is not None:
                 await known.close()
-            known = RunState(run, store, self._config.poll_seconds)
+            known = RunState(run, store, _POLL_SECONDS)
             self._states[run.run_id] = known
         return known
 
@@ -197,7 +203,7 @@ class Routes:
         if known is None or known.state is not state:
             if known is not None:
                 await known.close()
-            known = RunFeed(state, await self._store(run), self._config.poll_seconds)
+            known = RunFeed(state, await self._store(run), _POLL_SECONDS)
             self._feeds[run.run_id] = known
         return known
 

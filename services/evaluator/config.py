@@ -62,8 +62,6 @@ class EvaluatorConfig(EvaluationConfig):
     once_step: int | None = Field(None, ge=0)
     """Evaluate once, and wait for no training: the model that the rollout servers started with, as
     that of this optimizer step."""
-    start_seconds: float = Field(300.0, ge=0)
-    """Time that an environment's server may take to appear."""
 
     @property
     def row_fields(self) -> RowFields:

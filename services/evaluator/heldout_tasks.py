@@ -13,6 +13,9 @@ from services.lib.tasks.sources import open_source
 from services.lib.tasks.sources.environment import EnvironmentSource
 from services.lib.tasks.task_rows import RowFields, TaskRow
 
+_START_SECONDS = 300.0
+"""Time that an environment's server may take to appear."""
+
 _ENVIRONMENT = "environment://"
 _MOST_TASKS = 100_000
 """An evaluation runs each of them; a function may have no end."""
@@ -60,6 +63,6 @@ async def environment_tasks(config: EvaluatorConfig) -> list[TaskRow]:
     """
     shown = with_token(credentials(config), config.environment_token)
     address = config.tasks.removeprefix(_ENVIRONMENT)
-    listed = await list_tasks(address, shown, config.start_seconds, config.num_heldout)
+    listed = await list_tasks(address, shown, _START_SECONDS, config.num_heldout)
     source = EnvironmentSource(address, listed.heldout, shuffle=False, seed=0)
     return checked_tasks(source, config.row_fields, _MOST_TASKS)

@@ -27,6 +27,9 @@ from services.node_agent.worker_clients import (
 )
 from services.node_agent.worker_process import WorkerProcess, WorkerProcesses
 
+RECHECK_SECONDS = 5.0
+"""Time between two checks and measurements of the workers."""
+
 
 def main() -> None:
     """Serve until a signal."""
@@ -52,13 +55,13 @@ async def build(
             activities,
             may_activate=lambda: not agent.lease_expired(),
             clock=time.monotonic,
-            recheck_seconds=config.recheck_seconds,
+            recheck_seconds=RECHECK_SECONDS,
         )
         agent = agent_class(
             registration=_registration(config, await hardware(config)),
             scheduler=await stack.enter_async_context(channel(config, config.scheduler)),
             switcher=switcher,
-            reporter=Reporter(activities, processes.resident_bytes, config.recheck_seconds),
+            reporter=Reporter(activities, processes.resident_bytes, RECHECK_SECONDS),
             lease=lease,
             clock=time.monotonic,
         )

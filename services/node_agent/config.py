@@ -82,8 +82,6 @@ class NodeAgentConfig(ServerConfig):
     """Dense floating-point operations per second, training dtype, all devices; 0: unknown."""
     device_bytes: int = Field(0, ge=0)
     """Memory of all devices together; 0: unknown."""
-    recheck_seconds: float = Field(5.0, gt=0)
-    """Time between two checks and measurements of the workers."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

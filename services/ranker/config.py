@@ -25,9 +25,6 @@ class LanguageModelConfig(Settings):
     """Of AdamW at the first step of a training; it falls to 0."""
     max_prompt_tokens: int = Field(256, ge=2)
     """Tokens of a prompt that are read: its first and its last half of them."""
-    kept_mib: int = Field(1024, ge=1)
-    """Hidden states of prompts that are kept, so that each is computed once: 1 KiB a token for
-    SmolLM2-135M, and 5 KiB a prompt if no layer is trained."""
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
     threads: int = Field(1, ge=1)
@@ -50,8 +47,6 @@ class RankerConfig(ServerConfig):
     with their cube (4,096: some seconds of one core)."""
     train_every_turns: int = Field(512, ge=1)
     """Turns that end between two trainings."""
-    poll_seconds: float = Field(1.0, gt=0)
-    """Time between two reads of newly ended turns."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

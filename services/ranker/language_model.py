@@ -24,6 +24,10 @@ from services.ranker.regression import Prompt
 if TYPE_CHECKING:
     import torch
 
+_KEPT_MIB = 1024
+"""Hidden states of prompts that are kept, so that each is computed once: 1 KiB a token for
+SmolLM2-135M, and 5 KiB a prompt if no layer is trained."""
+
 _Floats = NDArray[np.float64]
 
 _log = get_logger()
@@ -53,7 +57,7 @@ class LanguageModelRegression:
             config.model,
             config.trained_layers,
             device=config.device,
-            max_kept=config.kept_mib << 20,
+            max_kept=_KEPT_MIB << 20,
         )
 
     def read(self, start: TurnStart) -> Prompt:

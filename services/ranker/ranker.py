@@ -18,6 +18,9 @@ from services.ranker.learner import Learned, Memory, learn
 from services.ranker.regression import HASHED, Regression
 from services.ranker.turn_feed import TurnFeed
 
+_POLL_SECONDS = 1.0
+"""Time between two reads of newly ended turns."""
+
 _log = get_logger()
 _MAX_WAITING = 4096
 _RETRY_SECONDS = 1.0
@@ -51,7 +54,7 @@ class Ranker:
             await self._read()
             if self._is_due():
                 self._learning = asyncio.create_task(self._learn())
-            await asyncio.sleep(self._config.poll_seconds)
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def expected_tokens(self, learned: Learned, starts: Sequence[TurnStart]) -> list[float]:
         """Predict in a thread, one call after another.

@@ -19,6 +19,9 @@ from services.chassis.rpc.server import Service, run
 from services.tool_loop.config import ToolLoopConfig
 from services.tool_loop.tool_loop import ToolLoop
 
+_IDLE_SECONDS = 3600.0
+"""An episode without a call for this long makes room for others."""
+
 _log = get_logger()
 _CLOSE_SECONDS = 5.0
 
@@ -27,7 +30,7 @@ _CLOSE_SECONDS = 5.0
 async def build(config: ToolLoopConfig) -> AsyncIterator[Service]:
     """Load functions, connect to MCP servers; what is wrong ends the start."""
     loop = await _opened(config)
-    servicer = EnvironmentServicer(loop.declared(), Guard(None), config.idle_seconds)
+    servicer = EnvironmentServicer(loop.declared(), Guard(None), _IDLE_SECONDS)
     try:
         yield Service(servicers=[(add_EnvironmentServiceServicer_to_server, servicer)])
     finally:

@@ -75,8 +75,6 @@ class ToolLoopConfig(ServerConfig):
     """Messages of the policy in an episode; after the last one it is cut off and scored."""
     max_episodes: int = Field(256, ge=1)
     """Episodes that run concurrently."""
-    idle_seconds: float = Field(3600.0, gt=0)
-    """An episode without a call for this long makes room for others."""
     tool_timeout_seconds: float = Field(30.0, gt=0)
     """Longest duration of a tool call; then the policy reads that it had no answer."""
     max_tool_characters: int = Field(20_000, ge=100)
@@ -84,8 +82,6 @@ class ToolLoopConfig(ServerConfig):
     reward_timeout_seconds: float = Field(30.0, gt=0)
     """Longest duration of a reward. A function that takes longer fails the episode, which is
     replaced; a comparison that needs over 5 s of CPU scores 0."""
-    start_timeout_seconds: float = Field(30.0, gt=0)
-    """Longest wait for the MCP servers at start."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

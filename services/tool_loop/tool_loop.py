@@ -19,6 +19,9 @@ from services.tool_loop.rewards import Rewards
 from services.tool_loop.toolbox import Tool, Toolbox
 from services.tool_loop.user_function import load_function
 
+START_TIMEOUT_SECONDS = 30.0
+"""Longest wait for the MCP servers at start."""
+
 
 class ToolLoop:
     """Prompt, tools and rewards that all episodes share."""
@@ -96,7 +99,7 @@ class ToolLoop:
 
     def _connection(self, name: str) -> McpConnection:
         server = self._config.mcp_servers[name]
-        return McpConnection(name, server, self._config.start_timeout_seconds)
+        return McpConnection(name, server, START_TIMEOUT_SECONDS)
 
 
 class ToolEpisode:

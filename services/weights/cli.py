@@ -19,6 +19,15 @@ from services.weights.store_interface import Store
 from services.weights.version_feed import VersionFeed
 from services.weights.version_folders import WeightFolders
 
+_POLL_SECONDS = 0.2
+"""Delay with which a watcher learns of a version that another replica committed."""
+_RELAY_TREES = 4
+"""Broadcast trees among relaying rollout servers; a version's files are spread over them."""
+_RELAY_FANOUT = 2
+"""Most servers that one server sends a file to."""
+_RELAY_SECONDS = 60.0
+"""Time without a request after which a rollout server is no source for others."""
+
 
 def main() -> None:
     """Serve until a signal."""
@@ -37,15 +46,13 @@ async def build(config: WeightsConfig) -> AsyncIterator[Service]:
 
 def service(config: WeightsConfig, store: Store) -> Service:
     """The weights service on an open store."""
-    feed = VersionFeed(store, config.poll_seconds)
+    feed = VersionFeed(store, _POLL_SECONDS)
     servicer = WeightServicer(
         store=store,
         folders=WeightFolders(config.folder),
         feed=feed,
         keep_versions=config.keep_versions,
-        relay=Relay(
-            trees=config.relay_trees, fanout=config.relay_fanout, seconds=config.relay_seconds
-        ),
+        relay=Relay(trees=_RELAY_TREES, fanout=_RELAY_FANOUT, seconds=_RELAY_SECONDS),
         rolling=Rolling(servers=config.rolling_servers, seconds=config.rolling_seconds),
         offer_folder=config.offer_folder,
         clock=time.time,

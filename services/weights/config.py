@@ -23,14 +23,6 @@ class WeightsConfig(ServerConfig):
     """Store of versions and manifests, such as redis://:password@host:6379/0."""
     keep_versions: int = Field(4, ge=1)
     """Newest committed versions whose files are kept; older ones are deleted after each commit."""
-    poll_seconds: float = Field(0.2, gt=0)
-    """Delay with which a watcher learns of a version that another replica committed."""
-    relay_trees: int = Field(4, ge=1)
-    """Broadcast trees among relaying rollout servers; a version's files are spread over them."""
-    relay_fanout: int = Field(2, ge=1)
-    """Most servers that one server sends a file to."""
-    relay_seconds: float = Field(60.0, gt=0)
-    """Time without a request after which a rollout server is no source for others."""
     rolling_servers: int = Field(1, ge=1)
     """Most rollout servers of a run that swap weights concurrently, of those that ask (rolling)."""
     rolling_seconds: float = Field(60.0, gt=0)

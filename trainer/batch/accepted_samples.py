@@ -18,6 +18,10 @@ from trainer.data.token_sequence import TokenSequence
 from trainer.data.trained_reward import unknown_rewards
 from trainer.tracking.alarms import Alarms
 
+_MAX_REJECTED_GROUPS = 64
+"""A group that cannot be trained is replaced; after more than this many in a row the trainer
+ends, since all agents err."""
+
 
 class AcceptedSamples:
     """Checks what a step has leased before any rank gets it.
@@ -41,7 +45,6 @@ class AcceptedSamples:
         self._samples, self._alarms = samples, alarms
         replayed = routing if config.batch.replay_routed_experts else None
         self._reader = SampleReader(config.algorithm, vocabulary_size, replayed)
-        self._max_rejected = config.batch.max_rejected_groups
         self._num_in_a_row = 0
         self.named_rewards: Mapping[str, Collection[str]] = {}
         """Names of rewards in settings, by setting; empty once rollouts have shown theirs."""
@@ -63,7 +66,7 @@ class AcceptedSamples:
             chunker: has the earlier samples of a streamed step; forgets those of rejected groups.
 
         Raises:
-            ConfigError: `batch.max_rejected_groups` in a row cannot be trained.
+            ConfigError: too many groups in a row cannot be trained.
         """
         found = self._reader.read(leased.samples)
         if found.sequences:
@@ -87,10 +90,10 @@ class AcceptedSamples:
         """Let the manager replace groups; `messages` by group say why. Raises as `read`."""
         self._num_in_a_row += len(messages)
         group_id, message = next(iter(messages.items()))
-        if self._num_in_a_row > self._max_rejected:
+        if self._num_in_a_row > _MAX_REJECTED_GROUPS:
             raise ConfigError(
-                f"{self._num_in_a_row} groups in a row cannot be trained "
-                f"(batch.max_rejected_groups {self._max_rejected}), the last one because {message}"
+                f"{self._num_in_a_row} groups in a row cannot be trained, the last one because "
+                f"{message}"
             )
         await self._samples.reject(step, messages)
         for group_id, message in messages.items():

@@ -27,6 +27,10 @@ from trainer.data.measured_batch import measured_batch
 from trainer.data.token_sequence import TokenSequence
 from trainer.tracking.step_record import StepRecord
 
+_REQUEST_AHEAD_SECONDS = 30.0
+"""Request nodes before the batch is full, by the measured time of their return, at most this
+much."""
+
 
 class BatchSource:
     """Yields the gradient chunks of each step; while a batch fills, the nodes are lent."""
@@ -50,7 +54,6 @@ class BatchSource:
         self._chunk_tokens = num_ranks * config.batch.micro_batch_tokens
         self._timeout_seconds = config.batch.timeout_seconds or math.inf
         self._min_groups = config.batch.min_groups
-        self._request_ahead_seconds = config.gang.request_ahead_seconds
         self._timeouts = metrics.counter(
             "trainer", "batch_timeouts_total", "Waits that ended with a partial batch"
         )
@@ -195,7 +198,7 @@ class BatchSource:
         remaining = await self._nodes.release(record.step, self._forecast(progress))
         self._lent = True
         progress = self._with_tail(progress, remaining or 0)
-        recall = NodeRecall(min(self._nodes.return_seconds, self._request_ahead_seconds), timeout)
+        recall = NodeRecall(min(self._nodes.return_seconds, _REQUEST_AHEAD_SECONDS), timeout)
         while not timeout.allows_start(time.monotonic(), progress):
             recall.observe(time.monotonic(), progress)
             if recall.take_request(time.monotonic()):

@@ -21,9 +21,6 @@ class GangConfig(Settings):
     node_id: str = ""
     """Node that this rank runs on, as its node agent names it. With it the ranks' nodes and no
     others are requested; several nodes need it, one in the environment of each."""
-    request_ahead_seconds: float = Field(30.0, ge=0)
-    """Request nodes before the batch is full, by the measured time of their return, at most this
-    much. 0: request them when it is full."""
 
 
 class BatchConfig(Settings):
@@ -47,12 +44,6 @@ class BatchConfig(Settings):
     logit_tokens: int = Field(1024, gt=0)
     """Tokens whose logits are in memory at a time; those of a larger micro-batch are computed again
     in the backward pass."""
-    max_rejected_groups: int = Field(64, ge=0)
-    """A group that cannot be trained is replaced; after more than this many in a row the trainer
-    ends, since all agents err. 0: at the first."""
-    trial_deliveries: int = Field(3, ge=0)
-    """When the trainer starts with a step that this many trainers got and none committed, it tries
-    the step's groups one by one and replaces one that ends the process. 0: never."""
     packing: bool = True
     """Compute sequences without padding and shared prefixes once, where the model allows it."""
     replay_routed_experts: bool = True
@@ -72,8 +63,6 @@ class PipelineConfig(Settings):
     micro_batches_held: int = Field(0, ge=0)
     """Micro-batches, of all models together, whose activations a rank holds at most in a fused
     schedule; 0: no limit."""
-    plan_seconds: float = Field(2.0, gt=0)
-    """CPU seconds of the search for a fused schedule, for each number of micro-batches."""
 
 
 class CheckpointConfig(Settings):
@@ -105,14 +94,6 @@ class PublishConfig(Settings):
     """Whole weights, or the LoRA adapter alone, which rollout servers add to the initial model."""
     every: int = Field(1, gt=0)
     """Steps between versions; the last step always publishes."""
-    phase_seconds: float = Field(600.0, gt=0)
-    """Deadline of each phase: begin, write and upload, commit. A missed begin defers the publish
-    to the next step, a missed write or upload is continued until newer weights are due, a missed
-    commit ends the process, which asks for the outcome at its next start."""
-    bucket_bytes: int = Field(512 << 20, gt=0)
-    """Most bytes of a file of weights, but for a larger tensor. Ranks gather, write and send one
-    file after the other, so that each holds few: of less than 16 times as much, a file has a 16th
-    of all, if that is 16 MiB."""
     find_folder: bool = True
     """Write into the weights service's folder if a probe shows that this machine sees it under the
     same path; else weights are uploaded."""

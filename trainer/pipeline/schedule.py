@@ -19,6 +19,9 @@ from trainer.pipeline.fused_schedule.timeline import timeline
 from trainer.pipeline.interpreter import Action
 from trainer.pipeline.layout import POLICY, VALUES, Layout
 
+_PLAN_SECONDS = 2.0
+"""CPU seconds of the search for a fused schedule, for each number of micro-batches."""
+
 _WARM_UP, _MEASURED = 1, 3
 """Chunks whose times are ignored, and those whose times are measured after them."""
 
@@ -103,7 +106,7 @@ class Schedules:
         serial = serial_orders(problem)
         if self._config.schedule == "serial" or len(problem.pipelines) == 1:
             return serial
-        plan = fused_plan(problem, self._config.plan_seconds, self._seed)
+        plan = fused_plan(problem, _PLAN_SECONDS, self._seed)
         _log(plan, timeline(problem, serial).seconds, problem.pipelines[0].num_micro_batches)
         return plan.orders
 

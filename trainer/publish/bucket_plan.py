@@ -19,6 +19,7 @@ Convert = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _ONLY = "model.safetensors"
 _LEAST_BUCKETS, _LEAST_BYTES = 16, 16 << 20
+_MAX_BYTES = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +154,13 @@ def plan_buckets(
     )
 
 
-def bucket_limit(sources: Iterable[Source], bucket_bytes: int) -> int:
-    """Bytes of a bucket: at most a 16th of all, so that work overlaps, if that is 16 MiB."""
+def bucket_limit(sources: Iterable[Source]) -> int:
+    """Bytes of a file, but for a larger tensor: each rank holds few files at a time.
+
+    At most a 16th of all, so that work overlaps, if that is 16 MiB.
+    """
     total = sum(source.num_bytes for source in sources)
-    return min(bucket_bytes, max(_LEAST_BYTES, -(-total // _LEAST_BUCKETS)))
+    return min(_MAX_BYTES, max(_LEAST_BYTES, -(-total // _LEAST_BUCKETS)))
 
 
 def source_of(name: str, tensor: torch.Tensor, dtype: torch.dtype, ranks: Sequence[int]) -> Source:

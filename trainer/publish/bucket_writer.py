@@ -35,6 +35,9 @@ Upload = Callable[[pb.UploadShardsRequest, Path, pb.WeightFile, Callable[[], boo
 """Sends a file of a folder, under the head's version and epoch; gives up when the last argument
 returns true. Blocks."""
 
+PHASE_SECONDS = 600.0
+"""Deadline of each phase of a publish: begin, write and upload, commit."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteBuckets:
@@ -74,7 +77,7 @@ class WritingRank:
 
     number: int
     """Among the ranks."""
-    seconds: float
+    seconds: float = PHASE_SECONDS
     """Of a phase."""
     upload: Upload | None = None
     """Sends what the weights service cannot see; None: who reads the reports does."""

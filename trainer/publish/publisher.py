@@ -31,6 +31,7 @@ from services.lib.weight_files.folder_names import folder_name
 from trainer.config import Setting
 from trainer.publish.announcement import Announcement
 from trainer.publish.attempt_messages import Place, WrittenFile
+from trainer.publish.bucket_writer import PHASE_SECONDS
 from trainer.publish.folder_probe import SharedFolder, shared_folder
 from trainer.publish.snapshot_weights import Attempt, SnapshotWeights
 from trainer.publish.uploader import Uploader
@@ -70,7 +71,7 @@ class Publisher:
         model_folder: Path,
         upload_folder: Path,
         *,
-        phase_seconds: float = 600.0,
+        phase_seconds: float = PHASE_SECONDS,
         adapter: Mapping[str, Setting] | None = None,
         find_folder: bool = True,
         compress: bool = False,
@@ -79,6 +80,10 @@ class Publisher:
         """Args as the settings of `trainer.publish`, and:
 
         upload_folder: holds a version while it is uploaded, for this process alone.
+        phase_seconds: deadline of each phase: begin, write and upload, commit. A missed begin
+            defers the publish to the next step, a missed write or upload is continued until newer
+            weights are due, a missed commit ends the process, which asks for the outcome when it
+            starts again.
         adapter: settings of a LoRA adapter; None: whole weights are published.
         uploads: files that are uploaded concurrently.
         """

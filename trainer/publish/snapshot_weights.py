@@ -15,7 +15,13 @@ from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 from trainer.publish.attempt_messages import AttemptMessages, Message, WrittenFile
 from trainer.publish.bucket_gather import BucketsLostError
 from trainer.publish.bucket_plan import BucketPlan, bucket_limit, plan_buckets, whole_tensors
-from trainer.publish.bucket_writer import BucketWriter, Snapshot, WriteBuckets, WritingRank
+from trainer.publish.bucket_writer import (
+    PHASE_SECONDS,
+    BucketWriter,
+    Snapshot,
+    WriteBuckets,
+    WritingRank,
+)
 
 _ATTEMPTS = count(1)
 """Numbers of the attempts of this process."""
@@ -120,19 +126,19 @@ def held_weights(
     tensors: Mapping[str, torch.Tensor],
     *,
     adapter: bool = False,
-    bucket_bytes: int = 512 << 20,
-    seconds: float = 600.0,
+    bucket_bytes: int | None = None,
+    seconds: float = PHASE_SECONDS,
 ) -> SnapshotWeights:
     """Weights that this process alone has whole.
 
     Args:
         tensors: by the names in a model folder; they must not change.
         adapter: they are a LoRA adapter.
-        bucket_bytes: as the setting.
+        bucket_bytes: of a file; None: as large as a trainer makes them.
         seconds: of a phase.
     """
     sources = whole_tensors(tensors)
-    plan = plan_buckets(sources, dict, bucket_limit(sources, bucket_bytes), adapter=adapter)
+    plan = plan_buckets(sources, dict, bucket_bytes or bucket_limit(sources), adapter=adapter)
     store = HashStore()
     writer = BucketWriter(WritingRank(number=0, seconds=seconds), store)
     writer.hold(Snapshot(plan=plan, parts=dict(tensors), convert=dict))

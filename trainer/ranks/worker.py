@@ -85,7 +85,7 @@ class Worker:
         if self._bucket_plan is None:
             backend, publish = self._policy.backend, self._config.publish
             sources, adapter = backend.published_sources(), publish.content == "adapter"
-            limit = bucket_limit(sources, publish.bucket_bytes)
+            limit = bucket_limit(sources)
             convert = backend.checkpoint_tensors
             self._bucket_plan = plan_buckets(sources, convert, limit, adapter=adapter)
         return self._bucket_plan
@@ -212,7 +212,6 @@ def _bucket_writer(config: TrainerConfig, store: Store) -> BucketWriter:
     number = dist.get_rank() if dist.is_initialized() else 0
     rank = WritingRank(
         number=number,
-        seconds=config.publish.phase_seconds,
         upload=uploader.upload if number else None,
         uploads=connections,
     )

@@ -20,6 +20,10 @@ from trainer.config import TrainerConfig
 from trainer.data.token_sequence import TokenSequence
 from trainer.step.step_runner import StepRunner
 
+_TRIAL_DELIVERIES = 3
+"""When the trainer starts with a step that this many trainers got and none committed, it tries
+the step's groups one by one and replaces one that ends the process."""
+
 _MARK = "trial.json"
 
 
@@ -41,15 +45,14 @@ class Trial:
         steps: StepRunner,
     ) -> None:
         self._samples, self._accepted, self._steps = samples, accepted, steps
-        self._deliveries = config.batch.trial_deliveries
         self._mark = config.checkpoint.folder / _MARK
 
     async def is_due(self) -> bool:
         """Whether a step ended enough trainers, or one of them in a trial."""
-        if not self._deliveries or not self._samples.newest_pending:
+        if not self._samples.newest_pending:
             return False
         leased = await self._samples.read_pending(self._samples.newest_pending)
-        return self._marked_group() is not None or leased.num_deliveries >= self._deliveries
+        return self._marked_group() is not None or leased.num_deliveries >= _TRIAL_DELIVERIES
 
     async def run(self) -> None:
         """Reject the groups that end the process or give no finite gradient."""

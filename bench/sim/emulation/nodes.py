@@ -25,7 +25,6 @@ from services.chassis.rpc.server import started
 from services.node_agent.cli import build as build_agent
 from services.node_agent.config import NodeAgentConfig
 
-_RECHECK_SECONDS = 1.0
 """Of this machine: more often than by default, as emulated time passes faster."""
 
 
@@ -108,7 +107,6 @@ def _agent_config(
         scheduler=settings.scheduler,
         rollout_server=f"127.0.0.1:{ports[node_id]}" if node_id in ports else None,
         trainer=settings.trainer if "train" in tags else None,
-        recheck_seconds=_RECHECK_SECONDS,
     )
 
 

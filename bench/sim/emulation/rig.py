@@ -160,7 +160,6 @@ class _Rig:
             gang__nodes=split.gang,
             num_steps=(setting.warm_up + setting.steps + 2) * setting.mode.parts,
             publish__every=setting.mode.parts,
-            gang__request_ahead_seconds=0,
             **({"scheduler": self._scheduler} if split.both else {}),
             **self._trainer,
         )
@@ -174,7 +173,6 @@ class _Rig:
             scheduler=self._scheduler,
             weights=weights,
             dispatch=setting.dispatch,
-            overcommit=1.0,
             max_version_lag=setting.most_behind,
         )
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 from seamflow.durations import to_duration
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
+from rollout.gateway import limits
 from services.chassis import metrics
 from services.chassis.log import get_logger
 
 if TYPE_CHECKING:
-    from rollout.gateway.config import GatewayConfig
     from rollout.gateway.dispatch.server_state import Server
 
 _log = get_logger()
@@ -60,12 +60,10 @@ class OutlierEjection:
 
     def __init__(
         self,
-        config: GatewayConfig,
         servers: Callable[[], Collection[Server]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`servers` are all that the gateway knows."""
-        self._config = config
         self._servers = servers
         self._clock = clock
 
@@ -88,7 +86,7 @@ class OutlierEjection:
             return  # of a turn that was there before
         standing.cause = cause
         standing.failures += 1
-        has_failed = self.enabled and standing.failures >= self._config.ejection_failures
+        has_failed = self.enabled and standing.failures >= limits.EJECTION_FAILURES
         if state is EjectionState.PROBED or has_failed:
             self._eject(server, cause)
 
@@ -136,7 +134,7 @@ class OutlierEjection:
     @property
     def enabled(self) -> bool:
         """Whether servers are ejected at all."""
-        return self._config.ejection_failures > 0
+        return limits.EJECTION_FAILURES > 0
 
     def _is_alone_in_silence(self, server: Server) -> bool:
         """Whether it gives empty answers in a row that the others do not give."""
@@ -153,10 +151,10 @@ class OutlierEjection:
         if standing.ejected_until is None and not self._may_eject_one_more():
             _log.warning("server_not_ejected", server=server.address, cause=cause)
             return
-        longest = self._config.max_ejection_seconds
+        longest = limits.MAX_EJECTION_SECONDS
         if standing.ejected_until is None and now - standing.restored > longest:
             standing.num_ejections = 0
-        seconds = min(self._config.ejection_seconds * 2.0**standing.num_ejections, longest)
+        seconds = min(limits.EJECTION_SECONDS * 2.0**standing.num_ejections, longest)
         standing.num_ejections += 1
         standing.cause = cause
         standing.ejected_until = now + seconds
@@ -167,7 +165,7 @@ class OutlierEjection:
     def _may_eject_one_more(self) -> bool:
         servers = self._servers()
         number = 1 + sum(server.standing.ejected_until is not None for server in servers)
-        return number <= self._config.max_ejected_share * len(servers)
+        return number <= limits.MAX_EJECTED_SHARE * len(servers)
 
     def _restore(self, server: Server) -> None:
         server.standing.ejected_until = None

@@ -15,6 +15,7 @@ from seamflow.ranker.v1 import ranker_service_pb2 as pb
 from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceStub
 from seamflow.stubs import async_stub
 
+from rollout.gateway import limits
 from rollout.gateway.dispatch.length_estimators import LengthQuery, RunningMeans
 from services.chassis import metrics
 from services.chassis.rpc import clients
@@ -51,7 +52,7 @@ class RankerLengths:
         """Open a channel to the configured `ranker`; call this in an event loop."""
         assert config.ranker is not None  # checked by GatewayConfig
         self._run_id = config.run_id
-        self._seconds = config.ranker_seconds
+        self._seconds = limits.RANKER_SECONDS
         self._clock = clock
         self._channel = clients.channel(config, config.ranker)
         self._stub = async_stub(RankerServiceStub, self._channel)

@@ -22,6 +22,7 @@ from seamflow.stubs import async_stub
 from seamflow.weights.v1 import weight_service_pb2
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
+from rollout.gateway import limits
 from rollout.gateway.config import GatewayConfig
 from rollout.gateway.dispatch.length_estimators import load_lengths
 from rollout.gateway.dispatch.outlier_ejection import EjectionState, OutlierEjection
@@ -57,7 +58,7 @@ class ServerPool:
             serving=self._serving,
             latency=config.server_latency(),
         )
-        self.outliers = OutlierEjection(config, lambda: list(self._servers.values()))
+        self.outliers = OutlierEjection(lambda: list(self._servers.values()))
         """Takes servers whose turns fail out of the choice."""
         self.keep_planning = self._waiting.keep_planning
         """Lets the dispatch policy plan; runs until cancelled."""
@@ -112,7 +113,7 @@ class ServerPool:
             while True:
                 with suppress(grpc.aio.AioRpcError):
                     await self._set_known({*self._config.servers, *await self._listed(stub)})
-                await asyncio.sleep(2 * self._config.poll_seconds)
+                await asyncio.sleep(2 * limits.POLL_SECONDS)
 
     async def watch_versions(self) -> None:
         """Watch the committed weight versions; runs until cancelled."""
@@ -179,7 +180,7 @@ class ServerPool:
                 server.info = None
             self._waiting.assign()
             _SERVERS.set(len(self._serving()))
-            await asyncio.sleep(self._config.poll_seconds)
+            await asyncio.sleep(limits.POLL_SECONDS)
 
     def _reports(self) -> list[pb.GetServerInfoResponse]:
         return [server.info for server in self._in_use() if server.info is not None]
@@ -215,7 +216,7 @@ class ServerPool:
     def _has_room(self, server: Server) -> bool:
         if self.outliers.state(server) is EjectionState.PROBED:
             return server.num_turns == 0
-        return server.has_room(self._config.overcommit)
+        return server.has_room(limits.OVERCOMMIT)
 
     def _may_serve(self, server: Server, pinned_version: int | None, required_version: int) -> bool:
         if server.info is None or server.info.state != pb.SERVER_STATE_SERVING:

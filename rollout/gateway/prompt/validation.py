@@ -9,6 +9,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.durations import seconds_of
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
+from rollout.gateway import limits
 from rollout.gateway.config import GatewayConfig
 from services.chassis.errors import context_length_exceeded, invalid_argument
 from services.chassis.rpc.fields import not_empty, not_negative, positive
@@ -71,22 +72,22 @@ def check_tokenize(request: pb.TokenizeRequest, config: GatewayConfig) -> None:
     if request.HasField("messages"):
         check_sizes(request.messages, config)
     size = len(request.text.encode())
-    check_bytes("text", size, "max_prompt_bytes", config.max_prompt_bytes)
+    check_bytes("text", size, "max_prompt_bytes", limits.MAX_PROMPT_BYTES)
 
 
 def check_sizes(given: pb.Messages, config: GatewayConfig) -> None:
     """Refuse by its size what would take long to render. Raises `ServiceError`."""
     path = "messages.messages"
-    if not 1 <= len(given.messages) <= config.max_messages:
-        cure = f"give 1 to {config.max_messages} (max_messages)"
+    if not 1 <= len(given.messages) <= limits.MAX_MESSAGES:
+        cure = f"give 1 to {limits.MAX_MESSAGES} (max_messages)"
         raise invalid_argument(path, f"{len(given.messages)} messages", cure)
-    if len(given.tools) > config.max_tools:
-        cure = f"give at most {config.max_tools} (max_tools)"
+    if len(given.tools) > limits.MAX_TOOLS:
+        cure = f"give at most {limits.MAX_TOOLS} (max_tools)"
         raise invalid_argument("messages.tools", f"{len(given.tools)} tools", cure)
-    check_bytes("messages", given.ByteSize(), "max_prompt_bytes", config.max_prompt_bytes)
+    check_bytes("messages", given.ByteSize(), "max_prompt_bytes", limits.MAX_PROMPT_BYTES)
     for i, message in enumerate(given.messages):
         size = message.ByteSize()
-        check_bytes(f"{path}[{i}]", size, "max_message_bytes", config.max_message_bytes)
+        check_bytes(f"{path}[{i}]", size, "max_message_bytes", limits.MAX_MESSAGE_BYTES)
 
 
 def check_bytes(path: str, num_bytes: int, name: str, limit: int) -> None:

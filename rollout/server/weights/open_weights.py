@@ -26,6 +26,9 @@ from services.chassis.rpc import clients
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
+_WEIGHT_WAIT_SECONDS = 30.0
+"""Longest wait for running turns to end, and for a place in a rolling swap."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSource:
@@ -69,7 +72,7 @@ async def open_weight_source(
     schedule = SwapSchedule(
         turns=turns if config.weight_update_at == "turn" else None,
         order=RollingOrder(stub=stub, **names, server_id=server_id) if rolling else None,
-        wait_seconds=config.weight_wait_seconds,
+        wait_seconds=_WEIGHT_WAIT_SECONDS,
     )
     source = WeightSource(stub=stub, cache=cache, schedule=schedule)
     address = config.weight_relay_address

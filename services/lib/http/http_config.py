@@ -22,6 +22,3 @@ class HttpConfig(ServerConfig):
     """Names by which this server is requested, besides addresses, localhost, this machine's name
     and that of `public_url`; requests with another `Host`, or with the `Origin` of a web page of
     another site, are refused. Beyond loopback, with tokens, empty allows every name."""
-    idle_connection_seconds: float = Field(120.0, gt=0)
-    """Longest time in which a connection has no call in progress, and in which the headers of a
-    call arrive; then it is closed."""

@@ -14,6 +14,10 @@ from services.chassis.errors import ConfigError
 from services.chassis.rpc.listen import port_error
 from services.lib.http.http_config import HttpConfig
 
+IDLE_CONNECTION_SECONDS = 120.0
+"""Longest time in which a connection has no call in progress, and in which the headers of a
+call arrive; then it is closed."""
+
 _RENEW_SECONDS = 60.0
 _LINGERING_SECONDS = 1.0
 """Time for the rest of a body that is not wanted, so that its sender reads the answer."""
@@ -59,7 +63,7 @@ async def serving(
         handler_cancellation=True,  # a client that leaves stops the engine's work
         shutdown_timeout=config.drain_seconds,
         auto_decompress=False,
-        keepalive_timeout=config.idle_connection_seconds,
+        keepalive_timeout=IDLE_CONNECTION_SECONDS,
         lingering_time=_LINGERING_SECONDS,
     )
     tls = None if plain else _tls(config)

@@ -17,11 +17,11 @@ from seamflow.common.v1.tokens_pb2 import SamplingParams
 from bench.harness import processes
 from bench.harness.processes import Child
 from tests.chaos.edges.canary import compared, memory_growth
-from tests.chaos.edges.world import LIMITS_OFF, world
+from tests.chaos.edges.world import LIMITS_OFF, SETTINGS_OFF, world
 
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
-_LIMITS = {"max_render_seconds": 1}
+_LIMITS = {"MAX_RENDER_SECONDS": 1}
 """The others are the defaults; a phase must see several renderings end."""
 _PROMPT = [{"role": "user", "content": "hello"}]
 _SAMPLING = SamplingParams(max_new_tokens=8, ignore_eos=True)
@@ -43,8 +43,8 @@ async def under_abuse(
     folder: Path, abuse: str, seconds: float, *, limits: bool = True
 ) -> AbuseResult:
     """Alternate quiet and abuse, about `seconds` each; without `limits` for the control."""
-    settings = _LIMITS if limits else LIMITS_OFF
-    async with world(folder, settings) as made, made.client() as client:
+    constants, settings = (_LIMITS, {}) if limits else (LIMITS_OFF, SETTINGS_OFF)
+    async with world(folder, constants, settings=settings) as made, made.client() as client:
         canary = await client.start_rollout("canary")
         memory = asyncio.create_task(memory_growth(made.gateway))
         numbers = count()

@@ -26,9 +26,9 @@ async def share_of_groups_lost(
     `ejection`: off, the broken server stays in use.
     """
     engines = ("fake", "fake", fault)
-    settings: dict[str, int] = {} if ejection else EJECTION_OFF
+    limits: dict[str, int] = {} if ejection else EJECTION_OFF
     async with (
-        world(folder, settings, engines, _STEP_SECONDS) as made,
+        world(folder, limits, engines, _STEP_SECONDS) as made,
         made.client() as client,
     ):
         at_once, random = asyncio.Semaphore(_ROLLOUTS_AT_ONCE), Random(seed)

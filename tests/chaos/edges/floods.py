@@ -25,12 +25,8 @@ from tests.chaos.edges.flooder import CLOSED, FLOODS, KEPT_OPEN
 from tests.chaos.edges.world import RUN_ID, world
 
 _SECONDS, _QUICK_SECONDS = 4.0, 1.5
-_LIMITS: Mapping[str, object] = {"idle_connection_seconds": 1, "body_timeout_seconds": 1}
-_LIMITS_OFF: Mapping[str, object] = {
-    "idle_connection_seconds": 3600,
-    "body_timeout_seconds": 3600,
-    "allowed_hosts": '["other.example"]',
-}
+_SECONDS_LIMITED, _SECONDS_UNLIMITED = 1.0, 3600.0
+_HOSTS_OFF = '["other.example"]'
 _BODY = {"model": "policy", "max_tokens": 8, "messages": [{"role": "user", "content": "hello"}]}
 _FOREIGN: tuple[Mapping[str, str], ...] = (
     {"Host": "other.example"},
@@ -50,15 +46,17 @@ def run(seed: int, *, quick: bool = False) -> dict[str, float]:
 
 async def _run(folder: Path, seconds: float) -> dict[str, float]:
     figures: dict[str, float] = {}
-    async with _gateway(folder / "limited", _LIMITS) as gateway:
+    async with _gateway(folder / "limited", _SECONDS_LIMITED) as gateway:
         for name in FLOODS:
             found = await _under_flood(folder, gateway, name, seconds)
             figures |= {f"floods.{name}.{key}": value for key, value in found.items()}
         leases = await _foreign_leases(gateway)
-    async with _gateway(folder / "unlimited", _LIMITS_OFF) as gateway:
-        unlimited = [await _under_flood(folder, gateway, name, seconds) for name in KEPT_OPEN]
+    async with _gateway(
+        folder / "unlimited", _SECONDS_UNLIMITED, allowed_hosts=_HOSTS_OFF
+    ) as gateway:
+        kept_open = [await _under_flood(folder, gateway, name, seconds) for name in KEPT_OPEN]
         unguarded = await _foreign_leases(gateway)
-    shown = [*(not found["closed"] for found in unlimited), unguarded > 0]
+    shown = [*(not found["closed"] for found in kept_open), unguarded > 0]
     return {
         **figures,
         "floods.kinds_kept": sum(not figures[f"floods.{name}.closed"] for name in KEPT_OPEN),
@@ -69,14 +67,22 @@ async def _run(folder: Path, seconds: float) -> dict[str, float]:
 
 
 @asynccontextmanager
-async def _gateway(folder: Path, settings: Mapping[str, object]) -> AsyncIterator[Server]:
-    """An HTTP gateway; its address is where it answers HTTP."""
+async def _gateway(folder: Path, seconds: float, **settings: str) -> AsyncIterator[Server]:
+    """An HTTP gateway; its address is where it answers HTTP.
+
+    `seconds`: how long a connection may be idle, and a body may take.
+    """
+    constants = {
+        "services.lib.http.http_server": {"IDLE_CONNECTION_SECONDS": seconds},
+        "rollout.http_gateway.limits": {"BODY_TIMEOUT_SECONDS": seconds},
+    }
     async with world(folder, {}) as made:
         port = free_port()
         server = processes.service(
             "rollout.http_gateway",
             "http_gateway",
             folder,
+            constants,
             run_id=RUN_ID,
             rollout_gateway=made.gateway.address,
             http_port=port,

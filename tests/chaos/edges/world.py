@@ -27,19 +27,19 @@ _VOCABULARY = 261
 _FAULTY = "tests.chaos.edges.faulty_engine"
 _LARGE = 1 << 30
 LIMITS_OFF = {
-    "max_request_bytes": 64 << 20,
-    "max_message_bytes": _LARGE,
-    "max_prompt_bytes": _LARGE,
-    "max_prompt_tokens": _LARGE,
-    "max_calls_per_rollout": 100_000,
-    "max_inflight_bytes": _LARGE << 4,
-    "max_waiting_prompts": 100_000,
-    "max_render_seconds": 600,
-    "max_render_bytes": 16 << 30,
+    "MAX_MESSAGE_BYTES": _LARGE,
+    "MAX_PROMPT_BYTES": _LARGE,
+    "MAX_CALLS_PER_ROLLOUT": 100_000,
+    "MAX_INFLIGHT_BYTES": _LARGE << 4,
+    "MAX_WAITING_PROMPTS": 100_000,
+    "MAX_RENDER_SECONDS": 600,
+    "MAX_RENDER_BYTES": 16 << 30,
 }
-"""Settings of a gateway whose limits are far away."""
-EJECTION_OFF = {"ejection_failures": 0}
-"""Settings of a gateway that keeps every server in use."""
+"""Constants of a gateway whose limits are far away."""
+SETTINGS_OFF = {"max_request_bytes": 64 << 20, "max_prompt_tokens": _LARGE}
+"""Settings of such a gateway."""
+EJECTION_OFF = {"EJECTION_FAILURES": 0}
+"""Constants of a gateway that keeps every server in use."""
 
 
 LOOPS, GROWS = "loops", "grows"
@@ -74,8 +74,12 @@ async def world(
     limits: Mapping[str, int],
     engines: Sequence[str] = ("fake",),
     step_seconds: float = 0.0,
+    settings: Mapping[str, int] | None = None,
 ) -> AsyncIterator[World]:
-    """One rollout server for each engine, "fake" or a fault; `limits` are the gateway's."""
+    """One rollout server for each engine, "fake" or a fault.
+
+    `limits` are constants of the gateway that are changed, `settings` are its settings.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
         redis_url = stack.enter_context(redis_server(FAST))
@@ -86,14 +90,15 @@ async def world(
             for i, engine in enumerate(engines)
         ]
         addresses = json.dumps([server.address for server in servers])
-        settings = {
+        given = {
             "run_id": RUN_ID,
             "model": _model(folder / "model"),
             "trajectory_manager": manager.address,
             "servers": addresses,
-            **limits,
+            **(settings or {}),
         }
-        found = processes.service("rollout.gateway", "rollout_gateway", folder, **settings)
+        changed = {"rollout.gateway.limits": limits}
+        found = processes.service("rollout.gateway", "rollout_gateway", folder, changed, **given)
         stack.enter_context(found)
         await _create_run(manager.address)
         yield World(gateway=found, manager=manager)

@@ -185,14 +185,11 @@ async def test_nodes_that_returned_too_early_are_released_again(
     assert calls == ["release for 2: 28/32", "ask ahead", "give back", "acquire for 2"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "way"), [({"gang__request_ahead_seconds": 0.0}, 60.0), ({}, 0.0)]
-)
-async def test_nodes_are_not_asked_for_ahead_when_that_is_switched_off(
-    tmp_path: Path, fields: dict[str, float], way: float
+async def test_nodes_are_not_asked_for_ahead_before_their_way_back_was_measured(
+    tmp_path: Path,
 ) -> None:
-    """Nor while their way back was not measured."""
-    calls, _ = await waited(tmp_path, [8], [1, 2, 4, 5, 8], way, **fields)
+    """Then there is nothing to compute the moment from."""
+    calls, _ = await waited(tmp_path, [8], [1, 2, 4, 5, 8], 0.0)
     assert calls == ["release for 2: 28/32", "acquire for 2"]
 
 

@@ -53,9 +53,7 @@ class World:
 @asynccontextmanager
 async def world(redis_url: str, **given: Any) -> AsyncIterator[World]:
     """A fresh run on a real Redis; `given`: settings of the console."""
-    manager = TrajectoryManagerConfig(
-        redis_url=redis_url, port=0, admin_port=-1, drain_seconds=0.2, sweep_seconds=0.05
-    )
+    manager = TrajectoryManagerConfig(redis_url=redis_url, port=0, admin_port=-1, drain_seconds=0.2)
     async with (
         redis_store(redis_url, Durability.FAST, 5.0) as store,
         started(service(manager, store), manager) as port,

@@ -24,6 +24,7 @@ from seamflow.worker.v1.worker_service_pb2_grpc import (
     add_WorkerServiceServicer_to_server,
 )
 
+from bench.harness.constants import changed
 from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc.server import Service, started
 from services.node_agent.agent import NodeAgent
@@ -188,7 +189,6 @@ def agent_config(
     scheduler_port: int,
     address: str,
     tags: tuple[str, ...] = BOTH,
-    recheck_seconds: float = 60.0,
     **settings: Any,
 ) -> NodeAgentConfig:
     """Configuration of a node agent whose workers share one address."""
@@ -201,18 +201,20 @@ def agent_config(
         scheduler=f"127.0.0.1:{scheduler_port}",
         rollout_server=address if "rollout" in tags else None,
         trainer=address if "train" in tags else None,
-        recheck_seconds=recheck_seconds,
         **settings,
     )
 
 
 @asynccontextmanager
 async def running_agent(
-    config: NodeAgentConfig, agent_class: type[NodeAgent] = NodeAgent
+    config: NodeAgentConfig,
+    agent_class: type[NodeAgent] = NodeAgent,
+    recheck_seconds: float = 60.0,
 ) -> AsyncIterator[None]:
     """A node agent in this process, drained at the end."""
-    async with build(config, agent_class) as service, started(service, config, "node_agent"):
-        yield
+    with changed("services.node_agent.cli", {"recheck_seconds": recheck_seconds}):
+        async with build(config, agent_class) as service, started(service, config, "node_agent"):
+            yield
 
 
 async def active(stub: SchedulerServiceAsyncStub, name: str, tag: str) -> None:

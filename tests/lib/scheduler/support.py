@@ -17,6 +17,8 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from seamflow.stubs import async_stub
 
+from bench.harness.constants import changed, split
+from scheduler import limits
 from scheduler.cli import build, service
 from scheduler.config import SchedulerConfig
 from scheduler.model.records import Gang, Node, State
@@ -61,22 +63,23 @@ def after(
 @asynccontextmanager
 async def in_memory(config: SchedulerConfig) -> AsyncIterator[Service]:
     """The scheduler's service on the in-memory oracle."""
-    yield await service(config, MemoryStore(config.max_events))
+    yield await service(config, MemoryStore(limits.MAX_EVENTS))
 
 
 @asynccontextmanager
 async def running_scheduler(
     **settings: Any,
 ) -> AsyncIterator[tuple[int, SchedulerServiceAsyncStub]]:
-    """A scheduler in this process; gives its port and a stub."""
-    given = {"redis_url": "redis://oracle", **settings}
+    """A scheduler in this process; gives its port and a stub. `settings` may name limits."""
+    given, constants = split("scheduler.limits", {"redis_url": "redis://oracle", **settings})
     config = SchedulerConfig(port=0, drain_seconds=0.5, **given)
-    async with (
-        build(config) if "redis_url" in settings else in_memory(config) as served,
-        started(served, config, "scheduler") as port,
-        connect(f"127.0.0.1:{port}") as channel,
-    ):
-        yield port, async_stub(SchedulerServiceStub, channel)
+    with changed("scheduler.limits", constants):
+        async with (
+            build(config) if "redis_url" in settings else in_memory(config) as served,
+            started(served, config, "scheduler") as port,
+            connect(f"127.0.0.1:{port}") as channel,
+        ):
+            yield port, async_stub(SchedulerServiceStub, channel)
 
 
 class Process:

@@ -45,7 +45,7 @@ def straight_run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def training(redis_url: str, tmp_path: Path, model: Path) -> AsyncIterator[Training]:
     """A run that begins with `begin`."""
     config = TrajectoryManagerConfig(
-        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2, sweep_seconds=0.05
+        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
     )
     async with (
         redis_store(redis_url, Durability.FAST, 5.0) as store,

@@ -51,7 +51,6 @@ async def replicas(store: Store) -> AsyncIterator[tuple[Client, Client]]:
         admin_port=-1,
         max_queued_tasks=8,
         drain_seconds=0.2,
-        sweep_seconds=0.05,
     )
     run_id = uuid.uuid4().hex
     async with AsyncExitStack() as stack:

@@ -191,7 +191,6 @@ async def weights_channel(
         redis_url=redis_url or "redis://oracle",
         keep_versions=keep_versions,
         offer_folder=offer,
-        poll_seconds=0.02,
         port=0,
         drain_seconds=1,
     )

@@ -28,13 +28,11 @@ class SharedFolder:
 
     The weights service names their folder; it is the same one here if the service's probe is in it.
     Hard links, so that a version in use survives its deletion by the service; symbolic links if
-    the cache is on another file system. `weight_folder_check` is "sha256" (read the whole file) or
-    "size" (trust that it is as the weights service verified it at the commit).
+    the cache is on another file system.
     """
 
     def __init__(self, context: TransportContext) -> None:
         self._stub = async_stub(WeightServiceStub, context.weights)
-        self._check_digest = context.config.weight_folder_check == "sha256"
 
     async def fetch(self, incoming: Incoming) -> None:
         """Link all missing files. Raises `NotVisible` or `DamagedFile`."""
@@ -78,12 +76,11 @@ class SharedFolder:
         if size != file.num_bytes:
             what = f"{source} has {size} bytes, the manifest has {file.num_bytes}"
             raise DamagedFile(what, transport=_NAME, cure=cure, file=file.name)
-        if self._check_digest:
-            with source.open("rb") as opened:
-                digest = hashlib.file_digest(opened, "sha256").hexdigest()
-            if digest != file.sha256:
-                what = f"the SHA-256 of {source} is not the manifest's"
-                raise DamagedFile(what, transport=_NAME, cure=cure, file=file.name)
+        with source.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        if digest != file.sha256:
+            what = f"the SHA-256 of {source} is not the manifest's"
+            raise DamagedFile(what, transport=_NAME, cure=cure, file=file.name)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -35,7 +35,7 @@ TASKS = [TaskRow("a", "{}"), TaskRow("b", "{}"), TaskRow("c", "{}")]
 async def client() -> AsyncIterator[Client]:
     """A caller of a manager that keeps all in memory."""
     config = TrajectoryManagerConfig(
-        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2, sweep_seconds=0.05
+        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
     )
     async with (
         started(service(config, memory_store()), config) as port,

@@ -64,8 +64,8 @@ async def test_rollout_servers_of_one_node_are_switched_together() -> None:
         second.serving() as other,
     ):
         workers = (WorkerConfig(tag="rollout", address=other),)
-        config = agent_config("a", port, address, ("rollout", "train"), 0.02, workers=workers)
-        async with running_agent(config):
+        config = agent_config("a", port, address, ("rollout", "train"), workers=workers)
+        async with running_agent(config, recheck_seconds=0.02):
             await scheduler.until_active(await scheduler.assign("rollout"))
             await scheduler.until(lambda report: report.report.num_turns == 10)
             num_before = len(journal.entries)
@@ -88,7 +88,8 @@ async def test_registration_and_reports_describe_the_node() -> None:
             "device_bytes": 80,
         }
         tags = ("rollout", "critic")
-        async with running_agent(agent_config("a", port, address, tags, 0.02, **settings)):
+        config = agent_config("a", port, address, tags, **settings)
+        async with running_agent(config, recheck_seconds=0.02):
             await scheduler.until_active(await scheduler.assign("rollout"))
             await scheduler.until(lambda report: report.report.num_turns == 5)
             await scheduler.until_active(await scheduler.assign("critic", "other"))
@@ -144,8 +145,8 @@ async def test_an_unreachable_worker_is_not_reported_active() -> None:
     scheduler, workers = ScriptedScheduler(), Workers()
     async with scheduler.serving() as port, AsyncExitStack() as stack:
         async with workers.serving(free_port()) as address:
-            config = agent_config("a", port, address, recheck_seconds=0.05)
-            await stack.enter_async_context(running_agent(config))
+            config = agent_config("a", port, address)
+            await stack.enter_async_context(running_agent(config, recheck_seconds=0.05))
             epoch = await scheduler.assign("train")
             await scheduler.until_active(epoch)
         await scheduler.until(lambda report: report.state == pb.NODE_STATE_ACTIVATING)

@@ -117,7 +117,7 @@ async def waited_for(look: Callable[[], Any], enough: Callable[[Any], bool]) -> 
 async def run(redis_url: str) -> AsyncIterator[Run]:
     """A run that begins with `begin`."""
     config = TrajectoryManagerConfig(
-        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2, sweep_seconds=0.05
+        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
     )
     async with (
         redis_store(redis_url, Durability.FAST, 5.0) as store,

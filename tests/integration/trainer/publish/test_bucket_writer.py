@@ -19,7 +19,7 @@ def test_a_closed_writer_has_no_thread(tmp_path: Path) -> None:
     """*Control*: before, it waits for rank 0's last message."""
     tensors = {"weight": torch.zeros(4, 4)}
     sources = whole_tensors(tensors)
-    plan = plan_buckets(sources, dict, bucket_limit(sources, 1 << 20), adapter=False)
+    plan = plan_buckets(sources, dict, bucket_limit(sources), adapter=False)
     writer = BucketWriter(WritingRank(number=0, seconds=30.0), HashStore())
     writer.hold(Snapshot(plan=plan, parts=tensors, convert=dict))
     order = WriteBuckets(

@@ -112,13 +112,16 @@ async def test_a_repeated_step_has_the_groups_it_was_trained_on(
 
 
 @pytest.mark.usefixtures("open_door")
-async def test_a_trainer_ends_when_no_group_can_be_trained(training: Training) -> None:
+async def test_a_trainer_ends_when_no_group_can_be_trained(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All agents err: a dead letter for each of their groups would help nobody."""
+    monkeypatch.setattr("trainer.batch.accepted_samples._MAX_REJECTED_GROUPS", 5)
     await training.begin(max_staleness=4)
     made = [POISONS["reward name"][0](f"t{number}") for number in range(6)]
     await training.client.trajectories.RecordGroups(record(training.client.run_id, *made))
     with pytest.raises(ConfigError, match=r"6 groups in a row .* has no reward 'reward'"):
-        await training.train(1, batch__max_rejected_groups=5, algorithm__reward="reward")
+        await training.train(1, algorithm__reward="reward")
     assert len(await dead_letters(training)) == 3, "the last ones wait for a corrected trainer"
 
 

@@ -53,11 +53,13 @@ async def test_a_group_that_ends_the_trainer_is_found_and_replaced(
     assert not (training.checkpoints / "trial.json").exists()
 
 
-async def test_without_trials_it_ends_every_trainer(training: Training) -> None:
+async def test_without_trials_it_ends_every_trainer(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Negative control."""
+    monkeypatch.setattr("trainer.step.batch_trial._TRIAL_DELIVERIES", 1000)
     await fill(training)
-    algorithm = {"algorithm__name": f"{MODULE}:raising", "batch__trial_deliveries": 0}
-    assert await ends(training, **algorithm) == MAX_STARTS
+    assert await ends(training, algorithm__name=f"{MODULE}:raising") == MAX_STARTS
     assert not training.records()
 
 

@@ -46,9 +46,7 @@ async def found(client: Client, **wanted: Any) -> list[str]:
 @asynccontextmanager
 async def serving(store: Store, run_id: str, **settings: Any) -> AsyncIterator[Client]:
     """A manager on `store`."""
-    config = TrajectoryManagerConfig(
-        redis_url="redis://oracle", port=0, admin_port=-1, sweep_seconds=0.02, **settings
-    )
+    config = TrajectoryManagerConfig(redis_url="redis://oracle", port=0, admin_port=-1, **settings)
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(started(service(config, store), config))
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")

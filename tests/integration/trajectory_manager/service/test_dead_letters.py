@@ -191,9 +191,7 @@ async def test_the_oldest_letters_leave_first(
 @pytest.fixture
 async def agent(store: Store) -> AsyncIterator[Client]:
     """A client of a service on the store, with a run of groups of one sample."""
-    config = TrajectoryManagerConfig(
-        redis_url="redis://oracle", port=0, admin_port=-1, sweep_seconds=0.05
-    )
+    config = TrajectoryManagerConfig(redis_url="redis://oracle", port=0, admin_port=-1)
     rules = trajectory_pb2.RunConfig()
     rules.CopyFrom(RULES)
     rules.group_size, rules.max_stored_tokens = 1, 5

@@ -247,7 +247,7 @@ async def test_a_deleted_rollout_leaves_no_keys(redis_url: str) -> None:
 async def test_deletion_over_grpc(store: Store) -> None:
     """The response has the number deleted and those needed; the sweep applies retention."""
     config = TrajectoryManagerConfig(
-        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2, sweep_seconds=0.05
+        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
     )
     run = await new_run(store)
     await train(run, 1)

@@ -282,7 +282,7 @@ async def refused(reason: Reason, call: Any) -> None:
 async def caller(store: Store) -> AsyncIterator[client.Client]:
     """A client of a replica, with a run whose samples need two columns."""
     config = TrajectoryManagerConfig(
-        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2, sweep_seconds=0.05
+        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
     )
     async with (
         started(service(config, store), config) as port,

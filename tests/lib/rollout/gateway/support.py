@@ -24,6 +24,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
+from bench.harness.constants import changed, split
 from rollout.gateway.cli import build
 from rollout.gateway.config import GatewayConfig
 from services.chassis.config.settings import ServerConfig
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceAsyncStub
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
+_LIMITS = "rollout.gateway.limits"
 PLAIN = ServerConfig(admin_port=-1, drain_seconds=0.2)
 FORGETFUL = (
     "{% for m in messages %}<{{ m.role }}>"
@@ -155,12 +157,12 @@ async def gateway(
 async def gateway_addresses(
     model: Path, kept: Store | None = None, **settings: Any
 ) -> AsyncIterator[tuple[str, str]]:
-    """The same; the addresses of gateway and trajectory manager."""
+    """The same; the addresses of gateway and trajectory manager. `settings` may name limits."""
     config = TrajectoryManagerConfig(
         redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
     )
     async with started(manager_service(config, kept or memory_store()), config) as manager:
-        given = {"port": 0, "poll_seconds": 0.02, **settings}
+        given, constants = split(_LIMITS, {"port": 0, **settings})
         ours = GatewayConfig(
             run_id="run",
             model=model,
@@ -169,8 +171,9 @@ async def gateway_addresses(
             drain_seconds=0.2,
             **given,
         )
-        async with build(ours) as service, started(service, ours, "gateway") as port:
-            yield f"127.0.0.1:{port}", f"127.0.0.1:{manager}"
+        with changed(_LIMITS, constants):
+            async with build(ours) as service, started(service, ours, "gateway") as port:
+                yield f"127.0.0.1:{port}", f"127.0.0.1:{manager}"
 
 
 def sampled(ids: Sequence[int], server_id: str = "scripted") -> tokens_pb2.PackedTokens:

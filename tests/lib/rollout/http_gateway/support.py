@@ -23,6 +23,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 
 from bench.harness.byte_model import make_byte_model
+from bench.harness.constants import changed, split
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.http_gateway.cli import build
 from rollout.http_gateway.config import HttpGatewayConfig
@@ -34,6 +35,7 @@ from tests.lib.trajectory_manager.memory.store import memory_store
 from trajectory_manager.model.records import Purpose, Task
 from trajectory_manager.store.interface import Store
 
+_LIMITS = "rollout.http_gateway.limits"
 ADD: Any = {
     "type": "function",
     "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}},
@@ -137,8 +139,9 @@ async def world(
 
 @asynccontextmanager
 async def http_gateway(gateway: str, **settings: Any) -> AsyncIterator[str]:
-    """An HTTP gateway of run "run" in front of `gateway`; its URL."""
-    given = {"admin_port": -1, "drain_seconds": 0.2, **settings}
+    """An HTTP gateway of run "run" in front of `gateway`; its URL. `settings` may name limits."""
+    given, limits = split(_LIMITS, {"admin_port": -1, "drain_seconds": 0.2, **settings})
     config = HttpGatewayConfig(run_id="run", rollout_gateway=gateway, **given)
-    async with build(config) as service, started(service, config, "http_gateway"):
-        yield f"http://127.0.0.1:{service.ports['http_port']}"
+    with changed(_LIMITS, limits):
+        async with build(config) as service, started(service, config, "http_gateway"):
+            yield f"http://127.0.0.1:{service.ports['http_port']}"

@@ -52,7 +52,7 @@ FIRST = {
 async def address() -> AsyncIterator[str]:
     """A trajectory manager of the test's own."""
     config = TrajectoryManagerConfig(
-        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2, sweep_seconds=0.05
+        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
     )
     async with started(service(config, memory_store()), config) as port:
         yield f"127.0.0.1:{port}"

@@ -80,7 +80,7 @@ async def rig(folder: Path, training: Training, **settings: object) -> AsyncIter
     """The evaluator has not started yet."""
     (folder / "heldout.jsonl").write_text(TASKS)
     config = TrajectoryManagerConfig(
-        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2, sweep_seconds=0.05
+        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
     )
     quick = ServerConfig(drain_seconds=0.2)
     async with (

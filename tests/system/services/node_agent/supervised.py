@@ -64,7 +64,6 @@ class Node:
             workers=as_json(f"[{', '.join(workers)}]"),
             processes=as_json(f"{{{', '.join(self._process(name) for name in self.ports)}}}"),
             state_folder=self.folder / self.state,
-            recheck_seconds=0.2,
         )
         await self.agent.start()
 

@@ -123,7 +123,7 @@ async def test_restarted_worker_is_restored_to_its_assignment() -> None:
     async with (
         running_scheduler() as (port, stub),
         workers.serving() as address,
-        running_agent(agent_config("a", port, address, recheck_seconds=0.05)),
+        running_agent(agent_config("a", port, address), recheck_seconds=0.05),
     ):
         assert (await request_nodes(stub, "g", wait=10)).granted
         told = len(workers.journal.entries)
@@ -157,7 +157,6 @@ async def test_frozen_agent_fences_itself(tmp_path: Path, redis_server: RedisSer
         tmp_path,
         redis_url=redis_server.url,
         lease_seconds=1.0,
-        lease_margin_seconds=0.2,
     )
     await process.start()
     async with AsyncExitStack() as stack:

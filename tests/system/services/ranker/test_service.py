@@ -37,7 +37,6 @@ async def ranker(run_id: str, address: str) -> AsyncIterator[tuple[str, Any]]:
         run_id=run_id,
         trajectory_manager=address,
         train_every_turns=200,
-        poll_seconds=0.01,
         admin_port=-1,
         drain_seconds=0.2,
     )
@@ -130,9 +129,7 @@ async def test_the_process_starts_before_its_run_and_ends_with_a_signal(tmp_path
     assert process.returncode == 0, stderr.decode()
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"), [("window_prompts", 3), ("train_every_turns", 0), ("poll_seconds", 0.0)]
-)
+@pytest.mark.parametrize(("setting", "value"), [("window_prompts", 3), ("train_every_turns", 0)])
 def test_settings_that_learn_nothing_are_refused(setting: str, value: float) -> None:
     """By name and value."""
     settings: dict[str, Any] = {"run_id": "run", setting: value}

@@ -8,6 +8,7 @@ import pytest
 from seamflow.environment import EnvironmentClient
 from seamflow.errors import PreconditionError
 
+from bench.harness.constants import changed
 from services.chassis.errors import ConfigError
 from services.tool_loop.cli import build
 from tests.lib.redis_server import free_port
@@ -194,8 +195,11 @@ async def test_a_server_may_belong_to_its_episode(per_episode: bool, second: str
 )
 async def test_the_start_names_setting_value_and_cure(settings: Any, words: str) -> None:
     """Before anything is served."""
-    with pytest.raises(ConfigError, match=words):
-        async with build(config(**settings, start_timeout_seconds=2)):
+    with (
+        changed("services.tool_loop.tool_loop", {"start_timeout_seconds": 2.0}),
+        pytest.raises(ConfigError, match=words),
+    ):
+        async with build(config(**settings)):
             pass
 
 

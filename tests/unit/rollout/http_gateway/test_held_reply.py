@@ -6,10 +6,12 @@ import asyncio
 from typing import Any
 from unittest import mock
 
+import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.test_utils import make_mocked_request
 
+from rollout.http_gateway import limits
 from rollout.http_gateway.config import HttpGatewayConfig
 from rollout.http_gateway.turn_routes import HeldReply
 
@@ -46,9 +48,9 @@ class Written(AbstractStreamWriter):
         """Not seen."""
 
 
-def held(writer: Written, hold: float, keep_alive: float = LONG) -> HeldReply:
+def held(writer: Written, hold: float) -> HeldReply:
     """A reply that begins with "<" and shows life by "."."""
-    config = HttpGatewayConfig(run_id="run", hold_seconds=hold, keep_alive_seconds=keep_alive)
+    config = HttpGatewayConfig(run_id="run", hold_seconds=hold)
     request = make_mocked_request("POST", "/", writer=writer, transport=mock.Mock())
     return HeldReply(request, config, {"a": "1"}, start=b"<", keep_alive=lambda: b".")
 
@@ -96,10 +98,11 @@ async def test_what_was_held_back_is_sent_when_the_time_is_over() -> None:
     assert writer.body == b"<a>"
 
 
-async def test_a_silent_reply_is_kept_alive() -> None:
+async def test_a_silent_reply_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Signs of life after the beginning; it begins with the first one, for it had nothing."""
+    monkeypatch.setattr(limits, "KEEP_ALIVE_SECONDS", 0.001)
     writer = Written()
-    async with held(writer, 0.001, keep_alive=0.001) as reply:
+    async with held(writer, 0.001) as reply:
         await until(writer, b"<..")
         await reply.end(b">")
     assert writer.body.startswith(b"<..")
@@ -116,10 +119,11 @@ async def test_a_cut_reply_closes_the_connection() -> None:
     assert not writer.has_ended
 
 
-async def test_nothing_is_sent_after_its_end() -> None:
+async def test_nothing_is_sent_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The task that keeps it alive is over."""
+    monkeypatch.setattr(limits, "KEEP_ALIVE_SECONDS", 0.001)
     writer = Written()
-    async with held(writer, 0.0, keep_alive=0.001) as reply:
+    async with held(writer, 0.0) as reply:
         await reply.write(b"a")
         await reply.end(b">")
     sent = writer.body

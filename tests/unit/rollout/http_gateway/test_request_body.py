@@ -12,6 +12,7 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.streams import StreamReader
 from aiohttp.test_utils import make_mocked_request
 
+from bench.harness.constants import changed
 from rollout.http_gateway.api_error import ApiError
 from rollout.http_gateway.config import HttpGatewayConfig
 from rollout.http_gateway.request_body import read_body
@@ -34,12 +35,9 @@ def sent(*parts: bytes, ends: bool = True, headers: Mapping[str, str] = NONE) ->
     return make_mocked_request("POST", "/", {"content-type": JSON, **headers}, payload=body)
 
 
-async def read(request: web.Request, body_timeout_seconds: float = 30.0) -> bytes:
+async def read(request: web.Request) -> bytes:
     """What `read_body` returns with a limit of LIMIT bytes."""
-    config = HttpGatewayConfig(
-        run_id="run", max_body_bytes=LIMIT, body_timeout_seconds=body_timeout_seconds
-    )
-    return await read_body(request, config)
+    return await read_body(request, HttpGatewayConfig(run_id="run", max_body_bytes=LIMIT))
 
 
 @pytest.mark.parametrize(
@@ -79,8 +77,11 @@ async def test_a_body_that_is_too_large_is_refused(length: dict[str, str]) -> No
 
 
 async def test_a_body_that_never_ends_is_refused() -> None:
-    """Status 408, which clients repeat; the setting is named."""
-    with pytest.raises(ApiError) as refused:
-        await read(sent(b"{", ends=False), body_timeout_seconds=0.01)
+    """Status 408, which clients repeat; the limit is named."""
+    with (
+        changed("rollout.http_gateway.limits", {"body_timeout_seconds": 0.01}),
+        pytest.raises(ApiError) as refused,
+    ):
+        await read(sent(b"{", ends=False))
     assert (refused.value.status, refused.value.should_retry) == (408, True)
     assert "0.01 s (body_timeout_seconds)" in refused.value.message

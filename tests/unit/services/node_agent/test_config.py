@@ -76,7 +76,6 @@ def test_workers_and_processes_are_read_from_a_file(
             "give one",
         ),
         ({"flops": -1.0}, "flops"),
-        ({"recheck_seconds": 0.0}, "recheck_seconds"),
     ],
 )
 def test_wrong_configuration_is_rejected(wrong: dict[str, object], expected: str) -> None:

@@ -9,7 +9,7 @@ from trainer.pipeline.fused_schedule.problem import BACKWARD, FORWARD
 from trainer.pipeline.layout import POLICY, Layout, layout_of
 from trainer.pipeline.schedule import Schedules
 
-FUSED = PipelineConfig(plan_seconds=0.05)
+FUSED = PipelineConfig()
 
 
 def schedules(layout: Layout, config: PipelineConfig = FUSED) -> Schedules:
@@ -22,7 +22,7 @@ def schedules(layout: Layout, config: PipelineConfig = FUSED) -> Schedules:
 def test_each_rank_does_every_task_of_its_stages_once(schedule: str, critic_stages: int) -> None:
     """Of seven micro-batches; replicas of the critic share them; forward before backward."""
     layout = layout_of(4, critic_stages)
-    config = PipelineConfig.model_validate({"schedule": schedule, "plan_seconds": 0.05})
+    config = PipelineConfig.model_validate({"schedule": schedule})
     lists = schedules(layout, config).actions(7)
     for rank, actions in enumerate(lists):
         assert len(set(actions)) == len(actions)
@@ -63,7 +63,7 @@ def test_measured_times_replace_the_assumed_ones() -> None:
 def test_a_rank_holds_no_more_micro_batches_than_it_may() -> None:
     """Negative control: without the limit it holds more."""
     for held, most in ((2, 2), (0, 4)):
-        config = PipelineConfig(micro_batches_held=held, plan_seconds=0.05)
+        config = PipelineConfig(micro_batches_held=held)
         worst = 0
         for actions in schedules(layout_of(4, 4), config).actions(12):
             now = 0

@@ -21,6 +21,7 @@ from seamflow.rollout.v1 import rollout_service_pb2
 from seamflow.trajectory.v1 import run_service_pb2, trajectory_pb2
 
 from bench.harness.byte_model import make_byte_model
+from bench.harness.constants import changed
 from rollout.gateway.config import GatewayConfig
 from rollout.gateway.dispatch.length_estimators import LengthQuery
 from rollout.gateway.dispatch.ranker_client import RankerLengths
@@ -76,7 +77,7 @@ class Clock:
 
 @asynccontextmanager
 async def estimator(
-    address: str, clock: Clock | None = None, ranker_seconds: float = 60.0
+    address: str, clock: Clock | None = None, seconds: float = 60.0
 ) -> AsyncIterator[RankerLengths]:
     """Of a gateway of run "run"."""
     config = GatewayConfig(
@@ -84,11 +85,11 @@ async def estimator(
         model=Path("model"),
         lengths="ranker",
         ranker=address,
-        ranker_seconds=ranker_seconds,
     )
-    lengths = RankerLengths(config, clock=clock or Clock())
-    yield lengths
-    await lengths.close()
+    with changed("rollout.gateway.limits", {"ranker_seconds": seconds}):
+        lengths = RankerLengths(config, clock=clock or Clock())
+        yield lengths
+        await lengths.close()
 
 
 def turn(group: str, num_tokens: int = 3, turn_index: int = 0) -> LengthQuery:
@@ -163,7 +164,7 @@ async def test_a_call_to_a_hanging_ranker_times_out() -> None:
     ranker.may_answer.clear()
     async with (
         serving(ranker) as address,
-        estimator(address, ranker_seconds=0.02) as lengths,
+        estimator(address, seconds=0.02) as lengths,
     ):
         lengths.prefetch(turn("a"))
         assert lengths.predict(turn("a")) is None
@@ -190,7 +191,6 @@ async def test_a_turn_through_a_gateway_is_ranked_by_its_prompt(tmp_path: Path) 
             "servers": (rollout_server,),
             "lengths": "ranker",
             "ranker": address,
-            "ranker_seconds": 60.0,
         }
         async with gateway(model, dispatch="skew_aware", **settings) as (agent, _, runs):
             rules = trajectory_pb2.RunConfig(

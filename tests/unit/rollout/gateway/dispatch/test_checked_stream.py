@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, cast
 
 import grpc
@@ -13,7 +12,6 @@ import pytest
 from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 
-from rollout.gateway.config import GatewayConfig
 from rollout.gateway.dispatch.checked_stream import CheckedStream, StreamTerms
 from rollout.gateway.dispatch.outlier_ejection import OutlierEjection
 from rollout.gateway.dispatch.policies import TurnRequest
@@ -33,8 +31,7 @@ class Pool:
     def __init__(self, *streams: Sequence[Part]) -> None:
         nothing: Any = None
         self.all = [Server(f"s{i}", nothing, nothing) for i in range(len(streams))]
-        config = GatewayConfig(run_id="r", model=Path("m"))
-        self.outliers = OutlierEjection(config, lambda: self.all)
+        self.outliers = OutlierEjection(lambda: self.all)
         self.failures = TurnFailures(self.outliers)
         self.suspected: list[str] = []
         self._streams = iter(zip(self.all, streams, strict=True))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 
-from rollout.gateway.config import GatewayConfig
+from rollout.gateway import limits
 from rollout.gateway.dispatch.outlier_ejection import EjectionState, OutlierEjection
 from rollout.gateway.dispatch.server_state import Server
 from rollout.gateway.dispatch.turn_failures import TurnFailures
@@ -19,12 +18,11 @@ IN_USE, EJECTED, PROBED = EjectionState
 class Servers:
     """Three servers, and a clock."""
 
-    def __init__(self, number: int = 3, **settings: Any) -> None:
+    def __init__(self, number: int = 3) -> None:
         nothing: Any = None
         self.now = 0.0
         self.all = [Server(f"s{i}", nothing, nothing) for i in range(number)]
-        config = GatewayConfig(run_id="r", model=Path("m"), **settings)
-        self.outliers = OutlierEjection(config, lambda: self.all, lambda: self.now)
+        self.outliers = OutlierEjection(lambda: self.all, lambda: self.now)
 
     def states(self) -> list[EjectionState]:
         """Of each."""
@@ -58,9 +56,9 @@ def test_a_server_is_ejected_probed_and_taken_back() -> None:
 
 def test_each_failed_probe_doubles_the_time() -> None:
     """Up to the longest."""
-    servers = Servers(max_ejection_seconds=15)
+    servers = Servers()
     servers.fail(0)
-    for seconds in (5.0, 10.0, 15.0, 15.0):
+    for seconds in (5.0, 10.0, 20.0, 40.0, 80.0, 120.0, 120.0):
         assert servers.outliers.seconds_left(servers.all[0]) == seconds
         servers.now += seconds
         assert servers.states()[0] is PROBED
@@ -101,9 +99,10 @@ def test_only_half_of_the_servers_are_ejected(number: int, ejected: int) -> None
     assert servers.states().count(EJECTED) == ejected
 
 
-def test_without_a_limit_of_failures_nothing_is_ejected() -> None:
+def test_without_a_limit_of_failures_nothing_is_ejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control."""
-    servers = Servers(ejection_failures=0)
+    monkeypatch.setattr(limits, "EJECTION_FAILURES", 0)
+    servers = Servers()
     servers.fail(0, 100)
     servers.answer(1, 10)
     servers.answer(0, 100, is_empty=True)
@@ -149,9 +148,10 @@ def test_empty_answers_of_a_server_without_others_are_doubted() -> None:
     assert not servers.outliers.doubts_empty(first)
 
 
-def test_a_turn_that_all_refuse_counts_against_none() -> None:
+def test_a_turn_that_all_refuse_counts_against_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """So an agent cannot have servers ejected by prompts that nobody takes."""
-    servers = Servers(ejection_failures=1)
+    monkeypatch.setattr(limits, "EJECTION_FAILURES", 1)
+    servers = Servers()
     failures = TurnFailures(servers.outliers)
     assert not failures.add_verdict(servers.all[0], "too long")
     assert failures.avoided == {"s0"}
@@ -159,9 +159,12 @@ def test_a_turn_that_all_refuse_counts_against_none() -> None:
     assert servers.states() == [IN_USE] * 3
 
 
-def test_a_turn_that_another_answers_counts_against_who_refused_it() -> None:
+def test_a_turn_that_another_answers_counts_against_who_refused_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """At its first tokens."""
-    servers = Servers(ejection_failures=1)
+    monkeypatch.setattr(limits, "EJECTION_FAILURES", 1)
+    servers = Servers()
     failures = TurnFailures(servers.outliers)
     assert not failures.add_verdict(servers.all[0], "too long")
     failures.answered()
