@@ -181,6 +181,8 @@ def _outcome(
     errors = [call["error"] for call in calls if "error" in call]
     outcome = Outcome(figures, errors, [step["reward_mean"] for step in steps])
     outcome.problems = _problems(figures)
+    common = Counter(str(error)[:300] for error in errors).most_common(3)
+    outcome.problems += [f"{number} calls ended with {error}" for error, number in common]
     return outcome
 
 
