@@ -155,7 +155,7 @@ class LauncherConfig(RunRules):
     """Check everything and print what would be started."""
     forecast: str = ""
     """With dry_run: a device, such as "h100-80", for which memory, seconds and cost of the run are
-    forecast too, as by `seamflow forecast`."""
+    forecast too, as by `seamflow plan`."""
     live: bool = True
     """Draw the live view if standard output is a terminal."""
 
@@ -184,7 +184,7 @@ class LauncherConfig(RunRules):
         if self.forecast and not self.dry_run:
             raise ValueError(
                 f"forecast is {self.forecast!r} without dry_run: give --dry-run too, or use "
-                f"`seamflow forecast --device {self.forecast}`"
+                f"`seamflow plan --device {self.forecast}`"
             )
         return self
 

@@ -25,8 +25,12 @@ PRODUCT = (
     "scheduler",
     "trajectory_manager",
 )
-FOR_OTHERS = {"seamflow.trajectory.v1.TrajectoryService.RecordGroups"}
-"""Rpcs of the released contract for programs of users: groups that were generated elsewhere."""
+FOR_OTHERS = {
+    "seamflow.scheduler.v1.SchedulerService.PlanSplit",
+    "seamflow.trajectory.v1.TrajectoryService.RecordGroups",
+}
+"""Rpcs of the released contract for programs of users: groups that were generated elsewhere, and
+what is deprecated."""
 
 
 def services() -> Iterator[ServiceDescriptor]:

@@ -75,15 +75,8 @@ MODULES: Mapping[str, ServiceModule] = {
     "backup": ServiceModule(
         "tools.backup", "Save runs while they go on, or restore them.", "trainer", (), "trainer"
     ),
-    "forecast": ServiceModule(
-        "tools.forecast", "Say what a run needs, takes and costs, before it is rented.", _WHOLE
-    ),
-    "planning": ServiceModule(
-        "tools.planning",
-        "Plan splits and placements of nodes from measured costs.",
-        "scheduler",
-        (),
-        "scheduler",
+    "plan": ServiceModule(
+        "tools.plan", "Say what a run needs, takes and costs, and how to split its nodes.", _WHOLE
     ),
 }
 """Module of each command."""

@@ -6,9 +6,9 @@ import argparse
 
 from seamflow.cli.arguments.verbs import Verbs
 from seamflow.cli.diagnosis import activity
-from seamflow.cli.endpoints import Endpoints, UsageError, reached
+from seamflow.cli.endpoints import Endpoints, reached
 from seamflow.cli.named_run import required_run
-from seamflow.durations import seconds_of, to_duration
+from seamflow.durations import seconds_of
 from seamflow.pages import pages
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
@@ -22,24 +22,18 @@ _ADVICE = {
 
 
 def register(verbs: Verbs) -> None:
-    """Add `seamflow drain`, `pool`, `set-policy`, `plan-nodes` and `plan-split`."""
+    """Add `seamflow drain`, `pool` and `set-policy`."""
     draining = verbs.add("drain", "Give a node no new work; its current work moves.", drain)
     draining.add_argument("node")
     draining.add_argument("--undo", action="store_true", help="let it take work again")
-    verbs.add("pool", "The runs that share the pool of nodes.", pool)
+    shown = verbs.add("pool", "The runs that share the pool of nodes.", pool)
+    shown.add_argument("--gang", help="show what its request for nodes would change instead")
+    shown.add_argument("--nodes", type=int, default=1, help="of the gang, all or none (1)")
+    shown.add_argument("--tag", default="train", help="capability tag of the gang (train)")
     policy = verbs.add("set-policy", "Set priority and quota of a run in the pool.", set_policy)
     policy.add_argument("--priority", type=int, default=0, help="higher gangs go first (0)")
     policy.add_argument("--max-nodes", type=int, default=0, help="quota; 0 for none")
     policy.add_argument("--rollout-share", type=float, default=1.0, help="of free nodes (1)")
-    nodes = verbs.add("plan-nodes", "What a request for nodes would change.", plan_nodes)
-    nodes.add_argument("--gang", required=True, help="name of the gang")
-    nodes.add_argument("--nodes", type=int, required=True, help="how many, all or none")
-    nodes.add_argument("--tag", default="train", help="capability tag (train)")
-    split = verbs.add("plan-split", "How many nodes should generate and train.", plan_split)
-    for stage in ("generation", "training"):
-        split.add_argument(f"--{stage}", required=True, metavar="NODES=SECONDS,…")
-        split.add_argument(f"--{stage}-nodes", type=int, default=0, help="of its own datacentre")
-    split.add_argument("--nodes", type=int, default=0, help="to split, in one datacentre")
 
 
 async def drain(given: argparse.Namespace, endpoints: Endpoints) -> int:
@@ -54,7 +48,9 @@ async def drain(given: argparse.Namespace, endpoints: Endpoints) -> int:
 
 
 async def pool(given: argparse.Namespace, endpoints: Endpoints) -> int:
-    """Print every run of the pool: policy, nodes, waiting gangs, advice."""
+    """Print every run of the pool, or what a request for nodes would change, without making it."""
+    if given.gang:
+        return await _would_change(given, endpoints)
     async with reached(endpoints, "scheduler") as channel:
         stub = async_stub(SchedulerServiceStub, channel)
         listed = pages(lambda page: stub.ListRuns(page, timeout=_SECONDS), pb.ListRunsRequest())
@@ -78,8 +74,7 @@ async def set_policy(given: argparse.Namespace, endpoints: Endpoints) -> int:
     return 0
 
 
-async def plan_nodes(given: argparse.Namespace, endpoints: Endpoints) -> int:
-    """Print what a request for nodes would change, without making it."""
+async def _would_change(given: argparse.Namespace, endpoints: Endpoints) -> int:
     request = pb.RequestNodesRequest(
         run_id=required_run(endpoints), gang_id=given.gang, tag=given.tag, num_nodes=given.nodes
     )
@@ -95,35 +90,6 @@ async def plan_nodes(given: argparse.Namespace, endpoints: Endpoints) -> int:
     if not (plan.nodes or plan.unplaced_gangs):
         print("nothing would change")
     return 0
-
-
-async def plan_split(given: argparse.Namespace, endpoints: Endpoints) -> int:
-    """Print how many nodes should generate and how many should train."""
-    request = pb.PlanSplitRequest(
-        generation=profile("--generation", given.generation),
-        training=profile("--training", given.training),
-        num_nodes=given.nodes,
-        num_generation_nodes=given.generation_nodes,
-        num_training_nodes=given.training_nodes,
-    )
-    async with reached(endpoints, "scheduler") as channel:
-        stub = async_stub(SchedulerServiceStub, channel)
-        split = await stub.PlanSplit(request, timeout=_SECONDS)
-    print(
-        f"{split.num_generation_nodes} nodes generate in {seconds_of(split.generation_duration):g} "
-        f"s, {split.num_training_nodes} train in {seconds_of(split.training_duration):g} s"
-    )
-    return 0
-
-
-def profile(flag: str, text: str) -> pb.StageProfile:
-    """A profile from "NODES=SECONDS,…". Raises `UsageError` for another form."""
-    try:
-        points = dict(point.split("=") for point in text.split(","))
-        durations = {int(nodes): to_duration(float(each)) for nodes, each in points.items()}
-    except (ValueError, OverflowError) as error:
-        raise UsageError(f"{flag} {text!r}: write it as NODES=SECONDS,…: 8=500,64=62.5") from error
-    return pb.StageProfile(durations=durations)
 
 
 def _run_text(run: pb.Run) -> str:

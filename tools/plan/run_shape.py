@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -72,19 +72,26 @@ class RunShape:
         return sum("rollout" in tags for tags in self.nodes)
 
     @property
+    def shared_nodes(self) -> int:
+        """Nodes that train and roll out: of those that can train, the first ones do."""
+        training = [tags for tags in self.nodes if "train" in tags][: self.trainer_nodes]
+        return sum("rollout" in tags for tags in training)
+
+    @property
     def engines(self) -> int:
         """Rollout servers."""
         return self.servers_per_node * self.rollout_nodes
 
     @property
     def devices(self) -> int:
-        """Devices of all nodes: each has as many as the activity that needs most."""
-        return sum(
-            max(
-                self.ranks_per_node if "train" in tags else 0,
-                self.tensor_parallel * self.servers_per_node if "rollout" in tags else 0,
-            )
-            for tags in self.nodes
+        """Devices of all nodes."""
+        return sum(map(self.devices_of, self.nodes))
+
+    def devices_of(self, tags: Collection[str]) -> int:
+        """Devices of a node with these tags: as many as the activity that needs most."""
+        return max(
+            self.ranks_per_node if "train" in tags else 0,
+            self.tensor_parallel * self.servers_per_node if "rollout" in tags else 0,
         )
 
     def changed(self, trainer: TrainerConfig, ranks_per_node: int) -> RunShape:
@@ -149,8 +156,7 @@ def _lengths(longest: int, mean: int, prompt: int | None) -> Lengths:
 def _check(trainer: TrainerConfig) -> None:
     if trainer.backend != "fsdp":
         raise ConfigError(
-            f"trainer.backend is {trainer.backend!r}: a forecast counts the fsdp backend; set "
-            "that, or use `seamflow planning --fuse` for the stages of a pipeline"
+            f"trainer.backend is {trainer.backend!r}: a forecast counts the fsdp backend; set that"
         )
     for folder in filter(None, (trainer.model, trainer.critic_model)):
         try:

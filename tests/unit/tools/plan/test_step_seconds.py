@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from rollout.server.config import RolloutServerConfig
+from services.node_agent.known_devices import device
 from tests.lib.trainer.support import trainer_config
-from tools.forecast.devices import device
-from tools.forecast.engine_size import EngineSize
-from tools.forecast.run_shape import Lengths, RunShape
-from tools.forecast.step_seconds import SHARE_BANDWIDTH, SHARE_FLOPS, step_seconds
-from tools.forecast.training_count import TrainingCount
+from tools.plan.engine_size import EngineSize
+from tools.plan.run_shape import Lengths, RunShape
+from tools.plan.step_seconds import SHARE_BANDWIDTH, SHARE_FLOPS, step_seconds
+from tools.plan.training_count import TrainingCount
 
 H100 = device("h100-80")
 SIZE = EngineSize(

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler.model.stage_profile import StageProfile
 from scheduler.policy.roofline import attained_flops
-from tools.forecast.devices import Device
-from tools.forecast.engine_size import EngineSize
-from tools.forecast.run_shape import RunShape
-from tools.forecast.training_count import TrainingCount
-from tools.planning.dataflow import Dataflow, Kind, Role
-from tools.planning.timeline import Timeline
+from services.node_agent.known_devices import Device
+from tools.plan.engine_size import EngineSize
+from tools.plan.run_shape import RunShape
+from tools.plan.training_count import TrainingCount
 from trainer.model.load_model import DTYPES
 from trainer.model.load_sharded import mixed_precision
 
@@ -51,8 +49,22 @@ class StepSeconds:
     """Share of all node-seconds in which a node does nothing."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Measured seconds of a step's stages, in place of those by rooflines."""
+
+    generation: StageProfile
+    training: StageProfile
+
+
 def step_seconds(
-    shape: RunShape, count: TrainingCount, size: EngineSize, device: Device
+    shape: RunShape,
+    count: TrainingCount,
+    size: EngineSize,
+    device: Device,
+    *,
+    train_device: Device | None = None,
+    measured: Measured | None = None,
 ) -> StepSeconds:
     """Estimate a step.
 
@@ -61,25 +73,36 @@ def step_seconds(
         count: of a micro-batch of rollouts of mean length.
         size: of the model in an engine.
         device: of all nodes.
+        train_device: of the nodes that train; None: the same.
+        measured: seconds by number of nodes; infinite on fewer nodes than were measured.
     """
-    traffic, exchange = _traffic(shape, count, device), _exchange(shape, count, device)
-    passes = max(_compute(shape, count, device) + exchange, traffic)
-    training = passes + _update(count, shape, device)
-    generation, tail = _generation(shape, size, device, shape.engines)
+    trains = train_device or device
+    traffic, exchange = _traffic(shape, count, trains), _exchange(shape, count, trains)
+    passes = max(_compute(shape, count, trains) + exchange, traffic)
+    training = passes + _update(count, shape, trains)
+    if measured is not None:
+        training, traffic, exchange = measured.training.seconds(shape.trainer_nodes), 0.0, 0.0
+
+    def generation(nodes: int) -> tuple[float, float]:
+        if measured is not None:
+            return measured.generation.seconds(nodes), 0.0
+        return _generation(shape, size, device, nodes * shape.servers_per_node)
+
+    whole, tail = generation(shape.rollout_nodes)
     publish = size.weight_bytes / (SHARE_LINK * device.network)
     switch = _switch(shape, count, size, device)
-    played = _timeline(shape, size, device, training + publish, switch)
-    busy = shape.trainer_nodes * training + shape.rollout_nodes * (generation - tail)
+    step = _step(shape, lambda nodes: generation(nodes)[0], training + publish, switch)
+    busy = shape.trainer_nodes * training + shape.rollout_nodes * (whole - tail)
     return StepSeconds(
         training=training,
         traffic=traffic,
         exchange=exchange,
-        generation=generation,
+        generation=whole,
         tail=tail,
         publish=publish,
         switch=switch,
-        step=played,
-        idle=max(0.0, 1 - busy / (len(shape.nodes) * played)),
+        step=step,
+        idle=max(0.0, 1 - busy / (len(shape.nodes) * step)),
     )
 
 
@@ -169,38 +192,22 @@ def _switch(shape: RunShape, count: TrainingCount, size: EngineSize, device: Dev
     return (2 * state + weights) / 2 / (SHARE_LINK * device.host_link)
 
 
-def _timeline(
-    shape: RunShape, size: EngineSize, device: Device, training: float, switch: float
+def _step(
+    shape: RunShape, generation: Callable[[int], float], training: float, switch: float
 ) -> float:
-    """Seconds of an iteration on the run's nodes, by the timeline of `seamflow planning`."""
-    generation = {
-        nodes: _generation(shape, size, device, nodes * shape.servers_per_node)[0]
-        for nodes in range(1, shape.rollout_nodes + 1)
-    }
-    roles = (
-        Role(
-            tag="rollout",
-            profile=StageProfile.of(generation),
-            elastic=True,
-            switch_seconds=switch,
-        ),
-        Role(
-            tag="train",
-            profile=StageProfile.of({shape.trainer_nodes: training}),
-            switch_seconds=switch,
-            after=("rollout",) if shape.max_staleness == 0 else (),
-        ),
-    )
-    groups = Counter(filter(None, _kinds(shape)))
-    return Timeline(Dataflow(roles=roles), sorted(groups.items())).seconds
+    """Seconds from one update to the next.
 
-
-def _kinds(shape: RunShape) -> list[Kind]:
-    """The roles of each node; of the nodes that can train, the first ones do."""
-    kinds: list[Kind] = []
-    free = shape.trainer_nodes
-    for tags in shape.nodes:
-        trains = "train" in tags and free > 0
-        free -= trains
-        kinds.append((*((0,) if "rollout" in tags else ()), *((1,) if trains else ())))
-    return kinds
+    A node that does both takes `switch` seconds whenever it turns to the other. Without staleness
+    training begins when generation has ended. With it the trainer begins at once, on rollouts of
+    the step before: the other nodes generate meanwhile, and the trainer's nodes help them after.
+    """
+    shared = shape.shared_nodes
+    alone, switch = shape.rollout_nodes - shared, switch if shared else 0.0
+    trained = switch + training
+    begin = switch if shape.max_staleness == 0 else trained + switch
+    done = begin / generation(alone) if alone else 0.0
+    if done >= 1 or not shared:
+        generated = generation(alone) if alone else math.inf
+    else:
+        generated = begin + (1 - done) * generation(shape.rollout_nodes)
+    return generated + trained if shape.max_staleness == 0 else max(generated, trained)

@@ -1,18 +1,20 @@
-"""A forecast as lines for people."""
+"""Memory, time and cost as lines for people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tools.forecast.cures import Cure
-from tools.forecast.devices import Device
-from tools.forecast.engine_size import EngineSize
-from tools.forecast.run_shape import RunShape
-from tools.forecast.step_seconds import StepSeconds
-from tools.forecast.training_count import TrainingCount
+from services.node_agent.known_devices import Device
+from tools.plan.cures import Cure
+from tools.plan.engine_size import EngineSize
+from tools.plan.run_shape import RunShape
+from tools.plan.splits import Split
+from tools.plan.step_seconds import StepSeconds
+from tools.plan.training_count import TrainingCount
 
 _GB = 1e9
-_STEPS = 1000
+STEPS = 1000
+"""Of which a run's cost is said."""
 
 
 def head_line(shape: RunShape, device: Device, size: EngineSize) -> str:
@@ -70,12 +72,17 @@ def time_lines(seconds: StepSeconds) -> Iterator[str]:
     yield _second("step", seconds.step, f"nodes are idle {seconds.idle:.0%} of the time")
 
 
-def cost_lines(seconds: StepSeconds, devices: int, price: float) -> Iterator[str]:
-    """What a run of a thousand steps takes."""
-    hours = _STEPS * seconds.step / 3600
+def cost_lines(split: Split, device: Device) -> Iterator[str]:
+    """What a run of a thousand steps takes.
+
+    Args:
+        split: of the run.
+        device: of all nodes, or of those that only roll out.
+    """
+    hours, devices = STEPS * split.seconds.step / 3600, split.shape.devices
     yield (
-        f"{_STEPS} steps: {hours:,.0f} hours, {devices * hours * price:,.0f} dollars at "
-        f"{price:.2f} an hour for each of {devices} devices"
+        f"{STEPS} steps: {hours:,.0f} hours, {STEPS * split.dollars:,.0f} dollars at "
+        f"{device.price:.2f} an hour for each of {devices} devices"
     )
 
 

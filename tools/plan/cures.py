@@ -9,16 +9,16 @@ import torch
 
 from services.chassis.config.settings import Settings
 from services.lib.transformer.can_pack import claims_to_pack
-from tools.forecast.counted_pass import (
+from tools.plan.run_shape import RunShape
+from tools.plan.training_count import (
     ACTIVATIONS,
     GATHERED,
     GRADIENTS,
     LOGITS,
     OPTIMIZER,
     WEIGHTS,
+    TrainingCount,
 )
-from tools.forecast.run_shape import RunShape
-from tools.forecast.training_count import TrainingCount
 from trainer.config import TrainerConfig
 from trainer.model.context_ranks import check_heads, check_packed, check_ranks
 from trainer.model.load_slices import empty_causal

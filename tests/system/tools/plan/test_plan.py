@@ -1,4 +1,4 @@
-"""`seamflow forecast` as a process, and next to what real ranks allocate."""
+"""`seamflow plan` as a process, and next to what real ranks allocate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from bench.size.forecast import memory_error
 from bench.size.small_models import KINDS, make_model
-from tools.forecast.forecast_command import main
+from tools.plan.plan_command import main
 
 ROOT = Path(__file__).parents[4]
 PAGE = ROOT / "docs" / "forecast.md"
@@ -32,7 +32,7 @@ MODEL = {
 """Qwen3-4B."""
 
 
-LONG = pytest.mark.long(short="tests/system/tools/forecast/test_forecast.py")
+LONG = pytest.mark.long(short="tests/system/tools/plan/test_plan.py")
 
 
 def write_run(folder: Path) -> None:
@@ -46,7 +46,7 @@ def forecast(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """Of the page's file."""
     write_run(folder)
     return subprocess.run(
-        [sys.executable, "-m", "tools.forecast", *flags],
+        [sys.executable, "-m", "tools.plan", *flags],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'sdk'}"},
         capture_output=True,
@@ -75,7 +75,7 @@ def test_real_ranks_allocate_what_is_forecast(kind: str) -> None:
 def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
     """All of it: what does not fit, and the cure, which was counted."""
     command, _, shown = block("console").partition("\n")
-    done = forecast(tmp_path, *command.removeprefix("$ seamflow forecast ").split())
+    done = forecast(tmp_path, *command.removeprefix("$ seamflow plan ").split())
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip() == shown.strip()
 
@@ -124,7 +124,7 @@ def dry_run(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.long(short="tests/system/tools/forecast/test_forecast.py")
+@pytest.mark.long(short="tests/system/tools/plan/test_plan.py")
 @pytest.mark.timeout(400)
 def test_a_dry_run_ends_with_a_forecast_where_a_device_is_given(tmp_path: Path) -> None:
     """Control: without the setting there is none."""
@@ -140,4 +140,4 @@ def test_a_forecast_alone_is_another_command(tmp_path: Path) -> None:
     """The setting belongs to a dry run."""
     done = dry_run(tmp_path, "--forecast", "l40s-48")
     assert done.returncode == 78
-    assert "seamflow forecast --device l40s-48" in done.stderr
+    assert "seamflow plan --device l40s-48" in done.stderr

@@ -1,4 +1,8 @@
-"""Floating-point operations, also of kernels that torch's own counter leaves out."""
+"""Floating-point operations, also of kernels that torch's own formulas leave out.
+
+torch's `FlopCounterMode` follows modules by hooks, which keep recomputed activations alive that a
+count of bytes must see freed; so its formulas are called here without it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ _Shape = tuple[int, ...]
 class Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within the block, counts the floating-point operations of products and attention.
 
-    By torch's formulas; causal attention counts half of the operations that its shapes allow.
+    Causal attention counts half of the operations that its shapes allow.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,9 @@
 """Bytes of tensors that are alive, counted operation by operation; no tensor needs memory for it.
 
 A storage is counted when the first tensor on it is seen, and again when FSDP changes its size:
-gathered weights are storages that are emptied and filled.
+gathered weights are storages that are emptied and filled. torch's own `FSDPMemTracker` has no label
+for logits, counts what is offloaded to the host, and follows one sharded model; the trainer has two
+where there is a critic.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,45 +19,30 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-Section = tuple[str, int, int]
-"""A part of what is counted: what is done, and two numbers of the caller's."""
-_Size = tuple[str, int]
-"""Label and bytes of a storage."""
-
-
-@dataclass(slots=True)
-class Peak:
-    """The most bytes that were alive at a time within a section."""
-
-    total: int = 0
-    """Of all labels."""
-    by_label: Mapping[str, int] = field(default_factory=dict)
-    """Of each label at that time."""
-
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within the block, counts the tensors that operations give, and keeps each section's peak.
+    """Within the block, counts the tensors that operations give, and keeps the peak.
 
     Args:
         label: of a new storage, from the first tensor on it.
+        on_device: whether a label is on the device; others are no part of the peak.
     """
 
-    def __init__(self, label: Callable[[torch.Tensor], str]) -> None:
+    def __init__(
+        self, label: Callable[[torch.Tensor], str], on_device: Callable[[str], bool]
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._label = label
-        self._sizes: dict[int, _Size] = {}
+        self._on_device = on_device
+        self._sizes: dict[int, tuple[str, int]] = {}
         self._live: Counter[str] = Counter()
         self._total = 0
         self._is_counting = True
-        self.peaks: dict[Section, Peak] = {}
-        """By section, in the order in which they began."""
-        self._section: Section | None = None
-
-    def begin(self, section: Section) -> None:
-        """What follows belongs to another section; it begins with what is alive."""
-        self._section = section
-        self.peaks.setdefault(section, Peak())
-        self._note_peak()
+        self._peak = 0
+        self.exchanged_bytes = 0
+        """Of all-to-alls, with what a rank keeps."""
+        self.peak: Mapping[str, int] = {}
+        """Bytes by label when most were alive, within the block."""
 
     def count(self, tensor: torch.Tensor, label: str) -> None:
         """Count a tensor that was there before the block, or give it another label."""
@@ -76,6 +62,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the operation, and count its results."""
+        if func._overloadpacket is torch.ops.c10d.alltoall_base_:
+            self.exchanged_bytes += args[1].nbytes
         found = func(*args, **(kwargs or {}))
         for each in tree_leaves(found):
             if self._is_counting and isinstance(each, torch.Tensor):
@@ -95,6 +83,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         self._resize = resize
         torch.UntypedStorage.resize_ = resized  # type: ignore[assignment, method-assign]
+        self._note_peak()
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *raised: Any) -> None:
@@ -114,23 +103,20 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key in self._sizes:
             self._change(key, None)
 
-    def _change(self, key: int, size: _Size | None) -> None:
+    def _change(self, key: int, size: tuple[str, int] | None) -> None:
         if key in self._sizes:
             label, num_bytes = self._sizes.pop(key)
             self._live[label] -= num_bytes
-            self._total -= num_bytes
+            self._total -= num_bytes if self._on_device(label) else 0
         if size is not None:
-            self._sizes[key] = size
-            self._live[size[0]] += size[1]
-            self._total += size[1]
+            label, num_bytes = self._sizes[key] = size
+            self._live[label] += num_bytes
+            self._total += num_bytes if self._on_device(label) else 0
             self._note_peak()
 
     def _note_peak(self) -> None:
-        if self._section is None:
-            return
-        peak = self.peaks[self._section]
-        if self._total > peak.total or not peak.by_label:
-            peak.total, peak.by_label = self._total, dict(self._live)
+        if self._total > self._peak or not self.peak:
+            self._peak, self.peak = self._total, dict(self._live)
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:

@@ -1,8 +1,8 @@
-"""One micro-batch of a rank of the trainer, counted: the trainer's own code on tensors without
-memory.
+"""What a rank of the trainer holds and computes, by its configuration and the model's config.json.
 
-The pass is that of a micro-batch after another one, in a step after another one: gradients and the
-optimizer's state are there. The update follows.
+The trainer's own code makes, shards and passes through the model on tensors without memory, in a
+process group without other ranks. The pass is that of a micro-batch after another one, in a step
+after another one: gradients and the optimizer's state are there. The update follows.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from services.lib.transformer.can_pack import claims_to_pack
 from services.lib.transformer.row_attention.packed_attention import use_rows
-from services.lib.transformer.transformer_blocks import transformer_blocks
-from tools.forecast.block_sections import START, UPDATE, divide
-from tools.forecast.flops import Flops
-from tools.forecast.live_bytes import LiveBytes, Section
+from tools.plan.flops import Flops
+from tools.plan.live_bytes import LiveBytes
 from trainer.config import TrainerConfig
 from trainer.data.micro_batch import MicroBatch
-from trainer.model.context_ranks import check_heads, check_packed, context_group
+from trainer.model.context_ranks import check_heads, check_packed, check_ranks, context_group
 from trainer.model.critic import CRITIC, take_values
-from trainer.model.load_sharded import EmptyModels, empty_models, shard
+from trainer.model.load_sharded import EmptyModels, empty_models, ranks_mesh, shard
 from trainer.model.load_slices import empty_causal
 from trainer.policy.model_input import ModelInput, model_input, predicted
 from trainer.policy.optimizer import Optimizer
@@ -40,42 +40,119 @@ WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer"
 GATHERED, ACTIVATIONS, LOGITS = "gathered weights", "activations", "logits"
 PARTS = (WEIGHTS, GRADIENTS, OPTIMIZER, GATHERED, ACTIVATIONS, LOGITS)
 """Of a rank's memory. Gathered: whole weights of what is computed, and their gradients."""
+_STATE = (WEIGHTS, GRADIENTS, OPTIMIZER)
+"""Parts that ranks share, and that cpu_offload keeps on the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """A pass; every figure is linear in the number of equal blocks."""
+class TrainingCount:
+    """A rank in a step of two micro-batches or more."""
 
-    sections: Mapping[Section, Mapping[str, float]]
-    """Bytes by part at the peak of each section."""
-    flops: float
-    """Floating-point operations."""
-    parameters: float
-    """Of all models, whole."""
-    trained: float
+    by_part: Mapping[str, int]
+    """Bytes on the device of each of `PARTS`, when most are alive."""
+    host_bytes: int
+    """Bytes on the host: of cpu_offload and activation_offload."""
+    flops: int
+    """Floating-point operations of a micro-batch, recomputation included."""
+    tokens: int
+    """Tokens of a micro-batch, which the ranks of a context group compute together."""
+    parameters: int
+    """Of all models, frozen ones included."""
+    trained: int
     """Parameters that the optimizer updates."""
-    offloaded_bytes: float
-    """Of activations, on the host."""
-    exchanged_bytes: float
-    """That a rank sends to the others of its context group."""
+    exchanged_bytes: int
+    """That a rank sends to others of its context group in a micro-batch."""
+
+    @property
+    def device_bytes(self) -> int:
+        """The most bytes that are alive on the device at a time."""
+        return sum(self.by_part.values())
+
+    def shared_by(self, times: float) -> TrainingCount:
+        """About the same count with `times` as many ranks, which share the state."""
+        parts = {
+            part: round(size / times) if part in _STATE else size
+            for part, size in self.by_part.items()
+        }
+        return replace(self, by_part=parts)
 
 
-def counted_pass(
-    config: TrainerConfig, rows: MicroBatch, mesh: DeviceMesh, *, critic: bool
-) -> Counted:
-    """Count a pass with all blocks that the folder of `config.model` describes.
+def count_training(
+    config: TrainerConfig,
+    *,
+    ranks: int,
+    rollout_tokens: int,
+    prompt_tokens: int,
+    critic: bool = False,
+) -> TrainingCount:
+    """Count a rank's bytes and operations; its process has no other process group.
 
     Args:
-        config: of the trainer, on the CPU and without cpu_offload.
-        rows: the micro-batch.
-        mesh: of the ranks.
+        config: of the trainer; of `model`, config.json is read.
+        ranks: of the trainer.
+        rollout_tokens: of each rollout.
+        prompt_tokens: tokens of it that are not trained.
         critic: the algorithm has a critic.
 
     Raises:
         ValueError: the model cannot be made, or a setting does not fit it.
     """
+    check_ranks(config.context_parallel, config.replicas, ranks)
+    rows = sample_rows(config.batch.micro_batch_tokens, rollout_tokens, prompt_tokens)
+    # The host has what cpu_offload keeps there; a pass allocates the same without it.
+    changes = {"device": "cpu", "cpu_offload": False}
+    changes["activation_checkpointing"] = config.checkpoints_activations
+    with _alone(ranks, config.replicas) as mesh:
+        counted = config.model_copy(update=changes)
+        return _counted(counted, rows, mesh, critic=critic, on_host=config.cpu_offload)
+
+
+def sample_rows(micro_batch_tokens: int, rollout_tokens: int, prompt_tokens: int) -> MicroBatch:
+    """As many rollouts as a micro-batch takes, at least one, which have no token in common.
+
+    Args:
+        micro_batch_tokens: budget of a micro-batch.
+        rollout_tokens: of each rollout.
+        prompt_tokens: its first tokens, which are not trained.
+    """
+    shape = max(micro_batch_tokens // rollout_tokens, 1), rollout_tokens
+    first = np.arange(shape[0], dtype=np.int32)
+    zeros, trained = np.zeros(shape, np.float32), np.ones(shape, np.bool_)
+    trained[:, :prompt_tokens] = False
+    return MicroBatch(
+        token_ids_BT=np.repeat(first[:, None], shape[1], 1),
+        behaviour_logprobs_BT=zeros,
+        reference_logprobs_BT=zeros,
+        loss_mask_BT=trained,
+        weight_versions_BT=np.zeros(shape, np.int64),
+        lengths_B=np.full(shape[0], shape[1]),
+        rollouts_B=first.astype(np.int64),
+        groups_B=first.astype(np.int64),
+        sequences_B=first.astype(np.int64),
+        advantages_B=np.ones(shape[0]),
+        weights_B=np.ones(shape[0]),
+        bootstrap_B=np.zeros(shape[0], np.bool_),
+        temperatures_BT=np.ones(shape, np.float32),
+        turn_rewards_BT=zeros,
+    )
+
+
+@contextmanager
+def _alone(ranks: int, replicas: int) -> Iterator[DeviceMesh]:
+    """A mesh of ranks of which only this one is there: collectives do nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        yield ranks_mesh("cpu", replicas)
+    finally:
+        dist.destroy_process_group()
+
+
+def _counted(
+    config: TrainerConfig, rows: MicroBatch, mesh: DeviceMesh, *, critic: bool, on_host: bool
+) -> TrainingCount:
     labels, host = _Labels(), Counter[str]()
-    live, flops, exchanges = LiveBytes(labels), Flops(), _Exchanges()
+    live = LiveBytes(labels, lambda label: not (on_host and label in _STATE))
+    flops = Flops()
     packs = _packs(config)
     context = context_group(config.context_parallel)
     given = model_input(rows, "cpu", packed=packs, context=context)
@@ -86,18 +163,19 @@ def counted_pass(
         optimizer = Optimizer(parameters, config, parameters)
         _after_a_step(optimizer, parameters)
         _count_state(optimizer, parameters, live)
-        for number, (whole, _) in enumerate(models.parts):
-            divide(transformer_blocks(whole), number, live)
-        with live, flops, exchanges, _known_products(config.dtype):
-            _pass(models, given, config, live)
-            _update(optimizer, live)
-    return Counted(
-        sections={key: peak.by_label for key, peak in live.peaks.items()},
+        with live, flops, _known_products(config.dtype):
+            _pass(models, given, config)
+            _scale(optimizer)
+            optimizer.update(0.0)
+    parts = {part: live.peak.get(part, 0) for part in PARTS}
+    return TrainingCount(
+        by_part={part: 0 if on_host and part in _STATE else parts[part] for part in PARTS},
+        host_bytes=host["bytes"] + (sum(parts[part] for part in _STATE) if on_host else 0),
         flops=flops.total,
+        tokens=rows.token_ids_BT.size,
         parameters=sum(each.numel() for each in parameters.values()),
         trained=sum(each.numel() for each in parameters.values() if each.requires_grad),
-        offloaded_bytes=host["bytes"],
-        exchanged_bytes=exchanges.num_bytes * (1 - 1 / config.context_parallel),
+        exchanged_bytes=round(live.exchanged_bytes * (1 - 1 / config.context_parallel)),
     )
 
 
@@ -166,8 +244,7 @@ def _count_state(
             live.count(parameter.grad, GRADIENTS)
 
 
-def _pass(models: EmptyModels, given: ModelInput, config: TrainerConfig, live: LiveBytes) -> None:
-    live.begin(START)
+def _pass(models: EmptyModels, given: ModelInput, config: TrainerConfig) -> None:
     tokens = config.batch.logit_tokens
     loss = predicted(models.policy, given, tokens, **given.arguments).sum()
     values = take_values(models.policy)
@@ -176,12 +253,6 @@ def _pass(models: EmptyModels, given: ModelInput, config: TrainerConfig, live: L
     if values is not None:
         loss = loss + values.float().sum()
     loss.backward()
-
-
-def _update(optimizer: Optimizer, live: LiveBytes) -> None:
-    live.begin(UPDATE)
-    _scale(optimizer)
-    optimizer.update(0.0)
 
 
 class _Labels:
@@ -204,20 +275,6 @@ class _Labels:
         if shape in self._whole or (tensor.dim() == 1 and tensor.is_floating_point()):
             return GATHERED
         return LOGITS if tensor.dim() > 1 and shape[-1] == self._vocabulary else ACTIVATIONS
-
-
-class _Exchanges(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within the block, counts the bytes of all-to-alls, with what a rank keeps."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.num_bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the operation, and count what it sends."""
-        if func._overloadpacket is torch.ops.c10d.alltoall_base_:
-            self.num_bytes += args[1].nbytes
-        return func(*args, **(kwargs or {}))
 
 
 class _OnHost(saved_tensors_hooks):
