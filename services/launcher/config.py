@@ -137,6 +137,9 @@ class LauncherConfig(RunRules):
     """Rollouts the agent runner has in flight."""
     rollout_timeout: float = Field(600.0, gt=0)
     """Seconds a rollout of the agent runner may take before its sample is replaced."""
+    token_audit: bool = False
+    """The agent runner writes all tokens that it receives to received.jsonl too, and the summary
+    says whether the store has each of them once: for tests."""
     redis_url: SecretStr | None = None
     """An existing Redis; also read from REDIS_URL. None: a private one."""
     runs_folder: str = "runs"
