@@ -163,12 +163,13 @@ FOLDERS: Mapping[Identity, str] = {
     Identity.CREATE_RUN: "deploy/create_run.py",
 }
 LIBRARIES: Mapping[Identity, tuple[str, ...]] = {
+    Identity.OPERATOR: ("sdk/seamflow/inspect/",),
     Identity.HTTP_GATEWAY: (_CLIENT,),
     Identity.DATALOADER: (_CLOSED_ROLLOUTS, _ENVIRONMENT_CLIENT),
     Identity.RANKER: (_CLOSED_ROLLOUTS,),
     Identity.ENVIRONMENTS: (_CLIENT, _ENVIRONMENT_CLIENT),
     Identity.EVALUATOR: (_ENVIRONMENT_CLIENT,),
-    Identity.CONSOLE: ("sdk/seamflow/cli/snapshot.py", "sdk/seamflow/cli/health/counts.py"),
+    Identity.CONSOLE: ("sdk/seamflow/inspect/snapshot.py", "sdk/seamflow/inspect/progress.py"),
 }
 """What makes calls for a process, beside its own folder."""
 

@@ -1,18 +1,25 @@
-"""Commands about the runs that share the pool of nodes, and about plans for it."""
+"""Commands about the pool of nodes that runs share, and to one worker of it."""
 
 from __future__ import annotations
 
 import argparse
 
-from seamflow.cli.arguments.verbs import Verbs
-from seamflow.cli.diagnosis import activity
-from seamflow.cli.endpoints import Endpoints, reached
-from seamflow.cli.named_run import required_run
+import grpc.aio
+
+from seamflow.cli.parser import Verbs
 from seamflow.durations import seconds_of
+from seamflow.errors import UnavailableError, decode
+from seamflow.inspect.diagnosis import activity
+from seamflow.inspect.endpoints import Endpoints, reached
+from seamflow.inspect.named_run import required_run
 from seamflow.pages import pages
+from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
+from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from seamflow.stubs import async_stub
+from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
+from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
 
 _SECONDS = 10.0
 _ADVICE = {
@@ -22,7 +29,7 @@ _ADVICE = {
 
 
 def register(verbs: Verbs) -> None:
-    """Add `seamflow drain`, `pool` and `set-policy`."""
+    """Add `seamflow drain`, `pool`, `set-policy`, and the commands to one worker."""
     draining = verbs.add("drain", "Give a node no new work; its current work moves.", drain)
     draining.add_argument("node")
     draining.add_argument("--undo", action="store_true", help="let it take work again")
@@ -34,6 +41,7 @@ def register(verbs: Verbs) -> None:
     policy.add_argument("--priority", type=int, default=0, help="higher gangs go first (0)")
     policy.add_argument("--max-nodes", type=int, default=0, help="quota; 0 for none")
     policy.add_argument("--rollout-share", type=float, default=1.0, help="of free nodes (1)")
+    _register_workers(verbs)
 
 
 async def drain(given: argparse.Namespace, endpoints: Endpoints) -> int:
@@ -112,3 +120,54 @@ def _times_text(times: pb.StageTimes) -> str:
         f"    gang {times.gang_id}: generation {seconds_of(generation):.3g} s, training "
         f"{seconds_of(training):.3g} s: {_ADVICE.get(times.advice, 'no advice')}"
     )
+
+
+_WORK_SECONDS = 890.0
+"""Both wait for work in progress; below the servers' cap on unary calls."""
+
+
+def _register_workers(verbs: Verbs) -> None:
+    """Add `seamflow update-weights`, `save-checkpoint` and `set-replicas`."""
+    about = "Let a rollout server load weights now."
+    update = verbs.add("update-weights", about, update_weights)
+    update.add_argument("server", metavar="HOST:PORT")
+    update.add_argument("--version", type=int, help="a committed version; default: the newest")
+    verbs.add("save-checkpoint", "Let the trainer write a checkpoint now.", save_checkpoint)
+    about = "Set the number of model copies that train, from the trainer's next step on."
+    verbs.add("set-replicas", about, set_replicas).add_argument("replicas", type=int)
+
+
+async def update_weights(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    """Let a rollout server load committed weights now; prints the version it then serves."""
+    request = server_pb.UpdateWeightsRequest(weight_version=given.version)
+    async with endpoints.channel(given.server) as channel:
+        stub = async_stub(RolloutServerServiceStub, channel)
+        try:
+            response = await stub.UpdateWeights(request, timeout=_WORK_SECONDS)
+        except grpc.aio.AioRpcError as failure:
+            error = decode(failure)
+            if isinstance(error, UnavailableError) and not error.reason:
+                message = f"the rollout server at {given.server} does not answer: {error}"
+                raise UnavailableError(message) from failure
+            raise error from failure
+    print(f"rollout server {given.server} serves v{response.weight_version}")
+    return 0
+
+
+async def save_checkpoint(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    """Let the trainer write a checkpoint at its next step boundary; prints the step."""
+    async with reached(endpoints, "trainer") as channel:
+        stub = async_stub(TrainerServiceStub, channel)
+        request = trainer_pb.SaveCheckpointRequest()
+        response = await stub.SaveCheckpoint(request, timeout=_WORK_SECONDS)
+    print(f"checkpoint of step {response.step} is durable")
+    return 0
+
+
+async def set_replicas(given: argparse.Namespace, endpoints: Endpoints) -> int:
+    """Set how many data-parallel copies of the models train; prints that they follow."""
+    async with reached(endpoints, "trainer") as channel:
+        stub = async_stub(TrainerServiceStub, channel)
+        await stub.SetReplicas(trainer_pb.SetReplicasRequest(replicas=given.replicas))
+    print(f"the next step begins with {given.replicas} replicas")
+    return 0

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from seamflow.cli.health.learning import not_learning
-from seamflow.cli.health.progress import read_progress
+from seamflow.inspect.learning import not_learning
+from seamflow.inspect.progress import read_progress
 from seamflow.network.host_port import listens
 
 _COLUMNS = ("run", "state", "steps", "reward", "best", "health", "started (UTC)", "folder")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from seamflow.cli.diagnosis import Finding
-from seamflow.cli.snapshot import Snapshot
 from seamflow.evaluator.v1 import evaluator_service_pb2 as pb
+from seamflow.inspect.diagnosis import Finding
+from seamflow.inspect.snapshot import Snapshot
 
 _STATES: Mapping[int, str] = {
     pb.EVALUATOR_STATE_BEFORE_TRAINING: "before training",

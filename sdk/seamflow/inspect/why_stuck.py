@@ -6,13 +6,10 @@ Each rule is a function from snapshot to findings; `why_stuck` asks all of them.
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import json
 from collections.abc import Callable, Iterator
 
-from seamflow.cli.arguments.verbs import Verbs
-from seamflow.cli.diagnosis import (
+from seamflow.errors import DeadlineError, UnavailableError
+from seamflow.inspect.diagnosis import (
     Finding,
     activity,
     counts,
@@ -24,20 +21,17 @@ from seamflow.cli.diagnosis import (
     node_state,
     published,
 )
-from seamflow.cli.endpoints import SERVICES, Endpoints
-from seamflow.cli.findings.awaited_agents import no_agents
-from seamflow.cli.findings.evaluations import (
+from seamflow.inspect.endpoints import SERVICES
+from seamflow.inspect.findings.agents import failed_rollouts, no_agents
+from seamflow.inspect.findings.evaluations import (
     first_evaluation,
     last_evaluation,
     waits_for_evaluation,
 )
-from seamflow.cli.findings.failed_rollouts import failed_rollouts
-from seamflow.cli.findings.places import cut_links, lost_nodes, services_beyond
-from seamflow.cli.findings.rollout_servers import ejected_servers, no_server_serves
-from seamflow.cli.health.learning import not_learning
-from seamflow.cli.snapshot import Snapshot, gather
-from seamflow.cli.status import ago, code_of
-from seamflow.errors import DeadlineError, UnavailableError
+from seamflow.inspect.findings.places import cut_links, lost_nodes, services_beyond
+from seamflow.inspect.findings.rollout_servers import ejected_servers, no_server_serves
+from seamflow.inspect.learning import not_learning
+from seamflow.inspect.snapshot import Snapshot
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
@@ -46,31 +40,6 @@ _ALARMS = 3
 _WITH_MODEL = ("trainer", "gateway", "evaluator")
 """Services that take calls only once they have loaded a model or its tokenizer, or that are started
 after those."""
-
-
-def register(verbs: Verbs) -> None:
-    """Add `seamflow why-stuck`."""
-    why = verbs.add("why-stuck", "What waits for what, since when, and the cure.", _why_stuck)
-    why.add_argument("--json", action="store_true", help="write JSON, with every field")
-
-
-async def _why_stuck(given: argparse.Namespace, endpoints: Endpoints) -> int:
-    if endpoints.ended and not given.json:
-        print(endpoints.ended)
-        return 0
-    snapshot = await gather(endpoints, history=True)
-    findings = why_stuck(snapshot)
-    if given.json:
-        print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
-    else:
-        print("\n".join(_render(finding, snapshot) for finding in findings))
-    return code_of(snapshot)
-
-
-def _render(finding: Finding, snapshot: Snapshot) -> str:
-    mark = "·" if finding.normal else "!"
-    since = "" if finding.since is None else f" (for {ago(snapshot.now - finding.since)})"
-    return f"{mark} {finding.sentence}{since}\n    {finding.cure}"
 
 
 def why_stuck(snapshot: Snapshot) -> list[Finding]:

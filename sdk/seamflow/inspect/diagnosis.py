@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seamflow.cli.snapshot import ServerSnapshot, Snapshot
 from seamflow.durations import seconds_of
 from seamflow.enum_names import enum_name
+from seamflow.inspect.snapshot import ServerSnapshot, Snapshot
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb

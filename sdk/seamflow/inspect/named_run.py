@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc.aio
 
-from seamflow.cli.endpoints import Endpoints, UsageError, reached
+from seamflow.inspect.endpoints import Endpoints, UsageError, reached
 from seamflow.stubs import async_stub
 from seamflow.token_text import Decode, load_decoder, token_numbers
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb

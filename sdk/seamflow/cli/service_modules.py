@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from seamflow.cli.arguments.verbs import Verbs
-from seamflow.cli.endpoints import UsageError
+from seamflow.cli.parser import Verbs
+from seamflow.inspect.endpoints import UsageError
 from seamflow.installation.extras import how_to_install, missing_packages
 from seamflow.installation.services_folder import find_services
 from seamflow.user_code.user_modules import FOLDER_VARIABLE

@@ -1,11 +1,12 @@
-"""No agent takes the tasks that wait."""
+"""No agent takes the tasks that wait, or rollouts of agents fail."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from seamflow.cli.diagnosis import Finding, groups, published
-from seamflow.cli.snapshot import Snapshot
+from seamflow.failure_causes import causes
+from seamflow.inspect.diagnosis import Finding, groups, published
+from seamflow.inspect.snapshot import Snapshot
 
 _START_SECONDS = 60.0
 """Within which agents of a new run need not have come yet."""
@@ -58,3 +59,21 @@ def _agent_cure(snapshot: Snapshot) -> str:
         f"{snapshot.run_id}`, or one that leases over HTTP (docs/agents.md); if one runs, see its "
         "log for why it cannot reach the gateway."
     )
+
+
+_MAX_CAUSES = 3
+
+
+def failed_rollouts(snapshot: Snapshot) -> Iterator[Finding]:
+    """The most frequent causes; `normal` while more rollouts finish than fail."""
+    normal = snapshot.num_finished > len(snapshot.failed_rollouts)
+    for cause in causes(snapshot.failed_rollouts)[:_MAX_CAUSES]:
+        plural = "s" if cause.number > 1 else ""
+        yield Finding(
+            rule="rollouts_fail",
+            sentence=f"{cause.number} rollout{plural} failed and "
+            f"{'were' if plural else 'was'} not scored, {snapshot.num_finished} finished; last "
+            f"{cause.line}.",
+            cure=f"{cause.cure} `seamflow tail {cause.rollout_id}` shows what led to it.",
+            normal=normal,
+        )

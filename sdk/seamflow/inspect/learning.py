@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable
 from statistics import fmean
 
-from seamflow.cli.diagnosis import Finding
-from seamflow.cli.health.progress import WINDOW, Progress
+from seamflow.inspect.diagnosis import Finding
+from seamflow.inspect.progress import WINDOW, Progress
 
 _FAILING_SHARE, _MIN_FAILURES = 0.5, 8
 _CUT_SHARE = 0.5

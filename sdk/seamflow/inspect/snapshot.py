@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc.aio
 
-from seamflow.cli.endpoints import Endpoints
-from seamflow.cli.health.counts import equal_groups_discarded, with_counts
-from seamflow.cli.health.progress import Progress, read_progress
 from seamflow.errors import PreconditionError, SeamflowError, decode
 from seamflow.evaluator.v1 import evaluator_service_pb2 as evaluator_pb
 from seamflow.evaluator.v1.evaluator_service_pb2_grpc import EvaluatorServiceStub
+from seamflow.inspect.endpoints import Endpoints
+from seamflow.inspect.progress import Progress, equal_groups_discarded, read_progress, with_counts
 from seamflow.pages import pages
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_service_pb2 as rollout_pb

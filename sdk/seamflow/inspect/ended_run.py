@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seamflow.cli.ended.metric_lines import metric_lines
-from seamflow.cli.run_files import json_lines, read_steps
 from seamflow.errors import NotFoundError
+from seamflow.inspect.run_files import json_lines, read_steps
+from seamflow.inspect.status_screen import metric_lines
 from seamflow.token_text import Decode
 
 _NEWEST = 20

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from seamflow.cli.diagnosis import Finding, heartbeat, published
-from seamflow.cli.endpoints import SERVICES
-from seamflow.cli.snapshot import Snapshot
 from seamflow.errors import DeadlineError, UnavailableError
+from seamflow.inspect.diagnosis import Finding, heartbeat, published
+from seamflow.inspect.endpoints import SERVICES
+from seamflow.inspect.snapshot import Snapshot
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 
 _FEWEST_PARTS = 2

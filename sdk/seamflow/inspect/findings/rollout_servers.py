@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from seamflow.cli.diagnosis import (
+from seamflow.durations import seconds_of
+from seamflow.inspect.diagnosis import (
     GATEWAY_VERSION_LAG,
     Finding,
     created,
@@ -15,8 +16,7 @@ from seamflow.cli.diagnosis import (
     server_state,
     state_of,
 )
-from seamflow.cli.snapshot import ServerSnapshot, Snapshot
-from seamflow.durations import seconds_of
+from seamflow.inspect.snapshot import ServerSnapshot, Snapshot
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_service_pb2 as rollout_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
