@@ -11,8 +11,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from seamflow.cli.run_files import read_steps
 from seamflow.common.v1 import tokens_pb2
+from seamflow.inspect.run_files import read_steps
 from seamflow.retry import retrying
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import run_service_pb2 as run_pb

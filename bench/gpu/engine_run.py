@@ -21,7 +21,7 @@ from bench.gpu.device_speed import bytes_per_second
 from rollout.server.config import RolloutServerConfig
 from rollout.server.engines import build_engine
 from rollout.server.engines.engine import Engine, EngineRequest, PauseMode, Sampling
-from tools.forecast.engine_size import EngineSize, engine_size
+from tools.plan.engine_size import EngineSize, engine_size
 
 ROWS = {"cuda": (1, 16, 64, 256), "cpu": (1, 4)}
 """Sequences at a time."""

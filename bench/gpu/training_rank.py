@@ -23,8 +23,7 @@ from bench.gpu.device_speed import (
     seconds_of,
 )
 from bench.size.measured_rank import gradient_of, highest_bytes
-from tools.forecast.sample_rows import sample_rows
-from tools.forecast.training_count import TrainingCount, count_training
+from tools.plan.training_count import TrainingCount, count_training, sample_rows
 from trainer.config import TrainerConfig
 from trainer.data.computations import Accumulate
 from trainer.model.load_model import DTYPES

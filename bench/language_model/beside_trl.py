@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from seamflow.cli.run_files import read_steps
+from seamflow.inspect.run_files import read_steps
 
 from bench.baselines.environments import installed, interpreter
 from bench.language_model.watched_run import make_project, train, watch

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from seamflow.cli.run_files import json_lines, read_steps
+from seamflow.inspect.run_files import json_lines, read_steps
 
 from bench.provenance import ROOT
 

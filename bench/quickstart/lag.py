@@ -23,7 +23,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from seamflow.cli.run_files import read_steps
+from seamflow.inspect.run_files import read_steps
 
 from bench.quickstart import seeds
 from bench.quickstart.modes import WINDOW

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from seamflow.cli.run_files import read_steps
+from seamflow.inspect.run_files import read_steps
 
 from bench.report import RESULTS, Report
 

@@ -20,10 +20,9 @@ import torch
 from bench.report import Report
 from bench.size.model_shapes import MODELS
 from services.lib.transformer.transformer_blocks import transformer_blocks
-from tools.forecast.counted_pass import GATHERED
-from tools.forecast.devices import device
-from tools.forecast.step_seconds import SHARE_FLOPS, SHARE_LINK
-from tools.forecast.training_count import count_training
+from services.node_agent.known_devices import device
+from tools.plan.step_seconds import SHARE_FLOPS, SHARE_LINK
+from tools.plan.training_count import GATHERED, count_training
 from trainer.config import TrainerConfig
 from trainer.model.load_slices import empty_causal
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.size.model_shapes import MODELS
-from tools.forecast.devices import device
-from tools.forecast.training_count import TrainingCount, count_training
+from services.node_agent.known_devices import device
+from tools.plan.training_count import TrainingCount, count_training
 from trainer.config import TrainerConfig
 
 _PROMPT_TOKENS = 512

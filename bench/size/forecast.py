@@ -13,11 +13,11 @@ from tempfile import TemporaryDirectory
 from bench.size.model_shapes import MODELS
 from bench.size.small_models import KINDS, make_model
 from rollout.server.config import RolloutServerConfig
-from tools.forecast.devices import device
-from tools.forecast.engine_size import engine_size
-from tools.forecast.run_shape import Lengths, RunShape
-from tools.forecast.step_seconds import step_seconds
-from tools.forecast.training_count import count_training
+from services.node_agent.known_devices import device
+from tools.plan.engine_size import engine_size
+from tools.plan.run_shape import Lengths, RunShape
+from tools.plan.step_seconds import step_seconds
+from tools.plan.training_count import count_training
 from trainer.config import TrainerConfig
 
 ROOT = Path(__file__).parents[2]

@@ -118,7 +118,7 @@ def _main(model: Path, folder: Path) -> None:
 async def _command(config: TrainerConfig, folder: Path) -> None:
     from bench.size.measured_rank import gradient_of
     from services.lib.weight_files.folder_names import folder_name
-    from tools.forecast.sample_rows import sample_rows
+    from tools.plan.training_count import sample_rows
     from trainer.checkpoint import checkpoint_files
     from trainer.ranks.commands import Optimize
     from trainer.ranks.rank_group import RankGroup

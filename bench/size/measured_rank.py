@@ -14,7 +14,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from tools.forecast.sample_rows import sample_rows
+from tools.plan.training_count import sample_rows
 from trainer.algorithms.base import make_algorithm
 from trainer.config import TrainerConfig
 from trainer.data.computations import Accumulate

@@ -22,8 +22,7 @@ from bench.harness.product_seconds import PRODUCT_FLOPS, product_seconds
 from bench.size.model_shapes import MODELS
 from bench.size.small_models import save_model
 from bench.train.trl import PEER, as_arguments, trl_environment
-from tools.forecast.sample_rows import sample_rows
-from tools.forecast.training_count import count_training
+from tools.plan.training_count import count_training, sample_rows
 from trainer.config import TrainerConfig
 
 _THREADS = 2

@@ -19,7 +19,7 @@ from math import inf
 from pathlib import Path
 from statistics import median
 
-from seamflow.cli.run_files import read_steps
+from seamflow.inspect.run_files import read_steps
 
 from bench.quickstart import seeds
 from bench.quickstart.modes import Learning, learning

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from seamflow.cli.run_files import read_steps
+from seamflow.inspect.run_files import read_steps
 
 ROOT = Path(__file__).parents[2]
 _POLL_SECONDS = 0.1

@@ -31,9 +31,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from seamflow.agent import Task
-from seamflow.cli.run_files import read_steps
 from seamflow.client import Rollout
 from seamflow.common.v1.tokens_pb2 import SamplingParams
+from seamflow.inspect.run_files import read_steps
 
 from bench.report import RESULTS, Report, ratios
 from bench.train.sides import ROOT, Window, read_config, waits, watch

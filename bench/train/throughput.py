@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from seamflow.cli.run_files import read_steps
+from seamflow.inspect.run_files import read_steps
 
 from bench.report import ratios
 from bench.train.model import save_model

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from seamflow.cli.endpoints import UsageError
+from seamflow.inspect.endpoints import UsageError
 
 from services.chassis.errors import ConfigError
 from services.chassis.rpc.server import Service, run

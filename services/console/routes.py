@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
-from seamflow.cli.snapshot import Snapshot
 from seamflow.durations import seconds_of
 from seamflow.errors import SeamflowError
+from seamflow.inspect.snapshot import Snapshot
 
 from services.console.api_error import ApiError
 from services.console.config import ConsoleConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from seamflow.cli.snapshot import Snapshot
+from seamflow.inspect.snapshot import Snapshot
 
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout

@@ -335,7 +335,7 @@ def _dry_run(
 
 def _forecast(device: str) -> int:
     """Print the forecast of this command line's run; a process of its own has torch."""
-    forecast = (sys.executable, "-m", "tools.forecast", "--device", device, *sys.argv[1:])
+    forecast = (sys.executable, "-m", "tools.plan", "--device", device, *sys.argv[1:])
     return subprocess.run(forecast, check=False).returncode
 
 

@@ -137,6 +137,9 @@ class LauncherConfig(RunRules):
     """Rollouts the agent runner has in flight."""
     rollout_timeout: float = Field(600.0, gt=0)
     """Seconds a rollout of the agent runner may take before its sample is replaced."""
+    token_audit: bool = False
+    """The agent runner writes all tokens that it receives to received.jsonl too, and the summary
+    says whether the store has each of them once: for tests."""
     redis_url: SecretStr | None = None
     """An existing Redis; also read from REDIS_URL. None: a private one."""
     runs_folder: str = "runs"
@@ -155,7 +158,7 @@ class LauncherConfig(RunRules):
     """Check everything and print what would be started."""
     forecast: str = ""
     """With dry_run: a device, such as "h100-80", for which memory, seconds and cost of the run are
-    forecast too, as by `seamflow forecast`."""
+    forecast too, as by `seamflow plan`."""
     live: bool = True
     """Draw the live view if standard output is a terminal."""
 
@@ -184,7 +187,7 @@ class LauncherConfig(RunRules):
         if self.forecast and not self.dry_run:
             raise ValueError(
                 f"forecast is {self.forecast!r} without dry_run: give --dry-run too, or use "
-                f"`seamflow forecast --device {self.forecast}`"
+                f"`seamflow plan --device {self.forecast}`"
             )
         return self
 

@@ -278,7 +278,7 @@ def _agent_runner(agent: str, config: LauncherConfig, layout: Layout) -> Process
         gateway=layout.address("rollout_gateway"),
         concurrency=config.concurrency,
         rollout_timeout=config.rollout_timeout,
-        token_log=layout.folder / "received.jsonl",
+        **({"token_log": layout.folder / "received.jsonl"} if config.token_audit else {}),
     )
     loads = _loads("seamflow.runner.agent_runner", f"load_agent({agent!r})")
     return ProcessPlan(

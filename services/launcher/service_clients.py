@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc.aio
-from seamflow.cli.snapshot import ServerSnapshot, Snapshot
 from seamflow.evaluator.v1.evaluator_service_pb2_grpc import EvaluatorServiceStub
+from seamflow.inspect.snapshot import ServerSnapshot, Snapshot
 from seamflow.pages import pages
 from seamflow.ranker.v1 import ranker_service_pb2 as ranker_pb
 from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceStub
@@ -75,6 +76,7 @@ class Services:
             trainer = group.create_task(self.trainer_status())
             servers = {name: group.create_task(self.server_info(name)) for name in self.servers}
         return Snapshot(
+            now=time.time(),
             run_id=self.run_id,
             readiness=readiness.result(),
             nodes=nodes.result(),

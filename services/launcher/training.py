@@ -6,8 +6,8 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from seamflow.cli.snapshot import Snapshot
 from seamflow.common.v1 import tokens_pb2
+from seamflow.inspect.snapshot import Snapshot
 from seamflow.retry import retrying
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb

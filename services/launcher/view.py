@@ -13,29 +13,12 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
-from seamflow.cli.run_files import GrowingSteps
-from seamflow.cli.snapshot import Snapshot
-from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
+from seamflow.inspect.run_files import GrowingSteps
+from seamflow.inspect.snapshot import Snapshot
+from seamflow.inspect.status_screen import status_lines
 
 _BARS = "▁▂▃▄▅▆▇█"
-_STATES = {
-    scheduler_pb.NODE_STATE_ACTIVATING: "switching",
-    scheduler_pb.NODE_STATE_DRAINING: "switching",
-    scheduler_pb.NODE_STATE_LOST: "lost",
-    scheduler_pb.NODE_STATE_IDLE: "idle",
-}
-_COLOURS = {
-    "rollout": "cyan",
-    "rollout (lent)": "magenta",
-    "train": "green",
-    "score": "blue",
-    "reward": "bright_blue",
-    "switching": "yellow",
-    "idle": "dim",
-    "lost": "red",
-}
 
 
 class View(Protocol):
@@ -155,7 +138,8 @@ class LiveView:
         return Panel(Group(*parts), title=f"seamflow · {self._title}", subtitle=elapsed)
 
     def _body(self, snapshot: Snapshot) -> list[Any]:
-        return [_curve(self._steps.read()), _numbers(snapshot), _nodes(snapshot)]
+        lines = Text("\n".join(status_lines(snapshot)), no_wrap=True, overflow="ellipsis")
+        return [_curve(self._steps.read()), lines]
 
 
 def _indented(text: str) -> str:
@@ -174,41 +158,3 @@ def _sparkline(values: Sequence[float]) -> str:
     low, high = min(values), max(values)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * scale)] for value in values)
-
-
-def _numbers(snapshot: Snapshot) -> Text:
-    rate = sum(info.tokens_per_second for info in snapshot.answering_servers.values())
-    parts = [f"sampling {rate:6,.0f} tokens/s"]
-    if snapshot.trainer is not None:
-        parts += [
-            f"step {snapshot.trainer.step}",
-            f"weight version {snapshot.trainer.weight_version}",
-        ]
-    if snapshot.readiness is not None:
-        parts.append(f"{snapshot.readiness.num_ready_groups} groups ready")
-        parts.append(f"{snapshot.readiness.num_running_rollouts} rollouts running")
-    return Text("  ·  ".join(parts))
-
-
-def _nodes(snapshot: Snapshot) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("node", "can", "does", "version", "turns"):
-        table.add_column(name)
-    for node in snapshot.nodes or ():
-        info = snapshot.answering_servers.get(node.node_id)
-        doing = activity(node)
-        table.add_row(
-            node.node_id,
-            " ".join(node.capability_tags),
-            Text(doing, style=_COLOURS.get(doing, "")),
-            str(info.weight_version) if info else "–",
-            str(info.num_running) if info else "–",
-        )
-    return table
-
-
-def activity(node: scheduler_pb.Node) -> str:
-    """Assigned activity or switching state of a node, as a short label."""
-    if node.state != scheduler_pb.NODE_STATE_ACTIVE:
-        return _STATES.get(node.state, "idle")
-    return f"{node.assignment.tag} (lent)" if node.assignment.lent else node.assignment.tag

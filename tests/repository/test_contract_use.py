@@ -25,8 +25,12 @@ PRODUCT = (
     "scheduler",
     "trajectory_manager",
 )
-FOR_OTHERS = {"seamflow.trajectory.v1.TrajectoryService.RecordGroups"}
-"""Rpcs of the released contract for programs of users: groups that were generated elsewhere."""
+FOR_OTHERS = {
+    "seamflow.scheduler.v1.SchedulerService.PlanSplit",
+    "seamflow.trajectory.v1.TrajectoryService.RecordGroups",
+}
+"""Rpcs of the released contract for programs of users: groups that were generated elsewhere, and
+what is deprecated."""
 
 
 def services() -> Iterator[ServiceDescriptor]:
@@ -159,12 +163,13 @@ FOLDERS: Mapping[Identity, str] = {
     Identity.CREATE_RUN: "deploy/create_run.py",
 }
 LIBRARIES: Mapping[Identity, tuple[str, ...]] = {
+    Identity.OPERATOR: ("sdk/seamflow/inspect/",),
     Identity.HTTP_GATEWAY: (_CLIENT,),
     Identity.DATALOADER: (_CLOSED_ROLLOUTS, _ENVIRONMENT_CLIENT),
     Identity.RANKER: (_CLOSED_ROLLOUTS,),
     Identity.ENVIRONMENTS: (_CLIENT, _ENVIRONMENT_CLIENT),
     Identity.EVALUATOR: (_ENVIRONMENT_CLIENT,),
-    Identity.CONSOLE: ("sdk/seamflow/cli/snapshot.py", "sdk/seamflow/cli/health/counts.py"),
+    Identity.CONSOLE: ("sdk/seamflow/inspect/snapshot.py", "sdk/seamflow/inspect/progress.py"),
 }
 """What makes calls for a process, beside its own folder."""
 

@@ -53,7 +53,7 @@ def check_memory(models: Iterable[nn.Module], config: TrainerConfig, num_parts: 
             f"model {config.model}: weights, gradients and optimizer state are "
             f"{need / _GB:.1f} GB on each of {num_parts} ranks, and {where} has "
             f"{have / _GB:.1f} GB: use more ranks, {offload}lora.rank, or a smaller model "
-            "(`seamflow forecast` says what fits)"
+            "(`seamflow plan` says what fits)"
         )
 
 

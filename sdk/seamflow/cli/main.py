@@ -10,14 +10,10 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from seamflow.cli import columns, dead_letters, run_commands, status, tail, why_stuck
-from seamflow.cli.arguments import service_modules
-from seamflow.cli.arguments.parser import make_parser
-from seamflow.cli.endpoints import UsageError
+from seamflow.cli import dead_letters, operation, run_commands, service_modules, status, tail
 from seamflow.cli.export_run import export
 from seamflow.cli.init_project import init_project
-from seamflow.cli.named_run import note
-from seamflow.cli.operation import scheduling, workers
+from seamflow.cli.parser import make_parser
 from seamflow.cli.transcripts import transcripts
 from seamflow.errors import (
     InvalidRequestError,
@@ -25,6 +21,8 @@ from seamflow.errors import (
     PermissionDeniedError,
     SeamflowError,
 )
+from seamflow.inspect.endpoints import UsageError
+from seamflow.inspect.named_run import note
 from seamflow.printable import escaped_output
 
 _OK, _USAGE, _UNAVAILABLE, _CONFIG = 0, 64, 69, 78  # sysexits.h
@@ -32,15 +30,12 @@ _MODULES = (
     init_project,
     service_modules,
     status,
-    why_stuck,
     tail,
     transcripts,
     export,
     dead_letters,
-    columns,
     run_commands,
-    scheduling,
-    workers,
+    operation,
 )
 """Each registers its verbs, in the order of the help."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from seamflow.cli.arguments.verbs import Verbs, call_services
-from seamflow.cli.endpoints import Endpoints, reached
-from seamflow.cli.run_folders import print_run_folders
+from seamflow.cli.parser import Verbs, call_services
+from seamflow.inspect.endpoints import Endpoints, reached
+from seamflow.inspect.run_folders import print_run_folders
 from seamflow.pages import pages
 from seamflow.retry import retrying
 from seamflow.stubs import async_stub

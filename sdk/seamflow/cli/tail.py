@@ -10,13 +10,13 @@ from pathlib import Path
 
 import grpc.aio
 
-from seamflow.cli.arguments.verbs import Verbs
-from seamflow.cli.ended.ended_run import recorded_rollouts, recorded_turns
-from seamflow.cli.endpoints import Endpoints
-from seamflow.cli.named_run import decoder_of, manager_of_run
+from seamflow.cli.parser import Verbs
 from seamflow.common.v1 import tokens_pb2
 from seamflow.enum_names import enum_name
 from seamflow.errors import UnavailableError, decode
+from seamflow.inspect.ended_run import recorded_rollouts, recorded_turns
+from seamflow.inspect.endpoints import Endpoints
+from seamflow.inspect.named_run import decoder_of, manager_of_run
 from seamflow.pages import pages
 from seamflow.retry import Backoff
 from seamflow.stubs import async_stub

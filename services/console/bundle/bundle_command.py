@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import grpc.aio
-from seamflow.cli.endpoints import UsageError
 from seamflow.errors import SeamflowError, decode
+from seamflow.inspect.endpoints import UsageError
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import ExitCode

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-from seamflow.cli.snapshot import Snapshot
+from seamflow.inspect.snapshot import Snapshot
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.console.bundle.redaction import Redaction

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from seamflow.cli.run_files import json_lines
-from seamflow.cli.snapshot import ServerSnapshot
 from seamflow.durations import seconds_of
+from seamflow.inspect.run_files import json_lines
+from seamflow.inspect.snapshot import ServerSnapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import grpc.aio
 from seamflow.channel import connect
-from seamflow.cli.endpoints import Endpoints, UsageError
+from seamflow.inspect.endpoints import Endpoints, UsageError
 
 _CONNECT_SECONDS = 1.0
 """A page that asks why a run waits must not wait long for a service that is away."""

@@ -17,9 +17,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from seamflow.cli.endpoints import Endpoints
 from seamflow.credentials import Credentials
 from seamflow.errors import NotFoundError, UnavailableError
+from seamflow.inspect.endpoints import Endpoints
 
 from services.console.sources.kept_endpoints import KeptEndpoints, kept
 from services.lib.child_process import Child

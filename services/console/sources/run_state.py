@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 import grpc.aio
-from seamflow.cli.endpoints import Endpoints
-from seamflow.cli.snapshot import Snapshot, gather
 from seamflow.errors import SeamflowError
 from seamflow.failure_causes import Cause
+from seamflow.inspect.endpoints import Endpoints
+from seamflow.inspect.snapshot import Snapshot, gather
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 

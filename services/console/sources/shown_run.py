@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from seamflow.cli import endpoints as cli_endpoints
-from seamflow.cli.endpoints import SERVICES, Endpoints
+from seamflow.inspect.endpoints import SERVICES, Endpoints, resolve
 from seamflow.network.host_port import listens
 
 from services.chassis.rpc import clients
@@ -77,7 +76,7 @@ def folder_run(folder: Path) -> ShownRun:
     """
     flags = dict.fromkeys((*SERVICES, "run", "tls_ca_file", "tls_cert_file", "tls_key_file"))
     given = argparse.Namespace(run_folder=folder, **flags)
-    found = cli_endpoints.resolve(given, {})
+    found = resolve(given, {})
     is_up = not found.ended and listens(found.services["trajectory_manager"])
     return ShownRun(
         run_id=found.run_id or folder.resolve().name,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from seamflow.cli.endpoints import UsageError
-from seamflow.cli.run_folders import started
+from seamflow.inspect.endpoints import UsageError
+from seamflow.inspect.run_folders import started
 from seamflow.network.host_port import listens
 
 from services.console.api_error import ApiError

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from seamflow.cli.run_files import GrowingFile
+from seamflow.inspect.run_files import GrowingFile
 
 _MAX_NAMES = 512
 _LINE_BYTES = 1 << 16

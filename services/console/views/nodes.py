@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from seamflow.cli.diagnosis import node_state
 from seamflow.durations import seconds_of
+from seamflow.inspect.diagnosis import node_state
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from services.console.sources.allocation_log import AllocationLog

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from seamflow.cli.diagnosis import Finding, activity, node_state, published
-from seamflow.cli.health.learning import not_learning
-from seamflow.cli.health.progress import read_progress
-from seamflow.cli.snapshot import Snapshot
-from seamflow.cli.why_stuck import why_stuck
 from seamflow.enum_names import enum_name
 from seamflow.evaluator.v1 import evaluator_service_pb2 as evaluator_pb
 from seamflow.failure_causes import Cause
+from seamflow.inspect.diagnosis import Finding, activity, node_state, published
+from seamflow.inspect.learning import not_learning
+from seamflow.inspect.progress import read_progress
+from seamflow.inspect.snapshot import Snapshot
+from seamflow.inspect.why_stuck import why_stuck
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 

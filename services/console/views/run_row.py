@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from seamflow.cli.run_folders import started
-from seamflow.cli.snapshot import Snapshot
+from seamflow.inspect.run_folders import started
+from seamflow.inspect.snapshot import Snapshot
 
 from services.console.sources.shown_run import ShownRun
 from services.console.views.evaluations import evaluation_points

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
-from seamflow.cli.snapshot import Snapshot
+from seamflow.inspect.snapshot import Snapshot
 
 from services.console.sources.shown_run import ShownRun
 from services.console.views.evaluations import evaluation_points

@@ -6,11 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import grpc.aio
-from seamflow.cli.diagnosis import Finding
-from seamflow.cli.health.counts import equal_groups_discarded, with_counts
-from seamflow.cli.health.learning import not_learning
-from seamflow.cli.health.progress import read_progress
-from seamflow.cli.run_files import GrowingSteps
+from seamflow.inspect.diagnosis import Finding
+from seamflow.inspect.learning import not_learning
+from seamflow.inspect.progress import equal_groups_discarded, read_progress, with_counts
+from seamflow.inspect.run_files import GrowingSteps
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 
 from services.launcher.service_clients import Services

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seamflow.cli.snapshot import Snapshot
+from seamflow.inspect.snapshot import Snapshot
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
 _SECONDS = 5.0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seamflow.cli.run_files import read_steps
+from seamflow.inspect.run_files import read_steps
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.launcher.checks.health_notes import HealthNotes

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from seamflow.cli.health.progress import WINDOW, Progress
 from seamflow.failure_causes import causes
+from seamflow.inspect.progress import WINDOW, Progress
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.lib.evaluation.evaluation_config import EvaluationConfig

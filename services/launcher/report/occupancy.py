@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
-from seamflow.cli.snapshot import Snapshot
 from seamflow.durations import seconds_of
+from seamflow.inspect.snapshot import Snapshot
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 

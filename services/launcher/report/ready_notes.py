@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seamflow.cli.snapshot import Snapshot
+from seamflow.inspect.snapshot import Snapshot
 
 
 class ReadyNotes:

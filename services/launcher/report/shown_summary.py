@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from seamflow.cli.health.progress import WINDOW
+from seamflow.inspect.progress import WINDOW
 
 _LEARNED = (
     "run",

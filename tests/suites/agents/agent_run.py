@@ -15,8 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from seamflow.cli.run_files import read_steps
 from seamflow.common.v1 import tokens_pb2
+from seamflow.inspect.run_files import read_steps
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 

@@ -37,6 +37,7 @@ tasks = "{run}/prepared/tasks.jsonl"
 agent = "tests.suites.allocation.paced_agent:PacedAgent"
 nodes = ["node-a: rollout train", "node-b: rollout train", "node-c: rollout"]
 trainer_nodes = 2
+token_audit = true
 group_size = 4
 groups_per_step = 4
 max_staleness = 1

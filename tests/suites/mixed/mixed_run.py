@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
-from seamflow.cli.snapshot import Snapshot
+from seamflow.inspect.snapshot import Snapshot
 from seamflow.pages import pages
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb

@@ -34,7 +34,7 @@ PROCESSES = {
     "http-gateway": ("rollout.http_gateway",),
     "rollout-server": ("rollout.server", SGLANG),
     "sglang": ("rollout.server", *TORCH, *WITHOUT_TOKENIZER),
-    "scheduler": ("scheduler", "tools.planning"),
+    "scheduler": ("scheduler",),
     "trainer": ("trainer", "tools.backup", *TRACKERS),
     "weights": ("services.weights",),
     "node-agent": ("services.node_agent",),
@@ -47,7 +47,7 @@ PROCESSES = {
     "tool-loop": ("services.tool_loop",),
     "console": ("services.console",),
     "launcher": ("services.launcher",),
-    "quickstart": ("tools.forecast",),
+    "quickstart": ("tools.plan",),
 }
 """Packages of each process, by its extra."""
 IN_SHORT = {"trajectory-manager", "http-gateway", "trainer", "tool-loop", "console", "launcher"}

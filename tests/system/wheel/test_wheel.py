@@ -23,8 +23,7 @@ SERVICES = (
     "trainer",
     "adapters",
     "tools/backup",
-    "tools/forecast",
-    "tools/planning",
+    "tools/plan",
 )
 COMMAND = "from seamflow.cli.main import main; main()"
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import grpc.aio
 
-from seamflow.cli.arguments.verbs import Verbs
-from seamflow.cli.endpoints import Endpoints, UsageError
 from seamflow.cli.export_run.arrow_table import table_of
-from seamflow.cli.named_run import manager_of_run, note
+from seamflow.cli.parser import Verbs
 from seamflow.errors import ExhaustedError, SeamflowError, UnavailableError
+from seamflow.inspect.endpoints import Endpoints, UsageError
+from seamflow.inspect.named_run import manager_of_run, note
 from seamflow.retry import retrying
 from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb

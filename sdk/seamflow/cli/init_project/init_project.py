@@ -8,9 +8,9 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from shutil import copyfile
 
-from seamflow.cli.arguments.verbs import Verbs
-from seamflow.cli.endpoints import UsageError
 from seamflow.cli.init_project.language_model import MODELS, model_folder
+from seamflow.cli.parser import Verbs
+from seamflow.inspect.endpoints import UsageError
 
 _NEXT = """\
 {folder} holds:

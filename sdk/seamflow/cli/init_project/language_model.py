@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from seamflow.cli.endpoints import UsageError
 from seamflow.cli.init_project.model_cache import cache_folder, cached
 from seamflow.cli.init_project.package_files import fetch_packages
-from seamflow.cli.named_run import note
+from seamflow.inspect.endpoints import UsageError
+from seamflow.inspect.named_run import note
 from seamflow.installation.extras import how_to_install, missing_packages
 from seamflow.installation.services_folder import find_services
 

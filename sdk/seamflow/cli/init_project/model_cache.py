@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from seamflow.cli.endpoints import UsageError
-from seamflow.cli.named_run import note
+from seamflow.inspect.endpoints import UsageError
+from seamflow.inspect.named_run import note
 
 
 def cache_folder(variables: Mapping[str, str] = os.environ) -> Path:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from seamflow.cli.endpoints import UsageError
+from seamflow.inspect.endpoints import UsageError
 
 
 def fetch_packages(requirements: Sequence[str], folder: Path, work: Path) -> None:

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from seamflow.cli.endpoints import UsageError
 from seamflow.cli.export_run.export import load_arrow
+from seamflow.inspect.endpoints import UsageError
 
 _ROWS = 1000
 """Rows of a row group of Parquet, which are held in memory."""

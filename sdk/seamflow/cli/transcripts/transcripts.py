@@ -10,13 +10,13 @@ from typing import Any
 
 import grpc.aio
 
-from seamflow.cli.arguments.verbs import Verbs
-from seamflow.cli.endpoints import Endpoints
 from seamflow.cli.export_run.export import retry_limit
-from seamflow.cli.named_run import decoder_of, manager_of_run
+from seamflow.cli.parser import Verbs
 from seamflow.cli.transcripts.transcript_files import opened
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import NotFoundError
+from seamflow.inspect.endpoints import Endpoints
+from seamflow.inspect.named_run import decoder_of, manager_of_run
 from seamflow.pages import pages
 from seamflow.retry import retrying
 from seamflow.stubs import async_stub

@@ -153,7 +153,7 @@ class SchedulerServiceServicer(object):
     def PlanSplit(self, request, context):
         """Computes how many nodes should generate and train, from a profile (StreamRL, Alg. 1). Changes nothing, and
         depends on nothing that the scheduler knows.
-        Deprecated: `seamflow planning --profile` computes the same without a scheduler. v2 will not have this rpc.
+        Deprecated: `seamflow plan --profile` computes the same without a scheduler. v2 will not have this rpc.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -94,7 +94,7 @@ class SchedulerServiceStub:
     ]
     """Computes how many nodes should generate and train, from a profile (StreamRL, Alg. 1). Changes nothing, and
     depends on nothing that the scheduler knows.
-    Deprecated: `seamflow planning --profile` computes the same without a scheduler. v2 will not have this rpc.
+    Deprecated: `seamflow plan --profile` computes the same without a scheduler. v2 will not have this rpc.
     """
 
 class SchedulerServiceAsyncStub:
@@ -173,7 +173,7 @@ class SchedulerServiceAsyncStub:
     ]
     """Computes how many nodes should generate and train, from a profile (StreamRL, Alg. 1). Changes nothing, and
     depends on nothing that the scheduler knows.
-    Deprecated: `seamflow planning --profile` computes the same without a scheduler. v2 will not have this rpc.
+    Deprecated: `seamflow plan --profile` computes the same without a scheduler. v2 will not have this rpc.
     """
 
 class SchedulerServiceServicer(metaclass=abc.ABCMeta):
@@ -274,7 +274,7 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[seamflow.scheduler.v1.scheduler_service_pb2.PlanSplitResponse, collections.abc.Awaitable[seamflow.scheduler.v1.scheduler_service_pb2.PlanSplitResponse]]:
         """Computes how many nodes should generate and train, from a profile (StreamRL, Alg. 1). Changes nothing, and
         depends on nothing that the scheduler knows.
-        Deprecated: `seamflow planning --profile` computes the same without a scheduler. v2 will not have this rpc.
+        Deprecated: `seamflow plan --profile` computes the same without a scheduler. v2 will not have this rpc.
         """
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from seamflow.cli.main import main
-from seamflow.cli.run_folders import run_folders
+from seamflow.inspect.run_folders import run_folders
 
 
 def make_run(parent: Path, name: str, started: int, **files: object) -> Path:

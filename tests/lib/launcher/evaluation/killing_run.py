@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from seamflow.cli.snapshot import Snapshot
 from seamflow.common.v1 import tokens_pb2
+from seamflow.inspect.snapshot import Snapshot
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.launcher.config import LauncherConfig

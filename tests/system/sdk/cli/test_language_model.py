@@ -13,11 +13,11 @@ from zipfile import ZipFile
 
 import pytest
 import torch
-from seamflow.cli.endpoints import UsageError
 from seamflow.cli.init_project.init_project import init_project
 from seamflow.cli.init_project.language_model import MODELS, model_folder
 from seamflow.cli.init_project.model_cache import cached
 from seamflow.cli.init_project.package_files import fetch_packages
+from seamflow.inspect.endpoints import UsageError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.lib.end_to_end.support import child_environment

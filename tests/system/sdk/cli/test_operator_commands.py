@@ -45,9 +45,9 @@ async def test_the_pool_is_planned_and_shared(tmp_path: Path) -> None:
             assert (code, err) == (0, "")
             return out
 
-        plan = await command("plan-nodes", "--gang", "g", "--nodes", "1")
+        plan = await command("pool", "--gang", "g")
         assert plan.endswith(" would change to train\n")
-        plan = await command("plan-nodes", "--gang", "g", "--nodes", "9")
+        plan = await command("pool", "--gang", "g", "--nodes", "9")
         assert plan.startswith("gang g of run demo would wait: ")
         set_to = await command("set-policy", "--priority", "2", "--max-nodes", "7")
         assert set_to == "run demo: priority 2, at most 7 nodes, rollout share 1\n"
@@ -55,17 +55,10 @@ async def test_the_pool_is_planned_and_shared(tmp_path: Path) -> None:
             await command("pool")
             == "demo  2 rollout; priority 2, at most 7 nodes, rollout share 1\n"
         )
-        profiles = ("--generation", "8=500,64=62.5", "--training", "8=300,64=37.5")
-        split = await command("plan-split", *profiles, "--nodes", "64")
-        assert split == "40 nodes generate in 100 s, 24 train in 100 s\n"
 
 
 async def test_wrong_arguments_name_the_cure(tmp_path: Path) -> None:
     """Exit code 64 before any call."""
-    code, _, err = await seamflow(
-        *("plan-split", "--generation", "8:500", "--training", "8=1", "--nodes", "9"), cwd=tmp_path
-    )
-    assert (code, err.startswith("seamflow: --generation '8:500': write it as")) == (64, True)
     code, _, err = await seamflow("set-policy", cwd=tmp_path)
     assert (code, "--run is missing" in err) == (64, True)
 

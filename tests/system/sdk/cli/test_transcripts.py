@@ -14,10 +14,10 @@ import pytest
 pytest.importorskip("redis")
 
 from seamflow.channel import connect
-from seamflow.cli.endpoints import UsageError
 from seamflow.cli.transcripts.transcripts import transcripts, write_transcripts
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import NotFoundError
+from seamflow.inspect.endpoints import UsageError
 from seamflow.token_text import token_numbers
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.transcript import transcript

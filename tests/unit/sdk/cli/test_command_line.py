@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 import pytest
-from seamflow.cli.endpoints import add_flags, resolve
 from seamflow.cli.main import main
+from seamflow.inspect.endpoints import add_flags, resolve
 
 from tests.lib.sdk.run_services import write_addresses
 

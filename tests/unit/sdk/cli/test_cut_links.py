@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from seamflow.cli.diagnosis import Finding
-from seamflow.cli.snapshot import ServerSnapshot
-from seamflow.cli.why_stuck import why_stuck
 from seamflow.errors import NotFoundError, SeamflowError, UnavailableError
+from seamflow.inspect.diagnosis import Finding
+from seamflow.inspect.snapshot import ServerSnapshot
+from seamflow.inspect.why_stuck import why_stuck
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 
 from tests.unit.sdk.cli.test_why_stuck import HEALTHY, NOW, node, server

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from seamflow.cli.health.counts import with_counts
-from seamflow.cli.health.learning import not_learning
-from seamflow.cli.health.progress import WINDOW, Progress, read_progress
+from seamflow.inspect.learning import not_learning
+from seamflow.inspect.progress import WINDOW, Progress, read_progress, with_counts
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 
 HEALTHY: Mapping[str, Any] = {

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from seamflow.cli.endpoints import UsageError
 from seamflow.cli.init_project import language_model
 from seamflow.cli.init_project.language_model import model_folder
 from seamflow.cli.init_project.model_cache import cache_folder, cached
+from seamflow.inspect.endpoints import UsageError
 
 
 def make(work: Path) -> Path:

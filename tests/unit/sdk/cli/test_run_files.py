@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from seamflow.cli.run_files import GrowingSteps, read_steps
+from seamflow.inspect.run_files import GrowingSteps, read_steps
 
 
 def test_a_repeated_step_counts_once_and_a_half_line_not_at_all(tmp_path: Path) -> None:

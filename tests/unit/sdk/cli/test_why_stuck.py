@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
-from seamflow.cli.diagnosis import Finding
-from seamflow.cli.health.progress import Progress
-from seamflow.cli.snapshot import ServerSnapshot, Snapshot
 from seamflow.cli.status import status_screen
-from seamflow.cli.why_stuck import why_stuck
 from seamflow.common.v1.tokens_pb2 import FAILURE_CLASS_ENVIRONMENT, Failure
 from seamflow.errors import NotFoundError, UnavailableError
 from seamflow.evaluator.v1 import evaluator_service_pb2 as evaluator_pb
+from seamflow.inspect.diagnosis import Finding
+from seamflow.inspect.progress import Progress
+from seamflow.inspect.snapshot import ServerSnapshot, Snapshot
+from seamflow.inspect.why_stuck import why_stuck
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_service_pb2 as rollout_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb

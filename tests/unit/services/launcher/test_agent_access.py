@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seamflow.cli.snapshot import ServerSnapshot, Snapshot
+from seamflow.inspect.snapshot import ServerSnapshot, Snapshot
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 

@@ -7,8 +7,8 @@ import os
 import time
 
 import pytest
-from seamflow.cli.snapshot import ServerSnapshot, Snapshot
 from seamflow.durations import to_duration
+from seamflow.inspect.snapshot import ServerSnapshot, Snapshot
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from rich.console import Console
-from seamflow.cli.snapshot import ServerSnapshot, Snapshot
+from seamflow.inspect.snapshot import ServerSnapshot, Snapshot
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
@@ -40,7 +40,7 @@ def make_snapshot() -> Snapshot:
 
 def shown(view: LiveView) -> str:
     """The panel as text."""
-    console = Console(width=100, record=True, file=io.StringIO())
+    console = Console(width=140, record=True, file=io.StringIO())
     console.print(view.renderable())
     return console.export_text()
 
@@ -52,7 +52,7 @@ def test_the_panel_shows_reward_versions_and_who_is_lent(tmp_path: Path) -> None
     view = LiveView("demo", metrics)
     view.show(make_snapshot())
     text = shown(view)
-    for part in ("demo", "0.750", "weight version 12", "3 groups ready", "rollout (lent)", "700"):
+    for part in ("demo", "0.750", "published v12", "groups 3 ready", "rollout (lent)", "700"):
         assert part in text
 
 

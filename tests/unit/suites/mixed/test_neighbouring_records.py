@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from seamflow.cli.endpoints import SERVICES, resolve
 from seamflow.cli.export_run import export
 from seamflow.enum_names import enum_name
+from seamflow.inspect.endpoints import SERVICES, resolve
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
 from rollout.server.weights.transport import MANIFEST, LocalVersion

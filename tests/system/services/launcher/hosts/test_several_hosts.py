@@ -31,6 +31,7 @@ agent = "examples.quickstart.agent:ElevatorAgent"
 hosts = ["{HOST_0}", "{HOST_1}"]
 join_port = {port}
 nodes = ["node-a: train", "node-b: rollout; host 1"]
+token_audit = true
 group_size = 2
 groups_per_step = 2
 concurrency = 8

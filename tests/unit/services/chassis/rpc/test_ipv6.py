@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import grpc
 import pytest
 from seamflow.channel import connect
-from seamflow.cli.endpoints import Endpoints, UsageError
+from seamflow.inspect.endpoints import Endpoints, UsageError
 from seamflow.network.host_port import check_target, host_and_port
 from seamflow.runner.agent_runner import RunnerConfig
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from seamflow.cli.snapshot import Snapshot
+from seamflow.inspect.snapshot import Snapshot
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 

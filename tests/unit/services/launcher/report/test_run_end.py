@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-from seamflow.cli.endpoints import add_flags, resolve
 from seamflow.cli.main import main
-from seamflow.cli.run_folders import run_folders
+from seamflow.inspect.endpoints import add_flags, resolve
+from seamflow.inspect.run_folders import run_folders
 
 from services.chassis.errors import ConfigError
 from services.launcher.report.run_end import recorded_end

@@ -1,1 +1,0 @@
-"""Runs that have ended: what their folders tell without any service."""

@@ -1,1 +1,0 @@
-"""Verbs that change what nodes, rollout servers and the trainer do."""

@@ -1,3 +1,0 @@
-from tools.forecast.forecast_command import main
-
-main()

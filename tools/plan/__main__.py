@@ -1,0 +1,3 @@
+from tools.plan.plan_command import main
+
+main()

@@ -1,0 +1,184 @@
+"""`seamflow plan`: memory, time, nodes and cost of a run, before anything is rented."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from services.chassis.errors import ConfigError, StartupError, UsageError
+from services.launcher.command_line.set_option import with_file
+from services.node_agent import known_devices
+from services.node_agent.known_devices import Device
+from tools.plan.cures import find_cures
+from tools.plan.engine_size import engine_size
+from tools.plan.report import STEPS, cost_lines, engine_lines, head_line, time_lines, training_lines
+from tools.plan.run_shape import RunShape, read_run
+from tools.plan.splits import Splits, read_profiles, split_lines, write_values
+from tools.plan.step_seconds import Measured
+from tools.plan.training_count import TrainingCount, count_training
+from trainer.algorithms.base import make_algorithm
+
+_DESCRIPTION = """\
+Say what a run needs of its devices, how long a step takes, and what it costs.
+
+Memory is counted on the trainer's own code with tensors that have none, from the model's
+config.json: no weights are needed. Seconds are work over what devices attain of their peaks, or
+what --profile says was measured, by the number of nodes that do it:
+
+  [generation]
+  8 = 310.0
+  64 = 52.0
+
+  [training]
+  8 = 190.0
+  64 = 31.0
+
+Counts in between are interpolated in 1 / nodes. Fewer nodes than measured cannot do a stage, and
+more are not faster, so measure up to the number you have. --values writes the best split of the
+nodes as node pools of the Helm chart, for `helm upgrade -f FILE`. Further arguments are those of
+`seamflow train`, such as --set trainer.dtype=bfloat16.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the plan; exit with an error code and a message for wrong settings."""
+    parser = _parser()
+    warnings.filterwarnings("ignore")  # of torch, on tensors that have no memory
+    try:
+        given, run = parser.parse_known_args(with_file(sys.argv[1:] if argv is None else argv))
+        wanted = _wanted(given)
+        shape = read_run(
+            ["--config", given.config, *run],
+            longest=given.rollout_tokens,
+            mean=given.mean_tokens,
+            prompt=given.prompt_tokens,
+        )
+        for line in plan(shape, wanted):
+            print(line, flush=True)
+    except StartupError as error:
+        parser.exit(error.exit_code, f"{parser.prog}: {error}\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a plan is made for."""
+
+    device: Device
+    """Of all nodes."""
+    train_device: Device | None = None
+    """Of the nodes that train; None: the same."""
+    measured: Measured | None = None
+    """Seconds by number of nodes in place of rooflines."""
+    nodes: int | None = None
+    """To split; None: as many as the run has."""
+    values: Path | None = None
+    """Gets the Helm values of the best split."""
+
+
+def plan(shape: RunShape, wanted: Wanted) -> Iterator[str]:
+    """The lines of a plan.
+
+    Raises:
+        ConfigError: the model cannot be made, a setting does not fit it, or there is no split to
+            write.
+    """
+    try:
+        yield from _plan(shape, wanted)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _plan(shape: RunShape, wanted: Wanted) -> Iterator[str]:
+    size, longest = engine_size(shape.trainer.model), shape.lengths.longest
+    device, trains = wanted.device, wanted.train_device or wanted.device
+    yield head_line(shape, device, size)
+    count = _count(shape, longest)
+    cure = find_cures(shape, count, trains.usable_bytes, partial(_count, tokens=longest))
+    yield from training_lines(count, trains, cure)
+    yield from engine_lines(shape, size, device)
+    mean = shape.lengths.mean
+    splits = Splits(
+        shape=cure.shape,
+        count=cure.count if mean == longest else _count(cure.shape, mean),
+        state=cure.count,
+        size=size,
+        device=device,
+        train_device=wanted.train_device,
+        measured=wanted.measured,
+    )
+    if cure.settings:
+        yield f"with {', '.join(f'{name} = {value}' for name, value in cure.settings.items())}:"
+    configured = splits.of(cure.shape)
+    yield from time_lines(configured.seconds)
+    yield from cost_lines(configured, device)
+    best = splits.best(wanted.nodes or len(shape.nodes))
+    yield from split_lines(configured, best, STEPS)
+    if wanted.values is not None:
+        if not best:
+            raise ValueError(f"--values {wanted.values}: no split of these nodes fits the device")
+        fastest = min(best, key=lambda split: split.seconds.step)
+        write_values(wanted.values, fastest.shape, cure.settings)
+
+
+def _count(shape: RunShape, tokens: int) -> TrainingCount:
+    return count_training(
+        shape.trainer,
+        ranks=shape.ranks,
+        rollout_tokens=tokens,
+        prompt_tokens=shape.lengths.prompt,
+        critic=make_algorithm(shape.trainer).critic,
+    )
+
+
+def _wanted(given: argparse.Namespace) -> Wanted:
+    for name in ("price", "nodes"):
+        if (value := getattr(given, name)) is not None and value < 0:
+            raise UsageError(f"--{name} is {value}: give at least 0")
+    device = _device("--device", given.device)
+    priced = device if given.price is None else replace(device, price=given.price)
+    trains = given.train_device
+    return Wanted(
+        device=priced,
+        train_device=_device("--train-device", trains) if trains else None,
+        measured=read_profiles(given.profile) if given.profile else None,
+        nodes=given.nodes,
+        values=given.values,
+    )
+
+
+def _device(flag: str, name: str) -> Device:
+    try:
+        return known_devices.device(name)
+    except ValueError as error:
+        raise UsageError(f"{flag} is {error}") from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="seamflow plan",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", required=True, help="of the run; train.toml here is found")
+    parser.add_argument("--device", required=True, help="such as h100-80, of every node")
+    parser.add_argument("--train-device", help="of the nodes that train, where it is another")
+    parser.add_argument("--price", type=float, help="dollars an hour for a --device")
+    parser.add_argument("--rollout-tokens", type=int, help="of the longest rollouts")
+    parser.add_argument("--mean-tokens", type=int, help="of a rollout on average")
+    parser.add_argument("--prompt-tokens", type=int, help="of them that are not sampled")
+    parser.add_argument("--nodes", type=int, help="to split (as many as the run has)")
+    parser.add_argument("--profile", type=Path, help="TOML: measured seconds of both stages")
+    parser.add_argument("--values", type=Path, help="gets Helm values of the best split")
+    return parser

@@ -1,3 +1,0 @@
-from tools.planning.cli import main
-
-main()
