@@ -24,7 +24,7 @@ from trajectory_manager.model.tokens import Turn, TurnBegin, TurnRecord
 from trajectory_manager.service import outcomes
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.errors import cold_training
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 _MAX_GROUPS = 1024
 _ENDS = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)

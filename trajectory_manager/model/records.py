@@ -12,6 +12,12 @@ from enum import IntEnum, StrEnum
 
 from trajectory_manager.model.rollout_summary import RolloutSummary
 
+MAX_REPLACEMENTS = 10
+"""Failed samples after which a group is discarded: its task is probably broken."""
+
+MAX_DEAD_LETTERS = 10_000
+"""Dead letters kept per run; the oldest are dropped first."""
+
 
 class Purpose(IntEnum):
     """Training or evaluation."""

@@ -21,7 +21,7 @@ from trajectory_manager.model.tokens import (
     TurnRecord,
 )
 from trajectory_manager.store.errors import store_error
-from trajectory_manager.store.interface import TokenStore
+from trajectory_manager.store.redis.token_store import TokenStore
 
 _MAX_DIVERGENT_IDS = 64
 

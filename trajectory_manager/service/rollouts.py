@@ -38,7 +38,7 @@ from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.prefix_match import Divergence, PrefixMatch, Prompt
 from trajectory_manager.service.rollout_index import summary_of
 from trajectory_manager.store import errors
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 EXPIRED = Outcome(
     failure_class=FailureClass.INFRASTRUCTURE,

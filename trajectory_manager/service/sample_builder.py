@@ -33,7 +33,7 @@ from trajectory_manager.model.tokens import (
     cut_spans,
     joined,
 )
-from trajectory_manager.store.interface import TokenStore
+from trajectory_manager.store.redis.token_store import TokenStore
 
 _READ_BATCH = 8
 _NOTHING_TO_TRAIN = "POLICY: no turn to train sampled a token of a known weight version"
