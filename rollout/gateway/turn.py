@@ -62,11 +62,9 @@ class TurnServices:
     store: TrajectoryServiceAsyncStub
     """The trajectory manager, for calls that are not batched."""
     opener: TurnOpener
-    """Opens turns in the store."""
     recorder: Recorder
     """Records tokens; its acknowledgement is what a turn waits for before it forwards them."""
     servers: ServerPool
-    """The rollout servers of the run."""
     lanes: PromptLanes
     """Threads that render and encode prompts."""
     clock: Callable[[], float]
@@ -78,7 +76,6 @@ class GenerateCall:
     """A checked call of Generate, before its turn has begun."""
 
     request: pb.GenerateRequest
-    """What the agent sent."""
     prompt: Prompt
     """What its messages or ids were made to."""
     begin: store_pb.NewTurn

@@ -13,7 +13,6 @@ class Scope:
     """A model of a run; each has its own sequence of versions."""
 
     run_id: str
-    """Training job."""
     model: str
     """Name of the model within the run."""
 

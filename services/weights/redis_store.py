@@ -33,7 +33,6 @@ class Publish:
     parent: int
     """Version they were trained from."""
     epoch: int
-    """Fencing number of the trainer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

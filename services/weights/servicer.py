@@ -40,7 +40,6 @@ class Relay:
     """Settings of file relay between rollout servers."""
 
     trees: int = 4
-    """Broadcast trees."""
     fanout: int = 2
     """Maximum children of a server in one tree."""
     seconds: float = 60.0

@@ -26,7 +26,6 @@ class _StoredVersion:
     scope: Scope
     """Model of the version."""
     weight_version: int
-    """Its number."""
     folders: WeightFolders
     """Opens them."""
 

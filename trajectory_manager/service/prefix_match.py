@@ -76,13 +76,9 @@ class PrefixMatch:
     """The search for one prompt in one rollout. Each turn's tokens are read at most once."""
 
     store: TokenStore
-    """Store of the rollout."""
     run_id: str
-    """Training job."""
     rollout_id: str
-    """Rollout."""
     prompt: Prompt
-    """Prompt to match."""
     _known: dict[str, Turn] = field(default_factory=dict)
     _read: dict[str, Tokens] = field(default_factory=dict)
 

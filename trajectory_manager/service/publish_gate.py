@@ -20,7 +20,6 @@ class PublishDecision:
     """The answer to AwaitPublish."""
 
     publish: bool
-    """Whether to publish now."""
     num_blocking: int
     """Groups and rollouts that would become too old."""
 

@@ -64,13 +64,11 @@ class BegunTurn:
     """A begun turn, its prefix, and what it already has."""
 
     turn: Turn
-    """Its record."""
     prefix_ids: bytes
     """int32 ids of the shared prefix."""
     tokens: Tokens
     """What earlier attempts recorded."""
     rollout: Rollout
-    """Header of its rollout."""
     divergence: Divergence | None
     """Where its prompt diverges from sampled tokens."""
 

@@ -24,7 +24,6 @@ class HttpServer:
     """A server that accepts requests."""
 
     port: int
-    """Where it listens."""
     _config: HttpConfig
     _runner: web.AppRunner
     _tls: ssl.SSLContext | None

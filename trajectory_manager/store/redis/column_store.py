@@ -30,7 +30,6 @@ class ColumnLease:
     sample_ids: tuple[str, ...]
     """Those of complete groups in the order these completed, then those of others, oldest first."""
     epoch: int
-    """Fencing number of the lease."""
     seconds: float
     """Life of the lease."""
 
@@ -50,9 +49,7 @@ class SampleColumns:
     """Which columns a sample of an uncommitted group has."""
 
     sample_id: str
-    """Sample."""
     group_id: str
-    """Its group."""
     ready: tuple[str, ...]
     """Columns that are written."""
     leased: tuple[str, ...]

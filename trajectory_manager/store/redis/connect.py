@@ -43,21 +43,14 @@ class Store:
     """The parts of a store, and its durability."""
 
     tokens: TokenStore
-    """Record of rollouts."""
     runs: RunStore
-    """Tasks, groups and leases."""
     ledger: LedgerStore
-    """Step ledger."""
     columns: ColumnStore
-    """Columns."""
     retention: RetentionStore
-    """Deletion."""
     inspection: InspectionStore
-    """What people look at."""
     durability: Durability
     """The strongest class a run may require."""
     ready: Callable[[], Awaitable[bool]]
-    """Whether it answers."""
 
 
 @asynccontextmanager

@@ -24,11 +24,9 @@ class Row(NamedTuple):
     number: int
     """Its place in the order in which the run's rollouts were started, from 1; 0: not started."""
     rollout_id: str
-    """Name."""
     summary: RolloutSummary | None
     """None: the index has no row for it."""
     deleted: bool = False
-    """Whether it was deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +46,6 @@ class TrainedRecord:
     """What a step trained on of a sample, in two parts that this store does not read."""
 
     sample_id: str
-    """The sample."""
     summary: bytes
     """What lists show."""
     tokens: bytes

@@ -37,7 +37,6 @@ class Erased:
     """The result of deleting one rollout."""
 
     existed: bool
-    """Whether it existed."""
     running: bool = False
     """Whether it runs and was kept."""
     num_tokens: int = 0
