@@ -19,7 +19,7 @@ import torch
 
 from bench.report import Report
 from bench.size.model_shapes import MODELS
-from services.lib.transformer.transformer_blocks import transformer_blocks
+from services.lib.transformer.load_causal import transformer_blocks
 from tools.forecast.counted_pass import GATHERED
 from tools.forecast.devices import device
 from tools.forecast.step_seconds import SHARE_FLOPS, SHARE_LINK

@@ -22,8 +22,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.lib.transformer.can_pack import claims_to_pack
+from services.lib.transformer.load_causal import transformer_blocks
 from services.lib.transformer.row_attention.packed_attention import use_rows
-from services.lib.transformer.transformer_blocks import transformer_blocks
 from tools.forecast.block_sections import START, UPDATE, divide
 from tools.forecast.flops import Flops
 from tools.forecast.live_bytes import LiveBytes, Section

@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from services.lib.transformer.transformer_blocks import transformer_blocks
+from services.lib.transformer.load_causal import transformer_blocks
 from tools.forecast.counted_pass import (
     GRADIENTS,
     OPTIMIZER,

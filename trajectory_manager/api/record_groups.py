@@ -15,7 +15,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import invalid_argument
 from services.chassis.rpc.request_budget import RequestBudget
-from services.lib.trainable_bounds import MIN_TEMPERATURE
+from services.lib.bounds import MIN_TEMPERATURE
 from trajectory_manager.api import conversion, sampling_params, validation
 from trajectory_manager.model import sampling
 from trajectory_manager.model.records import Outcome, Purpose, Rollout, SlotName, Submitted, Task

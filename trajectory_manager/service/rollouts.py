@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from services.chassis.errors import Reason, ServiceError
-from services.lib.trainable_bounds import MIN_TEMPERATURE
+from services.lib.bounds import MIN_TEMPERATURE
 from trajectory_manager.model import sampling
 from trajectory_manager.model.records import (
     Effect,

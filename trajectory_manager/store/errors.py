@@ -19,7 +19,7 @@ from services.chassis.errors import (
     shortened,
     stale_epoch,
 )
-from services.lib.trainable_bounds import MIN_TEMPERATURE
+from services.lib.bounds import MIN_TEMPERATURE
 from trajectory_manager.model.records import RolloutState
 
 _QUEUE_RETRY_SECONDS = 1.0
