@@ -16,7 +16,6 @@ from scheduler.policy.allocation_policy import AllocationPolicy, load_policy
 from scheduler.policy.training_nodes import SplitRule
 from scheduler.pool.node_leases import NodeLeases
 from scheduler.pool.pool import Pool
-from scheduler.store.interface import Store
 from scheduler.store.redis_store import RedisStore
 from services.chassis.errors import DependencyUnavailable
 from services.chassis.redis.connect import connect
@@ -41,7 +40,7 @@ async def build(config: SchedulerConfig) -> AsyncIterator[Service]:
         await store.close()
 
 
-async def service(config: SchedulerConfig, store: Store) -> Service:
+async def service(config: SchedulerConfig, store: RedisStore) -> Service:
     """The scheduler's service on an open store."""
     pool = Pool(
         store=store,
@@ -90,7 +89,7 @@ def _split_rule(config: SchedulerConfig) -> SplitRule | None:
     )
 
 
-async def _open_store(config: SchedulerConfig) -> Store:
+async def _open_store(config: SchedulerConfig) -> RedisStore:
     store = RedisStore(connect(config.redis_url.get_secret_value), limits.MAX_EVENTS)
     if not await store.reachable():
         await store.close()

@@ -29,8 +29,7 @@ from trajectory_manager.service.long_poll import LongPoll
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.service.sweeper import Sweeper
-from trajectory_manager.store.interface import Store
-from trajectory_manager.store.redis.connect import redis_store
+from trajectory_manager.store.redis.connect import Store, redis_store
 
 
 def main() -> NoReturn:

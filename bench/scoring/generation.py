@@ -41,7 +41,7 @@ from trajectory_manager.model.tokens import (
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.prefix_match import Prompt
 from trajectory_manager.service.rollouts import Rollouts
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 RUN_ID = "scoring"
 GROUPS, GROUP_SIZE = 16, 8

@@ -20,9 +20,8 @@ from services.chassis.rpc.server import started
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.model.records import Durability
-from trajectory_manager.store.column_interface import ColumnLease, ColumnStore, ColumnsWritten
-from trajectory_manager.store.interface import Store
-from trajectory_manager.store.redis.connect import SCRIPTS, redis_store
+from trajectory_manager.store.redis.column_store import ColumnLease, ColumnStore, ColumnsWritten
+from trajectory_manager.store.redis.connect import SCRIPTS, Store, redis_store
 
 COLUMNS = {"ref_logprobs": "logprobs", "reward": "reward_model"}
 """Columns and their scorers."""

@@ -19,7 +19,7 @@ import torch
 
 from bench.report import Report
 from bench.size.model_shapes import MODELS
-from services.lib.transformer.transformer_blocks import transformer_blocks
+from services.lib.transformer.load_causal import transformer_blocks
 from services.node_agent.known_devices import device
 from tools.plan.step_seconds import SHARE_FLOPS, SHARE_LINK
 from tools.plan.training_count import GATHERED, count_training

@@ -51,8 +51,7 @@ from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.tokens import Append, Origin, Span, Tokens, TurnBegin, VersionSource
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
-from trajectory_manager.store.interface import Store
-from trajectory_manager.store.redis.connect import redis_store
+from trajectory_manager.store.redis.connect import Store, redis_store
 
 SIZES = (1_000, 10_000, 100_000)
 WRITERS = 8

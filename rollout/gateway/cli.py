@@ -18,7 +18,6 @@ from rollout.gateway import limits
 from rollout.gateway.config import GatewayConfig
 from rollout.gateway.dispatch.server_pool import ServerPool
 from rollout.gateway.leases import Leases
-from rollout.gateway.model_info import ModelInfo
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.prompt.prompt import Prompting
 from rollout.gateway.prompt.prompt_lanes import PromptLanes
@@ -58,7 +57,6 @@ async def build(config: GatewayConfig) -> AsyncIterator[Service]:
             services,
             Leases(async_stub(TaskServiceStub, channel), opener, secret),
             async_stub(RunServiceStub, channel),
-            ModelInfo(config.run_id, template, servers),
             Prompting(
                 template=template,
                 config=config,

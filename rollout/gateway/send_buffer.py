@@ -27,7 +27,6 @@ class SentChunk:
     delta: Delta = field(default_factory=Delta)
     """What they add to the parsed answer, if the agent asked for text."""
     num_prompt_tokens: int = 0
-    """Of the turn."""
     token_bytes: list[bytes] = field(default_factory=list)
     """Of each token, if the agent asked for them."""
 

@@ -16,9 +16,8 @@ from seamflow.trajectory.v1.trajectory_pb2 import Turn as RecordedTurn
 
 from rollout.gateway import credentials, limits
 from rollout.gateway.leases import Leases
-from rollout.gateway.model_info import ModelInfo
 from rollout.gateway.prompt.answer.recorded_answer import needs_record
-from rollout.gateway.prompt.prompt import Prompting
+from rollout.gateway.prompt.prompt import Prompt, Prompting
 from rollout.gateway.prompt.validation import (
     check_context,
     check_generate,
@@ -30,6 +29,7 @@ from rollout.gateway.prompt.validation import (
 from rollout.gateway.record.turn_opener import begin_request
 from rollout.gateway.send_buffer import SendBuffer
 from rollout.gateway.turn import GenerateCall, Send, TurnServices, run_turn
+from services.chassis.errors import invalid_argument, not_found
 from services.chassis.rpc.retries import call_until_answered
 
 if TYPE_CHECKING:
@@ -46,13 +46,11 @@ class GatewayServicer(RolloutServiceServicer):
         services: TurnServices,
         leases: Leases,
         runs: RunServiceAsyncStub,
-        model_info: ModelInfo,
         prompting: Prompting,
     ) -> None:
         self._services = services
         self._leases = leases
         self._runs = runs
-        self._model_info = model_info
         self._prompting = prompting
 
     async def LeaseRollouts(  # noqa: N802
@@ -162,24 +160,55 @@ class GatewayServicer(RolloutServiceServicer):
         self, request: pb.ListServersRequest, context: Context
     ) -> pb.ListServersResponse:
         """Return how this gateway uses each rollout server."""
-        return self._model_info.servers(request)
+        self._check_run(request.run_id)
+        return pb.ListServersResponse(servers=self._services.servers.uses())
 
     async def GetModel(  # noqa: N802
         self, request: pb.GetModelRequest, context: Context
     ) -> pb.GetModelResponse:
         """Return what an agent has to know of the model."""
-        return self._model_info.get(request)
+        self._check_run(request.run_id)
+        template, servers = self._prompting.template, self._services.servers
+        return pb.GetModelResponse(
+            name=template.name,
+            vocabulary_size=template.vocabulary_size,
+            max_context=servers.shortest_context,
+            stop_token_ids=sorted(template.stop_token_ids),
+            chat_template=template.source,
+            template_fingerprint=template.fingerprint,
+            parses_tool_calls=template.format.parses_tool_calls,
+            parses_reasoning=template.format.parses_reasoning,
+            weight_version=servers.newest_weight_version,
+        )
 
     async def Tokenize(  # noqa: N802
         self, request: pb.TokenizeRequest, context: Context
     ) -> pb.TokenizeResponse:
         """Encode messages or a text."""
         owner, num_bytes = credentials.bearer(context), request.ByteSize()
+        self._check_run(request.run_id)
         check_tokenize(request, self._prompting.config)
         with self._prompting.budget.reserve(num_bytes, owner):
-            return await self._services.lanes.run(
-                owner, num_bytes, lambda: self._model_info.tokenize(request)
-            )
+            return await self._services.lanes.run(owner, num_bytes, lambda: self._tokenize(request))
+
+    def _tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
+        template = self._prompting.template
+        match request.WhichOneof("prompt"):
+            case "messages":
+                whole = pb.GenerateRequest(messages=request.messages)
+                prompt = Prompt.parse(whole, template, "as_sampled")
+                assert prompt.conversation is not None
+                text = template.render(prompt.conversation) + prompt.constraint.opening
+            case "text":
+                text = request.text
+            case _:
+                raise invalid_argument("prompt", None, "give messages or text")
+        return pb.TokenizeResponse(token_ids=template.encode_text(text), text=text)
+
+    def _check_run(self, run_id: str) -> None:
+        """Raise NOT_FOUND for a run that this gateway does not serve."""
+        if run_id != self._prompting.config.run_id:
+            raise not_found("run", run_id)
 
     def _deadline(self, context: Context) -> float | None:
         """The agent's deadline on the services' clock; None if there is none."""

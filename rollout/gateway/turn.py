@@ -17,12 +17,16 @@ from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
-from rollout.gateway.dispatch.checked_stream import CheckedStream, StreamTerms, is_empty_answer
+from rollout.gateway.dispatch.checked_stream import (
+    CheckedStream,
+    StreamTerms,
+    TurnFailures,
+    is_empty_answer,
+)
 from rollout.gateway.dispatch.length_estimators import LengthQuery, remaining_tokens
 from rollout.gateway.dispatch.policies import TurnRequest
-from rollout.gateway.dispatch.reported_experts import ROUTED_EXPERTS, reported_experts
+from rollout.gateway.dispatch.reported_experts import routed_experts
 from rollout.gateway.dispatch.server_pool import ServerPool
-from rollout.gateway.dispatch.turn_failures import TurnFailures
 from rollout.gateway.prompt.conversation import answer_message
 from rollout.gateway.prompt.prompt import Prompt, TurnTexts
 from rollout.gateway.prompt.prompt_lanes import PromptLanes
@@ -62,11 +66,9 @@ class TurnServices:
     store: TrajectoryServiceAsyncStub
     """The trajectory manager, for calls that are not batched."""
     opener: TurnOpener
-    """Opens turns in the store."""
     recorder: Recorder
     """Records tokens; its acknowledgement is what a turn waits for before it forwards them."""
     servers: ServerPool
-    """The rollout servers of the run."""
     lanes: PromptLanes
     """Threads that render and encode prompts."""
     clock: Callable[[], float]
@@ -78,7 +80,6 @@ class GenerateCall:
     """A checked call of Generate, before its turn has begun."""
 
     request: pb.GenerateRequest
-    """What the agent sent."""
     prompt: Prompt
     """What its messages or ids were made to."""
     begin: store_pb.NewTurn
@@ -91,12 +92,8 @@ async def run_turn(call: GenerateCall, services: TurnServices, send: Send) -> No
     """Send the recorded tokens that the agent lacks, then new ones, then the turn's end."""
     request = call.request
     with tracing.rollout_span("turn", request.run_id, request.rollout_id, turn_id=request.turn_id):
-        await _run_turn(call, services, send)
-
-
-async def _run_turn(call: GenerateCall, services: TurnServices, send: Send) -> None:
-    turn = await Turn.begin(call, services)
-    await turn.run(send)
+        turn = await Turn.begin(call, services)
+        await turn.run(send)
 
 
 class Turn:
@@ -157,38 +154,13 @@ class Turn:
         async with aclosing(stream.responses()) as responses:
             async for server, response in responses:
                 tokens, finish_reason = self._until_stop(response)
-                is_cut = finish_reason != response.finish_reason
-                routed = await self._routed(server, response, tokens, is_cut=is_cut)
+                kept = None if finish_reason == response.finish_reason else tokens
+                routed = await routed_experts(server, response, self._record, kept)
                 await self._record.append(tokens, finish_reason, routed)
                 self._forward(tokens, send)
                 if self._record.has_ended:
                     self._observe_end(server)
                     break
-
-    async def _routed(
-        self,
-        server: Server,
-        response: server_pb.GenerateTokensResponse,
-        tokens: tokens_pb2.PackedTokens,
-        *,
-        is_cut: bool,
-    ) -> tokens_pb2.RoutedExperts | None:
-        """Routed experts up to `tokens`; None: none are reported, or later.
-
-        Where the turn is cut after them they are asked for: its server reports them at the end.
-        """
-        if response.HasField("routed_experts"):
-            return response.routed_experts
-        if not is_cut or ROUTED_EXPERTS not in server.features:
-            return None
-        request = server_pb.GenerateTokensRequest(
-            run_id=self._request.run_id,
-            attempt_id=f"{self._call.begin.turn_id}/{self._call.begin.attempt_id}/experts",
-            token_ids=self._record.packed_ids + tokens.token_ids,
-            sampling=tokens_pb2.SamplingParams(max_new_tokens=1),
-            routed_experts_from=self._record.routed_from,
-        )
-        return await reported_experts(server, request)
 
     def _observe_end(self, server: Server) -> None:
         """Tell of the sampled turn: its length, and that its server has ended it."""

@@ -49,7 +49,6 @@ class ApiError(Exception):
     """A failed request; a dialect gives it its form."""
 
     status: int
-    """HTTP status."""
     message: str
     """For people: names the parameter, its value and the cure."""
     param: str | None = None

@@ -24,7 +24,7 @@ from services.chassis import metrics
 from services.chassis.errors import ServiceError
 from services.chassis.log import get_logger
 from services.chassis.rpc import tracing
-from services.lib.http.request_source import ForeignRequestError, check_source
+from services.lib.http.http_server import ForeignRequestError, check_source
 
 if TYPE_CHECKING:
     from rollout.http_gateway.config import HttpGatewayConfig

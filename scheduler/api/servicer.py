@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar
 
 import grpc.aio
 from seamflow.durations import to_duration
@@ -12,7 +12,6 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceServicer
 
 from scheduler.api import conversion
-from scheduler.api.paging import page_of
 from scheduler.api.plan_split import split_message
 from scheduler.model.records import Node
 from scheduler.pool.pool import Pool, assignment_differs, gang_granted
@@ -191,3 +190,25 @@ def _node_id(node: Node) -> str:
 
 def _run_id(run: pb.Run) -> str:
     return run.run_id
+
+
+MAX_PAGE = 1000
+"""Entries of the largest page, and of one whose size is not given."""
+
+T = TypeVar("T")
+
+
+def page_of(
+    entries: Sequence[T], name: Callable[[T], str], page_size: int, page_token: str
+) -> tuple[Sequence[T], str]:
+    """The entries after the one called `page_token`, and the token of the next page.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT, a negative size.
+    """
+    if page_size < 0:
+        raise invalid_argument("page_size", page_size, f"0 (default) to {MAX_PAGE}")
+    size = min(page_size or MAX_PAGE, MAX_PAGE)
+    left = [entry for entry in entries if name(entry) > page_token]
+    page = left[:size]
+    return page, name(page[-1]) if len(left) > size else ""

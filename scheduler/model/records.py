@@ -83,7 +83,6 @@ class Hardware:
     flops: float = 0.0
     """Dense floating-point operations per second in the training dtype."""
     device_bytes: int = 0
-    """Device memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +90,9 @@ class NodeReport:
     """The latest measurements of a node agent."""
 
     used_device_bytes: int = 0
-    """Device memory in use."""
     num_turns: int = 0
     """Turns that its rollout server runs or queues."""
     tokens_per_second: float = 0.0
-    """Sampled tokens per second."""
     used_host_bytes: int = 0
     """Host memory of its worker processes."""
     max_running: int = 0
@@ -139,17 +136,13 @@ class Node:
     """A node: its capabilities, assignment and report."""
 
     node_id: str
-    """Unique name."""
     run_id: str
-    """Training job it works for."""
     capability_tags: tuple[str, ...]
     """Its capabilities, sorted."""
     workers: tuple[Worker, ...] = ()
-    """Its processes."""
     train_priority: float = 0.0
     """Higher: better suited to a gang."""
     assignment: Assignment = field(default_factory=Assignment)
-    """Its present assignment."""
     registered_epoch: int = 0
     """Epoch of its last registration; a heartbeat that knows an older one is of an older agent."""
     state: NodeState = NodeState.IDLE
@@ -169,7 +162,6 @@ class Node:
     warm: bool = False
     """It finished a switch since it registered; the first one includes its start."""
     hardware: Hardware = field(default_factory=Hardware)
-    """Its hardware."""
     switch_seconds: Mapping[str, float] = field(default_factory=dict)
     """Mean seconds of its switches, by new activity tag."""
     report: NodeReport | None = field(default=None, compare=False)
@@ -234,13 +226,10 @@ class Gang:
     """A request for nodes, all or none."""
 
     run_id: str
-    """Training job."""
     gang_id: str
     """Id of the request within its job."""
     tag: str
-    """Requested capability."""
     num_nodes: int
-    """Number of requested nodes."""
     node_ids: tuple[str, ...] = ()
     """The nodes that its ranks run on, and so the only ones that it can use; empty: any."""
     arrival: int = 0
@@ -294,9 +283,7 @@ class AllocationEvent:
     time: float
     """Seconds since 1970."""
     kind: EventKind
-    """What happened."""
     cause: str
-    """Why, for people."""
     node: Node | None = None
     """The node after the change; None: it concerns a gang or a run."""
     run_id: str = ""
@@ -313,7 +300,6 @@ class State:
     """The state of the scheduler, as stored."""
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
-    """By node_id."""
     gangs: Mapping[GangKey, Gang] = field(default_factory=dict)
     """Open requests."""
     runs: Mapping[str, RunPolicy] = field(default_factory=dict)

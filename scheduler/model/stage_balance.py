@@ -68,7 +68,6 @@ class StageBalance:
     """The measured times of a gang's newest batches, and the advice from them."""
 
     advice: SplitAdvice = SplitAdvice.UNKNOWN
-    """The present advice."""
     batches: tuple[BatchTimes, ...] = ()
     """The newest batches with the same node counts, at most five."""
     node_counts: NodeCounts | None = None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from services.lib.measured_points import Point, check_points, columns
+from services.lib.decode_latency import Point, check_points, columns
 
 Seconds = Callable[[int], float]
 """Seconds of a stage by number of nodes; infinite if they are too few."""

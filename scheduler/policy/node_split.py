@@ -19,9 +19,7 @@ class Split:
     """Nodes and predicted seconds of each stage."""
 
     generation_nodes: int
-    """Nodes that generate."""
     training_nodes: int
-    """Nodes that train."""
     generation_seconds: float
     """Predicted seconds of generation."""
     training_seconds: float

@@ -28,7 +28,7 @@ from scheduler.pool.generation_load import GenerationLoad
 from scheduler.pool.node_leases import NodeLeases
 from scheduler.pool.state_transaction import StateTransaction
 from scheduler.pool.tail_starts import TailStarts
-from scheduler.store.interface import Store, SupersededError
+from scheduler.store.redis_store import RedisStore, SupersededError
 from services.chassis import metrics
 from services.chassis.errors import DependencyUnavailable, Reason, ServiceError, unavailable
 from services.chassis.log import get_logger
@@ -53,7 +53,7 @@ class Pool:
     def __init__(
         self,
         *,
-        store: Store,
+        store: RedisStore,
         policy: AllocationPolicy,
         leases: NodeLeases,
         clock: Callable[[], float],

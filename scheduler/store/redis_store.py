@@ -1,4 +1,4 @@
-"""`Store` in Redis. Assignments survive a crash of the scheduler at any time."""
+"""The scheduler's store in Redis. Assignments survive a crash of the scheduler at any time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from redis.exceptions import RedisError
 
 from scheduler.model.records import AllocationEvent, State
 from scheduler.store import codec, keys
-from scheduler.store.interface import SupersededError
 from services.chassis.redis.connect import store_errors
 from services.chassis.redis.pipeline import Pipelines
 from services.chassis.redis.scripts import Scripts
@@ -22,8 +21,15 @@ _COUNTERS = ("last_epoch", "last_arrival", "last_sequence")
 _HASHES = (keys.NODES, keys.GANGS, keys.RUNS, keys.LENDINGS, keys.BALANCES)
 
 
+class SupersededError(Exception):
+    """A newer scheduler has opened the store; this one may not commit any more."""
+
+
 class RedisStore:
-    """Commits with a Lua script that gets only changed records.
+    """Holds the state and the audit log.
+
+    Every scheduler opens the store with a new incarnation. Only the newest may commit, so a
+    scheduler that was frozen while another took over cannot assign anything.
 
     Args:
         redis: client that returns bytes; owned by this store.
@@ -37,7 +43,7 @@ class RedisStore:
         self._scripts = Scripts(self._pipelines, Path(__file__).parent / "lua")
 
     async def open(self) -> int:
-        """Take the store over; the new incarnation."""
+        """Take the store over; returns an incarnation greater than all earlier ones."""
         (number,) = await self._scripts.read([("HINCRBY", keys.COUNTERS, "incarnation", 1)])
         return int(number)
 
@@ -47,7 +53,7 @@ class RedisStore:
         return int(newest or 0) == incarnation
 
     async def load(self) -> State:
-        """Read the last committed state."""
+        """The state as last committed."""
         with store_errors("load"):
             async with self._redis.pipeline(transaction=True) as pipeline:
                 pipeline.hmget(keys.COUNTERS, _COUNTERS)
@@ -72,7 +78,12 @@ class RedisStore:
     async def commit(
         self, incarnation: int, before: State, after: State, events: Sequence[AllocationEvent]
     ) -> None:
-        """Write the changes from `before` to `after` and the events, atomically."""
+        """Replace `before` by `after` and append `events`, atomically; old events may be deleted.
+
+        Raises:
+            SupersededError: `incarnation` is not the newest.
+            ServiceError: UNAVAILABLE; the commit may or may not have happened, so load again.
+        """
         committed = await self._scripts.call(
             "commit",
             keys=[keys.COUNTERS, keys.EVENTS, *_HASHES],
@@ -82,7 +93,7 @@ class RedisStore:
             raise SupersededError
 
     async def events(self, after: int, limit: int) -> list[AllocationEvent]:
-        """The oldest `limit` events after sequence `after`."""
+        """The oldest `limit` kept events with a greater sequence than `after`."""
         with store_errors("events"):
             found: Any = await self._redis.zrangebyscore(
                 keys.EVENTS, f"({after}", "+inf", start=0, num=limit
@@ -90,7 +101,7 @@ class RedisStore:
         return [codec.decode_event(entry) for entry in found]
 
     async def reachable(self) -> bool:
-        """Whether Redis answers, with its data."""
+        """True when the store answers."""
         try:
             return bool(await self._redis.ping()) and not self._pipelines.has_lost_data
         except RedisError:

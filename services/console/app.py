@@ -13,7 +13,7 @@ from services.chassis.log import get_logger
 from services.console.access.login import Login
 from services.console.api_error import ApiError, from_seamflow
 from services.console.config import ConsoleConfig
-from services.lib.http.request_source import ForeignRequestError, check_source
+from services.lib.http.http_server import ForeignRequestError, check_source
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

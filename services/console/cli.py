@@ -20,8 +20,7 @@ from services.console.demo.demo_run import demo_run
 from services.console.routes import Routes
 from services.console.sources.shown_run import ShownRun, folder_run, live_run
 from services.console.sources.shown_runs import ShownRuns
-from services.lib.http.http_server import serving
-from services.lib.http.request_source import is_local
+from services.lib.http.http_server import is_local, serving
 
 _LATEST = Path("runs/latest")
 _USAGE = """\

@@ -33,7 +33,6 @@ class HeldVersion:
     """A version that a rollout server keeps."""
 
     weight_version: int
-    """The version."""
     step: int
     """Optimizer step that made it."""
     server: str

@@ -8,9 +8,8 @@ from services.chassis.errors import ConfigError
 from services.chassis.rpc.clients import credentials, with_token
 from services.evaluator.config import EvaluatorConfig
 from services.lib.tasks.checked_tasks import checked_tasks
-from services.lib.tasks.environment_tasks import list_tasks
 from services.lib.tasks.sources import open_source
-from services.lib.tasks.sources.environment import EnvironmentSource
+from services.lib.tasks.sources.environment import EnvironmentSource, list_tasks
 from services.lib.tasks.task_rows import RowFields, TaskRow
 
 _START_SECONDS = 300.0

@@ -22,7 +22,7 @@ from services.launcher.report.trajectories import trajectories
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
 from services.launcher.view import View
-from services.lib.evaluation.trained_reward import check_trained_reward
+from services.lib.evaluation.pinned_task import check_trained_reward
 
 _REFRESH_SECONDS = 0.5
 

@@ -20,7 +20,6 @@ class Identity(NamedTuple):
     """Identity of a process: its id, which the kernel reuses, and its start time."""
 
     pid: int
-    """Process id."""
     started: str
     """Boot of the machine, and clock ticks from then to the start of the process."""
 
@@ -32,7 +31,6 @@ class Process:
     identity: Identity
     """Id and start time."""
     parent: int
-    """Process id of its parent."""
     resident_bytes: int
     """Host memory it occupies, shared pages included."""
     is_over: bool

@@ -40,7 +40,6 @@ class NodeStatus:
     """Status that the node reports."""
 
     state: pb.NodeState.ValueType
-    """State of the node."""
     epoch: int
     """Epoch of the assignment in effect."""
     switch_seconds: float | None = None

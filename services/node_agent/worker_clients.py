@@ -35,9 +35,7 @@ class Role(NamedTuple):
     """An activity for a training job."""
 
     tag: str
-    """Activity tag."""
     run_id: str
-    """Training job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +49,6 @@ class WorkerStatus:
     num_turns: int = 0
     """Turns running or queued."""
     tokens_per_second: float = 0.0
-    """Sampled tokens per second."""
     max_running: int = 0
     """Turns that it decodes at once."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from services.lib.transformer.shared_prefix import shared_tokens
+from services.lib.transformer.token_rows import shared_tokens
 from services.scoring.scorer import Row
 
 _NOTHING = np.zeros(0, np.int32)

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from services.weights.store_interface import Scope
+from dataclasses import dataclass
 
 STORE = "sf:weights:store"
 """String: marks the store, to notice one that has come back empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """A model of a run; each has its own sequence of versions."""
+
+    run_id: str
+    model: str
+    """Name of the model within the run."""
 
 
 def counters(scope: Scope) -> str:

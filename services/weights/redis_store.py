@@ -1,7 +1,13 @@
-"""`Store` in Redis: shared by replicas, and durable over restarts."""
+"""The weights store in Redis: versions, their states, and the fence of the trainer.
+
+A version goes `ALLOCATED -> COMMITTED -> FORGOTTEN`: `begin` allocates, `commit` makes it visible,
+`forget` deletes it after enough newer commits. A version that is never committed remains a gap.
+It is shared by replicas; writes are Lua scripts, reads single commands.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from redis.asyncio import Redis
@@ -13,11 +19,34 @@ from services.chassis.redis.connect import store_errors
 from services.chassis.redis.pipeline import Pipelines
 from services.chassis.redis.scripts import Scripts
 from services.weights import keys
-from services.weights.store_interface import Allocation, Publish, Scope
+from services.weights.keys import Scope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publish:
+    """A request to publish a version."""
+
+    key: str
+    """Idempotency key (`request_id`): the same one gets the same version."""
+    step: int
+    """Optimizer step that made the weights."""
+    parent: int
+    """Version they were trained from."""
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """An allocated version."""
+
+    step: int
+    """Optimizer step that made the weights."""
+    parent: int
+    """Version they were trained from."""
 
 
 class RedisStore:
-    """One Lua file per write; reads are single commands."""
+    """Every method is atomic and raises UNAVAILABLE while the store is unavailable."""
 
     def __init__(self, redis: Redis) -> None:
         """Takes ownership of `redis`, a client that answers bytes."""
@@ -26,7 +55,12 @@ class RedisStore:
         self._scripts = Scripts(self._pipelines, Path(__file__).parent / "lua")
 
     async def begin(self, scope: Scope, publish: Publish, floor: int) -> int:
-        """Allocate a version with begin.lua."""
+        """Allocate a version above `floor` and above every earlier one; same key, same version.
+
+        Raises:
+            ServiceError: ABORTED (stale epoch), ALREADY_EXISTS (the key is in use with another step
+                or parent).
+        """
         status, *rest = await self._scripts.call(
             "begin",
             keys=[keys.counters(scope), keys.publishes(scope), keys.allocations(scope)],
@@ -39,7 +73,7 @@ class RedisStore:
         return int(rest[0])
 
     async def allocation(self, scope: Scope, version: int) -> Allocation | None:
-        """Read the allocation of `version`."""
+        """The allocation of `version`; None: it was never allocated, or it is forgotten."""
         record = await self._read(keys.allocations(scope), str(version))
         if record is None:
             return None
@@ -47,7 +81,11 @@ class RedisStore:
         return Allocation(step=int(step), parent=int(parent))
 
     async def fence(self, scope: Scope, epoch: int, version: int) -> None:
-        """Check epoch and version with fence.lua."""
+        """Check that `epoch` is not stale and `version` is allocated.
+
+        Raises:
+            ServiceError: ABORTED (stale epoch), NOT_FOUND (never allocated, or forgotten).
+        """
         status, *rest = await self._scripts.call(
             "fence", keys=[keys.counters(scope), keys.allocations(scope)], args=[epoch, version]
         )
@@ -57,7 +95,11 @@ class RedisStore:
             raise not_found("weight_version", str(version))
 
     async def commit(self, scope: Scope, epoch: int, manifest: Manifest) -> Manifest:
-        """Commit the manifest with commit.lua."""
+        """Commit the manifest; returns the committed one, which may be an earlier one.
+
+        Raises:
+            ServiceError: ABORTED (stale epoch), NOT_FOUND (never allocated).
+        """
         status, *rest = await self._scripts.call(
             "commit",
             keys=[keys.counters(scope), keys.allocations(scope), keys.manifests(scope)],
@@ -70,16 +112,16 @@ class RedisStore:
         return Manifest.FromString(rest[0])
 
     async def manifest(self, scope: Scope, version: int) -> Manifest | None:
-        """Read the manifest of `version`."""
+        """The manifest of a committed version."""
         record = await self._read(keys.manifests(scope), str(version))
         return None if record is None else Manifest.FromString(record)
 
     async def newest(self, scope: Scope) -> int:
-        """Read the newest committed version; 0 for none."""
+        """The newest committed version; 0 for none."""
         return int(await self._read(keys.counters(scope), "newest") or 0)
 
     async def forget(self, scope: Scope, keep: int) -> int:
-        """Delete old versions with forget.lua."""
+        """Delete all below the newest `keep` committed versions; returns the oldest one kept."""
         oldest: int = await self._scripts.call(
             "forget",
             keys=[keys.publishes(scope), keys.allocations(scope), keys.manifests(scope)],
@@ -88,31 +130,34 @@ class RedisStore:
         return oldest
 
     async def join(self, scope: Scope, group: str, member: str, *, ttl: float, limit: int) -> bool:
-        """Add or extend a membership with join.lua."""
+        """Add `member` to `group` of at most `limit` members (0: any number) for `ttl` seconds.
+
+        A repeated call extends the membership. Returns whether it is a member now.
+        """
         joined = await self._scripts.call(
             "join", keys=[keys.members(scope, group)], args=[member, round(ttl * 1000), limit]
         )
         return bool(joined)
 
     async def members(self, scope: Scope, group: str) -> list[str]:
-        """Read the current members with members.lua."""
+        """Current members of `group`, sorted."""
         found = await self._scripts.call("members", keys=[keys.members(scope, group)], args=[])
         return sorted(member.decode() for member in found)
 
     async def leave(self, scope: Scope, group: str, member: str) -> None:
-        """Remove a member."""
+        """Remove a member. Idempotent."""
         with store_errors("write weights"):
             await self._redis.zrem(keys.members(scope, group), member)
 
     async def reachable(self) -> bool:
-        """Whether Redis answers a PING, and has its data."""
+        """Whether the store answers now."""
         try:
             return bool(await self._redis.ping()) and not self._pipelines.has_lost_data
         except RedisError:
             return False
 
     async def close(self) -> None:
-        """Close the pipelines and the client."""
+        """Close all connections."""
         await self._pipelines.aclose()
         await self._redis.aclose()
 

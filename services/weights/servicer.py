@@ -20,9 +20,10 @@ from services.chassis.rpc import fields, tracing
 from services.lib.weight_files.shard_sender import ShardSender
 from services.weights import validation
 from services.weights.announced_versions import AnnouncedVersions
+from services.weights.keys import Scope
+from services.weights.redis_store import Publish, RedisStore
 from services.weights.relay_tree import member, parent, servers_of_zone
 from services.weights.shard_source import StoredShards
-from services.weights.store_interface import Publish, Scope, Store
 from services.weights.upload_receiver import UploadReceiver
 from services.weights.version_feed import VersionFeed
 from services.weights.version_folders import WeightFolders
@@ -39,7 +40,6 @@ class Relay:
     """Settings of file relay between rollout servers."""
 
     trees: int = 4
-    """Broadcast trees."""
     fanout: int = 2
     """Maximum children of a server in one tree."""
     seconds: float = 60.0
@@ -73,7 +73,7 @@ class WeightServicer(WeightServiceServicer):
     def __init__(
         self,
         *,
-        store: Store,
+        store: RedisStore,
         folders: WeightFolders,
         feed: VersionFeed,
         keep_versions: int,
@@ -120,7 +120,7 @@ class WeightServicer(WeightServiceServicer):
     async def UploadShards(
         self, requests: AsyncIterator[pb.UploadShardsRequest], context: Context
     ) -> pb.UploadShardsResponse:
-        """Store parts of files; a slow disk slows the sender (back-pressure)."""
+        """RedisStore parts of files; a slow disk slows the sender (back-pressure)."""
         return await self._receiver.receive(requests)
 
     async def GetUpload(

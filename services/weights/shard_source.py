@@ -12,7 +12,8 @@ from services.chassis.errors import not_found
 from services.lib.weight_files.shard_sender import OpenShard
 from services.weights import validation
 from services.weights.announced_versions import AnnouncedVersions
-from services.weights.store_interface import Scope, Store
+from services.weights.keys import Scope
+from services.weights.redis_store import RedisStore
 from services.weights.version_folders import WeightFolders
 
 
@@ -25,7 +26,6 @@ class _StoredVersion:
     scope: Scope
     """Model of the version."""
     weight_version: int
-    """Its number."""
     folders: WeightFolders
     """Opens them."""
 
@@ -37,7 +37,9 @@ class _StoredVersion:
 class StoredShards:
     """Committed and announced versions, read from their folders."""
 
-    def __init__(self, store: Store, folders: WeightFolders, announced: AnnouncedVersions) -> None:
+    def __init__(
+        self, store: RedisStore, folders: WeightFolders, announced: AnnouncedVersions
+    ) -> None:
         self._store = store
         self._folders = folders
         self._announced = announced

@@ -29,7 +29,7 @@ from services.lib.weight_files.folder_names import folder_name, versions_in
 from services.lib.weight_files.folder_probe import own_probe, sees
 from services.lib.weight_files.shard_sender import OpenShard, open_regular
 from services.weights.checked_files import CheckedFiles
-from services.weights.store_interface import Scope
+from services.weights.keys import Scope
 from services.weights.uploads import Uploads
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})

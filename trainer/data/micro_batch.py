@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.lib.transformer.shared_prefix import shared_tokens
+from services.lib.transformer.token_rows import shared_tokens
 from trainer.data.advantages import SequenceAdvantages
 from trainer.data.planned_rows import PlannedRow
 from trainer.data.row_cost import LINEAR, RowCost

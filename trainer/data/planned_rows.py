@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
-from services.lib.transformer.similar_rows import similar_rows
+from services.lib.transformer.token_rows import similar_rows
 from trainer.data.row_cost import RowCost
 
 _PASS_TOKENS = 128

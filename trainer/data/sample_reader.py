@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.chassis.errors import ConfigError
+from services.lib.bounds import MAX_LOGPROB, MAX_REWARD, MIN_LOGPROB
 from services.lib.routed_experts import RoutingShape
-from services.lib.trainable_bounds import MAX_LOGPROB, MAX_REWARD, MIN_LOGPROB
 from trainer.config import AlgorithmConfig
 from trainer.data.token_sequence import TokenSequence, sequence
 from trainer.data.trained_reward import with_trained_reward

@@ -16,8 +16,8 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.chassis.errors import ConfigError
+from services.lib.bounds import MIN_TEMPERATURE
 from services.lib.routed_experts import RoutingShape, read_records
-from services.lib.trainable_bounds import MIN_TEMPERATURE
 
 _VALUE_BYTES = 4
 

@@ -15,9 +15,8 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from services.lib.routed_experts import RoutingShape
-from services.lib.transformer.load_causal import load_causal
+from services.lib.transformer.load_causal import load_causal, transformer_blocks
 from services.lib.transformer.routers import prepare_routers, recompute_contexts
-from services.lib.transformer.transformer_blocks import transformer_blocks
 from trainer.config import TrainerConfig
 from trainer.model.critic import CriticModel
 from trainer.model.onednn_linear import use_onednn

@@ -23,7 +23,7 @@ from services.lib.model_files.model_folder import check_model_folder
 from services.lib.model_files.same_tokens import check_same_tokens
 from services.lib.routed_experts import RoutingShape
 from services.lib.transformer.can_pack import can_pack, check_padded
-from services.lib.transformer.transformer_blocks import transformer_blocks
+from services.lib.transformer.load_causal import transformer_blocks
 from trainer.config import TrainerConfig
 from trainer.model.context_ranks import check_heads, check_packed
 from trainer.model.critic import CriticModel, add_value_head

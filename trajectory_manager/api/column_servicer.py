@@ -24,13 +24,13 @@ from trajectory_manager.model.steps import StepLease
 from trajectory_manager.model.tokens import BYTES_PER_TOKEN
 from trajectory_manager.service import sample_builder
 from trajectory_manager.service.long_poll import LongPoll
-from trajectory_manager.store.column_interface import (
+from trajectory_manager.store.redis.column_store import (
     Backlog,
     CellFailure,
     ColumnLease,
     ColumnStore,
 )
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 _MAX_SAMPLES = 512
 _FAILURES = (

@@ -15,7 +15,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import invalid_argument
 from services.chassis.rpc.request_budget import RequestBudget
-from services.lib.trainable_bounds import MIN_TEMPERATURE
+from services.lib.bounds import MIN_TEMPERATURE
 from trajectory_manager.api import conversion, sampling_params, validation
 from trajectory_manager.model import sampling
 from trajectory_manager.model.records import Outcome, Purpose, Rollout, SlotName, Submitted, Task
@@ -24,7 +24,7 @@ from trajectory_manager.model.tokens import Turn, TurnBegin, TurnRecord
 from trajectory_manager.service import outcomes
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.errors import cold_training
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 _MAX_GROUPS = 1024
 _ENDS = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)

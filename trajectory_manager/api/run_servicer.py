@@ -16,7 +16,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from services.chassis.errors import Reason, ServiceError, already_exists
 from trajectory_manager.api import conversion, run_config, validation
 from trajectory_manager.model.runs import Run, RunConfig
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 
 class RunServicer(pb_grpc.RunServiceServicer):

@@ -22,7 +22,7 @@ from trajectory_manager.service import sample_builder
 from trajectory_manager.service.long_poll import LongPoll
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.publish_gate import PublishDecision, decide
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 # Bound on the size of one ListSamples response.
 _PAGE_BYTES = 16 << 20

@@ -15,7 +15,7 @@ from trajectory_manager.model.records import StalenessPolicy
 from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.steps import StepLease
 from trajectory_manager.service import sample_builder
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.service.long_poll import LongPoll
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 _MAX_REQUEUED = 1000
 # Fewer than MAX_REPLACEMENTS: a lost response loses all its leases.

@@ -23,7 +23,7 @@ from trajectory_manager.model.records import RolloutState
 from trajectory_manager.service.retention import Retention
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.errors import store_error
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 _DEFAULT_WATCH_SECONDS = 0.5
 _MIN_WATCH_SECONDS = 0.02

@@ -12,9 +12,15 @@ from seamflow.common.v1 import tokens_pb2
 
 from services.chassis.errors import ServiceError, invalid_argument
 from services.chassis.rpc.fields import not_negative
-from services.lib.task_bounds import MAX_PAYLOAD_BYTES, NAME_RULE, is_name
+from services.lib.bounds import (
+    MAX_LOGPROB,
+    MAX_PAYLOAD_BYTES,
+    MAX_REWARD,
+    MIN_LOGPROB,
+    NAME_RULE,
+    is_name,
+)
 from services.lib.token_bytes import unpack_logprobs
-from services.lib.trainable_bounds import MAX_LOGPROB, MAX_REWARD, MIN_LOGPROB
 from trajectory_manager.model.tokens import BYTES_PER_TOKEN, Origin, Span, VersionSource
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -27,7 +27,6 @@ class SamplePlan:
     """A root-to-leaf sequence and the part of each piece that it trains."""
 
     leaf_turn_id: str
-    """Turn it ends in."""
     pieces: tuple[Piece, ...]
     """From the root."""
     trained_from: tuple[int, ...]

@@ -12,6 +12,12 @@ from enum import IntEnum, StrEnum
 
 from trajectory_manager.model.rollout_summary import RolloutSummary
 
+MAX_REPLACEMENTS = 10
+"""Failed samples after which a group is discarded: its task is probably broken."""
+
+MAX_DEAD_LETTERS = 10_000
+"""Dead letters kept per run; the oldest are dropped first."""
+
 
 class Purpose(IntEnum):
     """Training or evaluation."""
@@ -118,7 +124,6 @@ class Reward:
     name: str
     """What is measured."""
     value: float
-    """Its value."""
     turn_id: str = ""
     """The turn it belongs to; empty: the whole rollout."""
 
@@ -134,7 +139,6 @@ class Outcome:
     failure_message: str = ""
     """For people."""
     untrained_turn_ids: tuple[str, ...] = ()
-    """Turns whose tokens are not trained."""
     truncated: bool = False
     """Whether its agent says that a limit cut it off."""
 
@@ -159,11 +163,8 @@ class Rollout:
     """The header of a rollout's record."""
 
     run_id: str
-    """Training job."""
     rollout_id: str
-    """Name."""
     purpose: Purpose
-    """TRAIN or EVAL."""
     group_id: str = ""
     """Group of its lease; empty without one."""
     credential_digest: str = ""
@@ -175,9 +176,7 @@ class Rollout:
     traceparent: str = ""
     """Trace context it began under."""
     state: RolloutState = RolloutState.RUNNING
-    """Its state."""
     outcome: Outcome = Outcome()
-    """How it ended."""
     create_time: float = 0.0
     """Unix seconds by the store's clock."""
     finish_time: float = 0.0
@@ -195,9 +194,7 @@ class Task:
     payload_json: str
     """JSON object, opaque here."""
     num_samples: int
-    """Rollouts to make."""
     purpose: Purpose
-    """TRAIN or EVAL."""
     labels: Labels = ()
     """For people."""
     own: bool = False
@@ -211,7 +208,6 @@ class TaskContext:
     """What the task lease of a rollout determines."""
 
     purpose: Purpose
-    """TRAIN or EVAL."""
     required_weight_version: int
     """Oldest version to sample with, for the group not to be too old when trained; 0: any."""
 
@@ -221,7 +217,6 @@ class TaskLease:
     """One rollout of one task, handed to an agent."""
 
     task: Task
-    """The task."""
     rollout_id: str
     """Name of the rollout: task, slot and attempt."""
     nonce: str
@@ -235,7 +230,6 @@ class RolloutResult:
     """What a finished rollout contributes to its group."""
 
     rollout_id: str
-    """The rollout."""
     finished: bool
     """False: the sample is to be replaced."""
     reward: float | None = None
@@ -257,7 +251,6 @@ class SettleResult:
     """The effect of settling a rollout."""
 
     effect: Effect
-    """Effect on the group."""
     reason: str = ""
     """Why a group was discarded."""
 
@@ -267,7 +260,6 @@ class LostLease:
     """A task lease that has ended while its rollout may still run."""
 
     rollout_id: str
-    """The rollout."""
     surplus: bool
     """True: its group does not need it any more; False: it expired."""
 
@@ -277,9 +269,7 @@ class DeadLetter:
     """A group that left the run without being trained."""
 
     task: Task
-    """Its task."""
     reason: DeadLetterReason
-    """Why."""
     message: str
     """What failed last, or how old it was; for people."""
     time: float

@@ -11,7 +11,6 @@ class RolloutSummary(NamedTuple):
     """A rollout as lists show it; enums are the contract's numbers."""
 
     rollout_id: str
-    """Name."""
     purpose: int
     """Purpose."""
     state: int
@@ -25,7 +24,6 @@ class RolloutSummary(NamedTuple):
     in_group: bool
     """Whether it was made from a lease."""
     num_turns: int
-    """Turns begun."""
     num_tokens: int
     """Tokens of all its turns."""
     num_policy_tokens: int
@@ -55,15 +53,11 @@ class Wanted:
     failure_class: int = 0
     """FailureClass."""
     min_reward: float = -math.inf
-    """Least reward."""
     max_reward: float = math.inf
-    """Greatest reward."""
     min_tokens: int = 0
-    """Least number of tokens."""
     max_tokens: int = 0
     """Greatest number of tokens; 0: any."""
     min_turns: int = 0
-    """Least number of turns."""
     max_turns: int = 0
     """Greatest number of turns; 0: any."""
 

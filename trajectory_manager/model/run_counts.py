@@ -22,9 +22,7 @@ class RunCounts:
     groups_per_step: int
     """Groups that a step consumes (B)."""
     committed_step: int
-    """Newest committed step."""
     leased_step: int
-    """Newest leased step."""
     num_admitted_groups: int
     """Since the run began."""
     num_discarded_groups: int

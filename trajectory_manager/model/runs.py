@@ -50,7 +50,6 @@ class RunConfig:
     required_columns: tuple[str, ...] = ()
     """Columns that samples must have before their group is ready."""
     replay: Replay | None = None
-    """Replay of trained groups."""
     max_deliveries: int = 0
     """Deliveries of a step without a commit before it goes to the dead letters; 0: any number."""
     max_stored_tokens: int = 0
@@ -84,12 +83,9 @@ class Run:
     """A run and where it stands."""
 
     run_id: str
-    """Name."""
     config: RunConfig
-    """Its rules."""
     create_time: float
     """Unix seconds by the store's clock."""
     end_time: float = 0.0
     """Unix seconds; 0 while it runs."""
     committed_step: int = 0
-    """Newest committed step."""

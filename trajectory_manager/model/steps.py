@@ -22,7 +22,6 @@ class StepLease:
     """A ledger entry: which samples a step trains on."""
 
     step: int
-    """Step."""
     base_weight_version: int
     """Version staleness is counted from; fixed when the step was first leased."""
     sample_ids: tuple[str, ...]

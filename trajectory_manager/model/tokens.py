@@ -160,11 +160,9 @@ class RolloutFinish:
     """A rollout to finish, and its outcome."""
 
     rollout_id: str
-    """Rollout."""
     credential_digest: str | None
     """Credential of its agent; None: the manager fails it, even if it never started."""
     outcome: Outcome
-    """Its outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,11 +208,8 @@ class Append(NamedTuple):
     """Tokens for a turn, and optionally its end."""
 
     run_id: str
-    """Training job."""
     rollout_id: str
-    """Rollout."""
     turn_id: str
-    """Turn."""
     epoch: int
     """Fencing number of the writer."""
     offset: int
@@ -271,7 +266,6 @@ class TurnRecord:
     """A turn and its own tokens."""
 
     turn: Turn
-    """The turn."""
     tokens: Tokens
     """Its own tokens; without ids and log-probs where only spans were read."""
     routed: tuple[RoutedExperts, ...] = ()

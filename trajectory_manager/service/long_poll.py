@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from trajectory_manager.model.records import Topic
-from trajectory_manager.store.interface import RunStore
+from trajectory_manager.store.redis.run_store import RunStore
 
 Result = TypeVar("Result")
 

@@ -21,7 +21,7 @@ from trajectory_manager.model.tokens import (
     TurnRecord,
 )
 from trajectory_manager.store.errors import store_error
-from trajectory_manager.store.interface import TokenStore
+from trajectory_manager.store.redis.token_store import TokenStore
 
 _MAX_DIVERGENT_IDS = 64
 
@@ -76,13 +76,9 @@ class PrefixMatch:
     """The search for one prompt in one rollout. Each turn's tokens are read at most once."""
 
     store: TokenStore
-    """Store of the rollout."""
     run_id: str
-    """Training job."""
     rollout_id: str
-    """Rollout."""
     prompt: Prompt
-    """Prompt to match."""
     _known: dict[str, Turn] = field(default_factory=dict)
     _read: dict[str, Tokens] = field(default_factory=dict)
 

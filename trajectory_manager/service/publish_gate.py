@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trajectory_manager.model.tokens import TurnRecord
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 _BATCH = 256
 
@@ -20,7 +20,6 @@ class PublishDecision:
     """The answer to AwaitPublish."""
 
     publish: bool
-    """Whether to publish now."""
     num_blocking: int
     """Groups and rollouts that would become too old."""
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trajectory_manager.store.interface import Store
-from trajectory_manager.store.retention_interface import Erased
+from trajectory_manager.store.redis.connect import Store
+from trajectory_manager.store.redis.retention_store import Erased
 
 _SWEEP_GROUPS = 128
 

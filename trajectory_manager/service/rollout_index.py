@@ -13,8 +13,8 @@ from trajectory_manager.model.records import Rollout, RolloutState, SlotName
 from trajectory_manager.model.rollout_summary import RolloutSummary, Wanted
 from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.tokens import Origin, TurnRecord
-from trajectory_manager.store.inspection_interface import Row
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
+from trajectory_manager.store.redis.inspection_store import Row
 
 _MAX_ROWS, _MAX_HEADERS = 5000, 300
 """What one call reads at most."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from services.chassis.errors import Reason, ServiceError
-from services.lib.trainable_bounds import MIN_TEMPERATURE
+from services.lib.bounds import MIN_TEMPERATURE
 from trajectory_manager.model import sampling
 from trajectory_manager.model.records import (
     Effect,
@@ -38,7 +38,7 @@ from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.prefix_match import Divergence, PrefixMatch, Prompt
 from trajectory_manager.service.rollout_index import summary_of
 from trajectory_manager.store import errors
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 EXPIRED = Outcome(
     failure_class=FailureClass.INFRASTRUCTURE,
@@ -64,13 +64,11 @@ class BegunTurn:
     """A begun turn, its prefix, and what it already has."""
 
     turn: Turn
-    """Its record."""
     prefix_ids: bytes
     """int32 ids of the shared prefix."""
     tokens: Tokens
     """What earlier attempts recorded."""
     rollout: Rollout
-    """Header of its rollout."""
     divergence: Divergence | None
     """Where its prompt diverges from sampled tokens."""
 

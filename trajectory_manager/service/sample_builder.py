@@ -33,7 +33,7 @@ from trajectory_manager.model.tokens import (
     cut_spans,
     joined,
 )
-from trajectory_manager.store.interface import TokenStore
+from trajectory_manager.store.redis.token_store import TokenStore
 
 _READ_BATCH = 8
 _NOTHING_TO_TRAIN = "POLICY: no turn to train sampled a token of a known weight version"
@@ -44,7 +44,6 @@ class SampleTurn:
     """A part of a sample: the tokens that one turn added."""
 
     turn_id: str
-    """The turn."""
     num_tokens: int
     """Its own tokens in the sample."""
     sampling: str
@@ -62,7 +61,6 @@ class Sample:
     sample_id: str
     """Rollout and leaf turn."""
     rollout: Rollout
-    """Header of its rollout."""
     tokens: Tokens
     """The whole sequence."""
     loss_mask: bytes

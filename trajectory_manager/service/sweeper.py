@@ -18,7 +18,7 @@ from trajectory_manager.model.run_counts import RunCounts
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.retention import Retention
 from trajectory_manager.service.rollouts import UNFINISHED, Rollouts
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 _MAX_PAUSE = 16
 """Sweeps after which an idle run is swept again."""

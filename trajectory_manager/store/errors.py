@@ -19,7 +19,7 @@ from services.chassis.errors import (
     shortened,
     stale_epoch,
 )
-from services.lib.trainable_bounds import MIN_TEMPERATURE
+from services.lib.bounds import MIN_TEMPERATURE
 from trajectory_manager.model.records import RolloutState
 
 _QUEUE_RETRY_SECONDS = 1.0
@@ -202,12 +202,14 @@ def store_error(name: str, *facts: object) -> ServiceError:
     return ERRORS[name](*(shortened(str(fact)) for fact in facts))
 
 
-def unwrap(reply: list[Any]) -> list[Any]:
+def unwrap(reply: list[Any] | ServiceError) -> list[Any]:
     """What a Lua script returned after "ok".
 
     Raises:
-        ServiceError: it returned "error" with a name and facts.
+        ServiceError: the reply, or what stands for "error" with a name and facts.
     """
+    if isinstance(reply, ServiceError):
+        raise reply
     if reply[0] == b"error":
         raise reply_error(reply)
     return reply[1:]

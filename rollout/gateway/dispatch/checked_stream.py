@@ -15,7 +15,9 @@ A response with a bad verdict is never passed on, so it is never recorded.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,12 +42,15 @@ from services.chassis.errors import Reason, deadline_exceeded, failed_preconditi
 from services.chassis.rpc.status import from_dependency
 
 if TYPE_CHECKING:
+    from rollout.gateway.dispatch.outlier_ejection import OutlierEjection
     from rollout.gateway.dispatch.policies import TurnRequest
     from rollout.gateway.dispatch.server_pool import ServerPool
     from rollout.gateway.dispatch.server_state import Server
-    from rollout.gateway.dispatch.token_stream import Request
-    from rollout.gateway.dispatch.turn_failures import TurnFailures
 
+Response = pb.GenerateTokensResponse
+
+_REPEATED = 3
+"""Verdicts of one server that count where no other serves."""
 _EMPTY_TOKENS = 1
 """An answer of at most this many tokens is empty: it has its end token alone."""
 _CONTINUED = metrics.counter(
@@ -59,8 +64,8 @@ class StreamTerms:
 
     turn: TurnRequest
     """What the server is chosen by; its numbers are those at the start of the stream."""
-    request: Request
-    """Builds the request to the server."""
+    request: Callable[[], tuple[pb.GenerateTokensRequest, float | None]]
+    """Builds the request once a server is known, and the seconds for it; None: no deadline."""
     num_sampled: int
     """Tokens that earlier streams of the turn have sampled."""
     pinned_version: int | None
@@ -69,6 +74,45 @@ class StreamTerms:
     """Token ids are less than this."""
     has_deadline: bool
     """Whether the agent has set one."""
+
+
+class TurnFailures:
+    """What servers have said against one turn, to tell whether they are to blame or the turn is.
+
+    A turn that another server answers was not to blame: those that failed it are.
+
+    So no agent can have servers ejected by turns that no server can answer.
+    """
+
+    def __init__(self, outliers: OutlierEjection) -> None:
+        self._outliers = outliers
+        self._accusers: list[tuple[Server, str]] = []
+        self._verdicts: Counter[str] = Counter()
+        self.avoided: frozenset[str] = frozenset()
+        """Addresses of the servers that have failed it."""
+
+    def add(self, server: Server, cause: str) -> None:
+        """It failed there, maybe by no fault of its own."""
+        self._accusers.append((server, cause))
+        self.avoided |= {server.address}
+
+    def add_verdict(self, server: Server, cause: str) -> bool:
+        """It was refused there, or answered impossibly; True: several servers agree.
+
+        Or the same one has said so three times, which it gets only if no other serves. Without
+        ejection the word of one server is final.
+        """
+        self.add(server, cause)
+        self._verdicts[server.address] += 1
+        most = _REPEATED if self._outliers.enabled else 1
+        return len(self._verdicts) > 1 or self._verdicts[server.address] >= most
+
+    def answered(self) -> None:
+        """It was answered: what was said before counts against who said it."""
+        for server, cause in self._accusers:
+            self._outliers.failed(server, cause)
+        self._accusers.clear()
+        self._verdicts.clear()
 
 
 class CheckedStream:
@@ -80,7 +124,7 @@ class CheckedStream:
         self._failures = failures
         self._num_received = 0  # tokens that were passed on
 
-    async def responses(self) -> AsyncGenerator[tuple[Server, pb.GenerateTokensResponse]]:
+    async def responses(self) -> AsyncGenerator[tuple[Server, Response]]:
         """Each response that may be recorded, with its server; leave it when the turn has ended.
 
         Where it ends by itself another server has to go on.
@@ -88,27 +132,39 @@ class CheckedStream:
         Raises:
             ServiceError: the turn must not be retried on another server.
         """
-        terms = self._terms
         try:
-            async with self._servers.stream(
-                terms.turn, terms.pinned_version, terms.request
-            ) as stream:
-                async for response in stream.responses:
-                    if self._is_refused(stream.server, response):
+            async with self._call() as (server, responses):
+                async for response in responses:
+                    if self._is_refused(server, response):
                         return
                     if response.tokens.token_ids:
                         self._failures.answered()
                     self._num_received += num_tokens(response.tokens)
-                    yield stream.server, response
+                    yield server, response
             if not self._num_received:
-                self._servers.suspect(stream.server)
+                self._servers.suspect(server)
         except grpc.aio.AioRpcError as error:
-            await self._handle_failure(stream.server, error)
+            await self._handle_failure(server, error)
         except (asyncio.CancelledError, grpc.aio.UsageError):
             _raise_if_cancelled()  # else the server left the run and its channel is closed
         _CONTINUED.inc()
 
-    def _is_refused(self, server: Server, response: pb.GenerateTokensResponse) -> bool:
+    @asynccontextmanager
+    async def _call(self) -> AsyncIterator[tuple[Server, AsyncIterator[Response]]]:
+        """Wait for a server and call it; on exit the server's work ends and its slot is free."""
+        waiting, terms = self._servers.waiting, self._terms
+        server = await waiting.acquire(terms.turn, terms.pinned_version)
+        try:
+            request, timeout = terms.request()
+            call = server.stub.GenerateTokens(request, timeout=timeout)
+            try:
+                yield server, aiter(call)
+            finally:
+                call.cancel()
+        finally:
+            waiting.release(server)
+
+    def _is_refused(self, server: Server, response: Response) -> bool:
         """Whether a response must not be recorded; noted against its server.
 
         Raises:
@@ -123,7 +179,7 @@ class CheckedStream:
             return True
         return self._has_doubtful_end(server, response)
 
-    def _is_of_another_version(self, response: pb.GenerateTokensResponse) -> bool:
+    def _is_of_another_version(self, response: Response) -> bool:
         """Whether tokens are of another version than the rollout is pinned to."""
         pinned = self._terms.pinned_version
         return pinned is not None and any(
@@ -137,7 +193,7 @@ class CheckedStream:
             message = f"rollout servers give impossible answers: {fault}"
             raise failed_precondition(Reason.ENGINE_FAILED, message)
 
-    def _has_doubtful_end(self, server: Server, response: pb.GenerateTokensResponse) -> bool:
+    def _has_doubtful_end(self, server: Server, response: Response) -> bool:
         """Whether the answer is empty, of a server that has given no other; noted against it.
 
         Each server is doubted once: the second time its word counts.

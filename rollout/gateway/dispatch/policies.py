@@ -51,7 +51,6 @@ class Candidate:
     """A server that may take the turn: serving, below its limit, with an allowed version."""
 
     server_id: str
-    """Name of the server."""
     num_turns: int
     """Turns on it, of this gateway and of others."""
     max_running: int

@@ -16,22 +16,44 @@ from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 
 if TYPE_CHECKING:
     from rollout.gateway.dispatch.server_state import Server
+    from rollout.gateway.record.turn_record import TurnRecord
 
-ROUTED_EXPERTS = "routed_experts"
-"""Feature of a server that records them."""
+_FEATURE = "routed_experts"
+"""Of a server that records them."""
 _SECONDS = 60.0
 
 
-async def reported_experts(
-    server: Server, request: pb.GenerateTokensRequest
+async def routed_experts(
+    server: Server,
+    response: pb.GenerateTokensResponse,
+    record: TurnRecord,
+    kept: tokens_pb2.PackedTokens | None,
 ) -> tokens_pb2.RoutedExperts | None:
-    """The experts that the first report has; None: the server does not answer."""
+    """Routed experts up to the tokens of a response; None: none are reported, or later.
+
+    Args:
+        server: it has sent the response.
+        record: of the turn, before the response.
+        kept: tokens of the response that the turn keeps, where it is cut after them; else None.
+    """
+    if response.HasField("routed_experts"):
+        return response.routed_experts
+    if kept is None or _FEATURE not in server.features:
+        return None
+    begin = record.begin
+    request = pb.GenerateTokensRequest(
+        run_id=begin.run_id,
+        attempt_id=f"{begin.turn_id}/{begin.attempt_id}/experts",
+        token_ids=record.packed_ids + kept.token_ids,
+        sampling=tokens_pb2.SamplingParams(max_new_tokens=1),
+        routed_experts_from=record.routed_from,
+    )
     call = server.stub.GenerateTokens(request, timeout=_SECONDS)
     try:
         with suppress(grpc.aio.AioRpcError):
-            async for response in call:
-                if response.HasField("routed_experts"):
-                    return response.routed_experts
+            async for answer in call:
+                if answer.HasField("routed_experts"):
+                    return answer.routed_experts
     finally:
         call.cancel()
     return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -26,9 +26,8 @@ from rollout.gateway import limits
 from rollout.gateway.config import GatewayConfig
 from rollout.gateway.dispatch.length_estimators import load_lengths
 from rollout.gateway.dispatch.outlier_ejection import EjectionState, OutlierEjection
-from rollout.gateway.dispatch.policies import TurnRequest, load_dispatch
+from rollout.gateway.dispatch.policies import load_dispatch
 from rollout.gateway.dispatch.server_state import Server
-from rollout.gateway.dispatch.token_stream import Request, TokenStream, open_stream
 from rollout.gateway.dispatch.waiting_turns import WaitingTurns
 from services.chassis import metrics
 from services.chassis.log import get_logger
@@ -50,7 +49,7 @@ class ServerPool:
         self._config = config
         self._servers: dict[str, Server] = {}
         self._min_version = 0
-        self._waiting = WaitingTurns(
+        self.waiting = WaitingTurns(
             load_dispatch(config.dispatch),
             self._with_room,
             config.max_waiting_turns,
@@ -58,18 +57,13 @@ class ServerPool:
             serving=self._serving,
             latency=config.server_latency(),
         )
+        """Turns without a server."""
         self.outliers = OutlierEjection(lambda: list(self._servers.values()))
         """Takes servers whose turns fail out of the choice."""
-        self.keep_planning = self._waiting.keep_planning
+        self.keep_planning = self.waiting.keep_planning
         """Lets the dispatch policy plan; runs until cancelled."""
         self.lengths = load_lengths(config)
         """Predicts how long turns will be."""
-
-    def stream(
-        self, turn: TurnRequest, pinned_version: int | None, request: Request
-    ) -> AbstractAsyncContextManager[TokenStream]:
-        """Wait for a server that may serve the version, and open a stream there."""
-        return open_stream(self._waiting, turn, pinned_version, request)
 
     def suspect(self, server: Server) -> bool:
         """Send it no turns until it reports again, as one failed; False if that is so already."""
@@ -178,7 +172,7 @@ class ServerPool:
                 server.report(info, before)
             except grpc.aio.AioRpcError:
                 server.info = None
-            self._waiting.assign()
+            self.waiting.assign()
             _SERVERS.set(len(self._serving()))
             await asyncio.sleep(limits.POLL_SECONDS)
 

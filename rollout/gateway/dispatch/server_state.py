@@ -50,7 +50,6 @@ class Server:
     channel: grpc.aio.Channel
     """Open while the server is in the pool."""
     stub: RolloutServerServiceAsyncStub
-    """Calls it over `channel`."""
     info: pb.GetServerInfoResponse | None = None
     """Its last report; None: it does not answer, or a turn has failed there since."""
     num_turns: int = 0

@@ -31,7 +31,6 @@ class Conversation:
     """What a chat template renders."""
 
     messages: Sequence[TemplateMessage]
-    """In order."""
     tools: Sequence[Mapping[str, Any]] = ()
     """JSON Schemas of functions."""
     arguments: Mapping[str, Any] = field(default_factory=dict)

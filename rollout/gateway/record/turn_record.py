@@ -39,7 +39,8 @@ class TurnRecord:
         store: TrajectoryServiceAsyncStub,
         recorder: Recorder,
     ) -> None:
-        self._begin = begin
+        self.begin = begin
+        """What opened the turn in the store."""
         self._prompt = prompt
         self._store = store
         self._recorder = recorder
@@ -151,9 +152,9 @@ class TurnRecord:
     async def fail_rollout(self, message: str) -> None:
         """Finish the rollout with an INFRASTRUCTURE failure."""
         request = store_pb.RolloutFinish(
-            run_id=self._begin.run_id,
-            rollout_id=self._begin.rollout_id,
-            credential_digest=self._begin.credential_digest,
+            run_id=self.begin.run_id,
+            rollout_id=self.begin.rollout_id,
+            credential_digest=self.begin.credential_digest,
         )
         request.failure.failure_class = tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE
         request.failure.message = message
@@ -168,9 +169,9 @@ class TurnRecord:
         if self._unrecorded.token_ids:
             new = packed_tokens.joined(self._unrecorded, new)
         append = store_pb.TokenAppend(
-            run_id=self._begin.run_id,
-            rollout_id=self._begin.rollout_id,
-            turn_id=self._begin.turn_id,
+            run_id=self.begin.run_id,
+            rollout_id=self.begin.rollout_id,
+            turn_id=self.begin.turn_id,
             epoch=self._epoch,
             offset=self._num_stored,
             tokens=new,
@@ -193,7 +194,7 @@ class TurnRecord:
 
     def _finish_reason_of_tokens(self) -> tokens_pb2.FinishReason.ValueType:
         """The end of a turn whose last attempt died between its last token and its end."""
-        sampling = self._begin.sampling
+        sampling = self.begin.sampling
         stop_token_ids: Sequence[int] = sampling.stop_token_ids
         if not sampling.ignore_eos:
             stop_token_ids = [*stop_token_ids, *self._prompt.template.stop_token_ids]

@@ -47,7 +47,6 @@ class TurnRequest:
     token_ids: Sequence[int] = ()
     """The prompt as ids, in place of messages."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    """Sampling parameters."""
     stream: bool = False
     """Reply with server-sent events."""
     return_prompt: bool = False

@@ -89,7 +89,6 @@ class Endpoint:
     rollout_gateway: str
     """For `seamflow.Client`."""
     run_id: str
-    """Training job."""
     rollout_id: str
     """Rollout; the caller of the environment finishes it."""
     credential: str = field(repr=False)

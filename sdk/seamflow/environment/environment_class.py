@@ -26,7 +26,6 @@ class EnvironmentClass:
     """An environment class, or a function that makes its objects, with what it declares."""
 
     name: str
-    """For people."""
     make: Callable[[], Any]
     """Makes the object of an episode."""
     kind: pb.EnvironmentKind.ValueType

@@ -39,7 +39,6 @@ class Transcript:
     rollout_id: str
     """Names the rollout in errors."""
     task: Task
-    """What it worked on."""
     messages: Sequence[Message]
     """All of it, the policy's answers included."""
 

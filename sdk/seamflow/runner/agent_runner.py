@@ -47,9 +47,7 @@ class RunnerConfig:
     """Settings of an agent runner."""
 
     run_id: str
-    """Training job."""
     gateway: str = "127.0.0.1:50052"
-    """Address of the rollout gateway."""
     concurrency: int = 32
     """Rollouts that run concurrently."""
     rollout_timeout: float = 3600.0

@@ -57,9 +57,7 @@ class CommandLine:
     config: Path | None
     """TOML file."""
     print_config: bool
-    """Print the effective settings and exit."""
     check_config: bool
-    """Check the settings and exit."""
 
 
 class _Parser(argparse.ArgumentParser):

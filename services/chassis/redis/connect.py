@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from redis import exceptions
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 from redis.maint_notifications import MaintNotificationsConfig
 
-from services.chassis.errors import DependencyUnavailable, Reason, exhausted, unavailable
+from services.chassis.errors import (
+    ConfigError,
+    DependencyUnavailable,
+    Reason,
+    exhausted,
+    unavailable,
+)
 from services.chassis.redis.cluster import cluster_client
-from services.chassis.redis.credentials import UrlCredentials
 from services.chassis.redis.replication import NotReplicated
 from services.chassis.redis.sentinel import sentinel_client
 from services.chassis.redis.store_mark import DataLostError
@@ -138,3 +144,32 @@ def store_errors(operation: str) -> Iterator[None]:
         if cure is None:
             raise
         raise unavailable(Reason.STORE_UNAVAILABLE, f"{operation}: {cure}") from error
+
+
+class UrlCredentials(CredentialProvider):
+    """Asked by redis-py at each connect, so that a new password counts from the next one on."""
+
+    def __init__(self, url: Callable[[], str]) -> None:
+        """`url` gives the current URL; user and password alone are taken from it.
+
+        Raises:
+            ConfigError: there is no such form of URL.
+        """
+        self._url = url
+        self._last = _login(url())
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """User and password, or the password alone; the last ones if the URL is not valid now."""
+        with suppress(ConfigError):
+            self._last = _login(self._url())
+        return self._last
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        """As `get_credentials`: nothing is waited for."""
+        return self.get_credentials()
+
+
+def _login(url: str) -> tuple[str] | tuple[str, str]:
+    options = parse_redis_url(url).options
+    password = options.get("password", "")
+    return (options["username"], password) if options.get("username") else (password,)

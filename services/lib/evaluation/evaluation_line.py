@@ -21,7 +21,6 @@ class EvaluationLine:
     metric: str
     """Reward that was averaged."""
     num_tasks: int
-    """Tasks."""
     num_rollouts: int
     """Finished rollouts."""
     mean: float | None
@@ -37,7 +36,6 @@ class EvaluationLine:
     checkpoint: str | None = None
     """Folder of the kept checkpoint of this step; None: it is not the best, or there was none."""
     seconds: float = 0.0
-    """Duration."""
     abandoned: str | None = None
     """Why it has no result."""
     goal: str = "max"

@@ -16,8 +16,7 @@ from torch import nn
 
 from services.chassis.log import get_logger
 from services.lib.transformer.packing import Packing
-from services.lib.transformer.row_attention.packed_attention import use_rows
-from services.lib.transformer.row_attention.row_kernels import Attention, kernels_for
+from services.lib.transformer.row_attention.packed_attention import Attention, kernels_for, use_rows
 from services.lib.transformer.row_rope import row_positions, row_rope
 from services.lib.transformer.trial_model import TOLERANCE, TrialModel, trial_model
 

@@ -1,9 +1,9 @@
-"""Load a causal language model, with every weight that its configuration asks for."""
+"""A causal language model with every weight that its configuration asks for, and its blocks."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -54,3 +54,13 @@ def dequantized(folder: Path) -> dict[str, Any]:
     from transformers.utils.quantization_config import Mxfp4Config
 
     return {"quantization_config": Mxfp4Config(dequantize=True)}
+
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def transformer_blocks(model: nn.Module) -> list[nn.Module]:
+    """The modules that the model declares must not be split over devices, in order."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in names]

@@ -25,8 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.lib.transformer.context_group import ContextGroup
-from services.lib.transformer.shared_prefix import shared_tokens
-from services.lib.transformer.similar_rows import similar_rows
+from services.lib.transformer.token_rows import shared_tokens, similar_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from services.lib.routed_experts import RoutingShape
-from services.lib.transformer.transformer_blocks import transformer_blocks
+from services.lib.transformer.load_causal import transformer_blocks
 
 _TOP_K = (torch.topk, torch.Tensor.topk)
 _TRIED_TOKENS = 3

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from services.lib.transformer.transformer_blocks import transformer_blocks
+from services.lib.transformer.load_causal import transformer_blocks
 from services.scoring.config import ScoringConfig
 from services.scoring.scorers.swapping import BlockSwapper
 

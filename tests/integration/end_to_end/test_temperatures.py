@@ -31,7 +31,7 @@ from trainer.data.token_sequence import sequence
 from trainer.policy.forward import forward
 from trajectory_manager.cli import service as manager_service
 from trajectory_manager.config import TrajectoryManagerConfig
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 COLD, WARM = 0.4, 1.0
 PRECISION = 1e-4

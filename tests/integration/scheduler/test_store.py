@@ -12,8 +12,7 @@ from scheduler.model.records import AllocationEvent, Assignment, Hardware, RunPo
 from scheduler.policy.allocation_policy import PreemptivePolicy
 from scheduler.pool.state_transaction import StateTransaction
 from scheduler.store import keys
-from scheduler.store.interface import Store, SupersededError
-from scheduler.store.redis_store import RedisStore
+from scheduler.store.redis_store import RedisStore, SupersededError
 from services.chassis.redis.connect import connect
 from tests.lib.scheduler.memory_store import MemoryStore
 from tests.lib.scheduler.support import BOTH, RUN, gang, node
@@ -37,7 +36,7 @@ OLD_EVENT = (
 
 
 @pytest.fixture(params=["memory", "redis"])
-async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[RedisStore]:
     """An empty store of each kind."""
     if request.param == "memory":
         yield MemoryStore(MAX_EVENTS)
@@ -50,7 +49,7 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
     await opened.close()
 
 
-async def test_commit_is_what_load_gives(store: Store) -> None:
+async def test_commit_is_what_load_gives(store: RedisStore) -> None:
     """All of the state comes back as it was, also after a part of it went away."""
     incarnation = await store.open()
     state, events = _busy(State())
@@ -61,7 +60,7 @@ async def test_commit_is_what_load_gives(store: Store) -> None:
     assert await store.load() == released
 
 
-async def test_audit_log_is_resumable_and_bounded(store: Store) -> None:
+async def test_audit_log_is_resumable_and_bounded(store: RedisStore) -> None:
     """Events come in order after any sequence, and the oldest go."""
     incarnation = await store.open()
     state, events = _busy(State())
@@ -72,7 +71,7 @@ async def test_audit_log_is_resumable_and_bounded(store: Store) -> None:
     assert await store.events(kept[-1].sequence, 100) == []
 
 
-async def test_superseded_scheduler_cannot_write(store: Store) -> None:
+async def test_superseded_scheduler_cannot_write(store: RedisStore) -> None:
     """Only the newest incarnation commits; a rejected commit changes nothing."""
     old, new = await store.open(), await store.open()
     assert new > old
@@ -114,7 +113,7 @@ async def test_state_of_an_older_scheduler_is_taken_over(redis_url: str) -> None
     await opened.close()
 
 
-async def test_store_answers(store: Store) -> None:
+async def test_store_answers(store: RedisStore) -> None:
     """A running store is reachable."""
     assert await store.reachable()
 

@@ -11,7 +11,7 @@ from tests.lib.trajectory_manager.support import RULES
 from trajectory_manager.model.records import EmptyReason, Purpose, RolloutResult, Task, TaskLease
 from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.steps import LeaseAttempt, PublishWait, Rejected, StepLease
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 WIDE = replace(RULES, group_size=1, groups_per_step=2, max_staleness=9)
 """Groups of one sample, as many ahead as a test needs."""

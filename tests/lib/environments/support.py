@@ -29,7 +29,7 @@ from tests.lib.rollout.gateway.tools import TOOLS
 from tests.lib.trajectory_manager.client import RULES
 from tests.lib.trajectory_manager.memory.store import memory_store
 from trajectory_manager.model.records import Purpose, Task
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 
 @dataclass(slots=True)

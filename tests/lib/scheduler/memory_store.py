@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Sequence
 
 from scheduler.model.records import AllocationEvent, State
-from scheduler.store.interface import SupersededError
+from scheduler.store.redis_store import RedisStore, SupersededError
 
 
-class MemoryStore:
+class MemoryStore(RedisStore):
     """The reference implementation.
 
     Args:
@@ -22,34 +22,34 @@ class MemoryStore:
         self._events: deque[AllocationEvent] = deque(maxlen=max_events)
 
     async def open(self) -> int:
-        """See `Store.open`."""
+        """See `RedisStore.open`."""
         self._incarnation += 1
         return self._incarnation
 
     async def is_newest(self, incarnation: int) -> bool:
-        """See `Store.is_newest`."""
+        """See `RedisStore.is_newest`."""
         return incarnation == self._incarnation
 
     async def load(self) -> State:
-        """See `Store.load`."""
+        """See `RedisStore.load`."""
         return self._state
 
     async def commit(
         self, incarnation: int, before: State, after: State, events: Sequence[AllocationEvent]
     ) -> None:
-        """See `Store.commit`."""
+        """See `RedisStore.commit`."""
         if incarnation != self._incarnation:
             raise SupersededError
         self._state = after
         self._events.extend(events)
 
     async def events(self, after: int, limit: int) -> list[AllocationEvent]:
-        """See `Store.events`."""
+        """See `RedisStore.events`."""
         return [event for event in self._events if event.sequence > after][:limit]
 
     async def reachable(self) -> bool:
-        """See `Store.reachable`."""
+        """See `RedisStore.reachable`."""
         return True
 
     async def close(self) -> None:
-        """See `Store.close`."""
+        """See `RedisStore.close`."""

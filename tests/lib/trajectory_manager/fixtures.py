@@ -16,8 +16,7 @@ from tests.lib.trajectory_manager.support import RULES, Run
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.model.records import Durability
-from trajectory_manager.store.interface import Store
-from trajectory_manager.store.redis.connect import redis_store
+from trajectory_manager.store.redis.connect import Store, redis_store
 
 
 @pytest.fixture(params=["memory", "redis", "cluster"])

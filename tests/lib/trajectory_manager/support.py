@@ -39,7 +39,7 @@ from trajectory_manager.model.tokens import (
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.prefix_match import Prompt
 from trajectory_manager.service.rollouts import BegunTurn, Rollouts
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 CREDENTIAL = hashlib.sha256(b"credential").hexdigest()
 RULES = RunConfig(

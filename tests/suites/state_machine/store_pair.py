@@ -14,7 +14,7 @@ from trajectory_manager.model.tokens import Span, Turn
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.retention import Retention
 from trajectory_manager.service.rollouts import Rollouts
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 
 @dataclass(slots=True)

@@ -10,8 +10,8 @@ from hypothesis.stateful import precondition, rule
 
 from services.chassis.errors import ServiceError
 from tests.suites.state_machine.base import COLUMNS, LOST, PICK, RUN_ID, Base, picked
-from trajectory_manager.store.column_interface import CellFailure
-from trajectory_manager.store.inspection_interface import TrainedRecord
+from trajectory_manager.store.redis.column_store import CellFailure
+from trajectory_manager.store.redis.inspection_store import TrainedRecord
 
 PROGRESS: dict[str, Any] = {"number": st.integers(1, 3), "commit": st.booleans()}
 STALE = st.sampled_from([False] * 9 + [True])

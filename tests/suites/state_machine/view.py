@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from tests.suites.state_machine.store_pair import comparable
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 _ALL = 10_000
 

@@ -17,7 +17,7 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from seamflow.stubs import async_stub
 
-from scheduler.api.paging import MAX_PAGE
+from scheduler.api.servicer import MAX_PAGE
 from scheduler.policy.roofline import train_priority
 from scheduler.pool.node_leases import NodeLeases
 from tests.lib.redis_server import RedisServer

@@ -11,7 +11,7 @@ from trajectory_manager.api import conversion, validation
 from trajectory_manager.model.prefix_tree import Piece, PrefixTree
 from trajectory_manager.model.tokens import Cut, TurnRecord, cut_spans, joined
 from trajectory_manager.store.errors import store_error
-from trajectory_manager.store.interface import TokenStore
+from trajectory_manager.store.redis.token_store import TokenStore
 
 _DEFAULT_TOKENS, _MAX_TOKENS = 4096, 65_536
 

@@ -13,7 +13,7 @@ from trajectory_manager.api import conversion, validation
 from trajectory_manager.model.records import SlotName
 from trajectory_manager.model.rollout_summary import RolloutSummary, Wanted
 from trajectory_manager.service.rollout_index import Found, RolloutSearch
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 _MAX_NAMES = 1000
 

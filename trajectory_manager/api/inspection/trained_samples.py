@@ -10,7 +10,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from services.chassis.errors import invalid_argument
 from services.chassis.rpc import fields
 from trajectory_manager.api import validation
-from trajectory_manager.store.inspection_interface import InspectionStore, TrainedRecord
+from trajectory_manager.store.redis.inspection_store import InspectionStore, TrainedRecord
 
 _MAX_SAMPLES, _MAX_NAMES = 1024, 1000
 _PAGE_BYTES = 4 << 20

@@ -1,10 +1,17 @@
-"""Opens the store on Redis, which any number of manager replicas share."""
+"""Opens the store on Redis, which any number of manager replicas share.
+
+Each method of its parts is one atomic step; what takes more is in `service/rollouts.py`. Tokens
+live with their rollout, everything that orders or counts lives with its run. Errors are the
+`ServiceError`s of `errors.py`; an unreachable store raises UNAVAILABLE. The store's own clock
+decides about leases.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +25,32 @@ from services.chassis.redis.pipeline import Pipelines
 from services.chassis.redis.scripts import Scripts
 from services.chassis.redis.url import parse_redis_url
 from trajectory_manager.model.records import Durability
-from trajectory_manager.store.interface import Store
 from trajectory_manager.store.redis import keys
-from trajectory_manager.store.redis.column_store import RedisColumnStore
-from trajectory_manager.store.redis.durability_watch import watched
-from trajectory_manager.store.redis.inspection_store import RedisInspectionStore
-from trajectory_manager.store.redis.ledger_store import RedisLedgerStore
-from trajectory_manager.store.redis.retention_store import RedisRetentionStore
-from trajectory_manager.store.redis.run_store import RedisRunStore
-from trajectory_manager.store.redis.token_store import RedisTokenStore
+from trajectory_manager.store.redis.column_store import ColumnStore
+from trajectory_manager.store.redis.inspection_store import InspectionStore
+from trajectory_manager.store.redis.ledger_store import LedgerStore
+from trajectory_manager.store.redis.retention_store import RetentionStore
+from trajectory_manager.store.redis.run_store import RunStore
+from trajectory_manager.store.redis.token_store import TokenStore
 
 SCRIPTS = Path(__file__).parent / "lua"
 
 _RETRY_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """The parts of a store, and its durability."""
+
+    tokens: TokenStore
+    runs: RunStore
+    ledger: LedgerStore
+    columns: ColumnStore
+    retention: RetentionStore
+    inspection: InspectionStore
+    durability: Durability
+    """The strongest class a run may require."""
+    ready: Callable[[], Awaitable[bool]]
 
 
 @asynccontextmanager
@@ -80,12 +100,12 @@ async def redis_store(
 
         async with watched(lua, check, check_seconds):
             yield Store(
-                tokens=RedisTokenStore(lua),
-                runs=RedisRunStore(redis, lua),
-                ledger=RedisLedgerStore(lua),
-                columns=RedisColumnStore(lua),
-                retention=RedisRetentionStore(lua),
-                inspection=RedisInspectionStore(lua),
+                tokens=TokenStore(lua),
+                runs=RunStore(redis, lua),
+                ledger=LedgerStore(lua),
+                columns=ColumnStore(lua),
+                retention=RetentionStore(lua),
+                inspection=InspectionStore(lua),
                 durability=durability,
                 ready=ready,
             )
@@ -203,3 +223,45 @@ async def _has_replicas(redis: Redis, replicas: int) -> bool:
             f"confirm a write could be promoted without it; set replicas to {max(found)}"
         )
     return bool(min(found) == replicas)
+
+
+@asynccontextmanager
+async def watched(
+    scripts: Scripts, check: Callable[[], Awaitable[None]], every_seconds: float
+) -> AsyncIterator[None]:
+    """While `check` raises `ConfigError`, the scripts refuse every call: nothing is acknowledged.
+
+    Writes acknowledged between a change and the next check have the weaker class.
+    """
+    ended = asyncio.Event()
+    task = asyncio.create_task(_watch(scripts, check, every_seconds, ended))
+    try:
+        yield
+    finally:
+        ended.set()  # not cancelled: redis-py may swallow a cancellation that meets a reply
+        await task
+
+
+async def _watch(
+    scripts: Scripts,
+    check: Callable[[], Awaitable[None]],
+    every_seconds: float,
+    ended: asyncio.Event,
+) -> None:
+    while not await _is_set_within(ended, every_seconds):
+        try:
+            await check()
+        except ConfigError as error:
+            if not scripts.refusal:
+                get_logger().error("durability_broken", error=str(error))
+            scripts.refusal = f"{error}; until then nothing is stored"
+        except (*UNAVAILABLE_ERRORS, OSError):
+            continue  # calls fail by themselves
+        else:
+            scripts.refusal = ""
+
+
+async def _is_set_within(ended: asyncio.Event, seconds: float) -> bool:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(ended.wait(), seconds)
+    return ended.is_set()

@@ -1,26 +1,62 @@
-"""InspectionStore on Redis."""
+"""What is kept for inspection of a run. No decision depends on it.
+
+The index has a row for each of the newest rollouts that have finished; a rollout without one is
+running, or is older than the index: its header says the same. What a step trained on is kept for
+the newest steps.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from services.chassis.redis.scripts import Scripts
 from trajectory_manager.model.rollout_summary import RolloutSummary
 from trajectory_manager.store.errors import unwrap
-from trajectory_manager.store.inspection_interface import IndexPage, Row, TrainedRecord
 from trajectory_manager.store.redis import keys
 from trajectory_manager.store.redis.rollout_rows import DELETED, packed, packed_step, unpacked
+from trajectory_manager.store.redis.run_scripts import RunScripts
 
 
-class RedisInspectionStore:
-    """Implements `InspectionStore`."""
+class Row(NamedTuple):
+    """A rollout in the index."""
 
-    def __init__(self, scripts: Scripts) -> None:
-        self._scripts = scripts
+    number: int
+    """Its place in the order in which the run's rollouts were started, from 1; 0: not started."""
+    rollout_id: str
+    summary: RolloutSummary | None
+    """None: the index has no row for it."""
+    deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexPage:
+    """Some rollouts, newest first."""
+
+    rows: list[Row]
+    """As many as were asked for, or all there are."""
+    num_started: int
+    """Rollouts that were ever started."""
+    num_unindexed: int
+    """The oldest of these, which are not listed any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedRecord:
+    """What a step trained on of a sample, in two parts that this store does not read."""
+
+    sample_id: str
+    summary: bytes
+    """What lists show."""
+    tokens: bytes
+    """Values of its tokens."""
+
+
+class InspectionStore(RunScripts):
+    """The index of a run's rollouts, and what its steps trained on; NOT_FOUND without the run."""
 
     async def newest(self, run_id: str, before: int, limit: int) -> IndexPage:
-        """At most `limit` rollouts that were started before number `before`."""
+        """At most `limit` rollouts that were started before number `before`; 0: the newest."""
         found = await self._call("list_rows", run_id, before, limit)
         started, floor, first, names, rows = found
         numbers = range(int(first), int(first) - len(names), -1)
@@ -34,14 +70,14 @@ class RedisInspectionStore:
         )
 
     async def rows(self, run_id: str, rollout_ids: Sequence[str]) -> list[Row]:
-        """The row of each."""
+        """The row of each; `number` is not read."""
         if not rollout_ids:
             return []
         (found,) = await self._call("read_rows", run_id, *rollout_ids)
         return [_row(0, name, row) for name, row in zip(rollout_ids, found, strict=True)]
 
     async def keep(self, run_id: str, summaries: Mapping[str, RolloutSummary | None]) -> None:
-        """Add rows of finished rollouts that lack one."""
+        """Add rows of finished rollouts that lack one; None: the rollout was deleted."""
         if summaries:
             rows = ((n, DELETED if s is None else packed(s)) for n, s in summaries.items())
             await self._call("keep_rows", run_id, *(part for row in rows for part in row))
@@ -61,7 +97,7 @@ class RedisInspectionStore:
         return [name.decode() for name in names]
 
     async def of_step(self, run_id: str, step: int) -> list[str]:
-        """The rollouts of the samples of a step."""
+        """The rollouts of the samples of a step: recorded, committed, or leased."""
         recorded = await self.trained_samples(run_id, step)
         (names,) = (recorded,) if recorded else await self._call("list_step_rollouts", run_id, step)
         texts = (name if isinstance(name, str) else name.decode() for name in names)
@@ -75,7 +111,14 @@ class RedisInspectionStore:
         records: Sequence[TrainedRecord],
         num_kept_steps: int,
     ) -> None:
-        """Add to what is recorded of `step`."""
+        """Add to what is recorded of `step`; what other trainers recorded of it is forgotten.
+
+        So are the steps before the newest `num_kept_steps` up to it, and later ones of other
+        trainers.
+
+        Raises:
+            ServiceError: STALE_EPOCH.
+        """
         flat = (p for each in records for p in (each.sample_id, each.summary, each.tokens))
         (forgotten,) = unwrap(
             await self._scripts.call(
@@ -103,7 +146,7 @@ class RedisInspectionStore:
     async def trained(
         self, run_id: str, step: int, sample_ids: Sequence[str], *, with_tokens: bool
     ) -> list[TrainedRecord]:
-        """What is recorded of these samples."""
+        """What is recorded of these samples; those that are not are left out."""
         if not sample_ids:
             return []
         names = keys.trained_keys(run_id, step)[: 1 + with_tokens]
@@ -114,10 +157,6 @@ class RedisInspectionStore:
             for name, summary, values in zip(sample_ids, parts[0], tokens, strict=True)
             if summary is not None
         ]
-
-    async def _call(self, script: str, run_id: str, *args: Any) -> list[Any]:
-        reply = await self._scripts.call(script, keys=keys.run_keys(run_id), args=[run_id, *args])
-        return unwrap(reply)
 
 
 def _row(number: int, rollout_id: str, row: bytes | None) -> Row:

@@ -1,4 +1,4 @@
-"""TokenStore on Redis: every change is one Lua script on the keys of each rollout."""
+"""Rollouts with their turns and tokens: every change is one Lua script on one rollout's keys."""
 
 from __future__ import annotations
 
@@ -26,14 +26,18 @@ _Header = dict[bytes, bytes]
 _ERROR = b"error"
 
 
-class RedisTokenStore:
-    """Implements `TokenStore`."""
+class TokenStore:
+    """The record of each rollout: header, turns, tokens. Each public method is one atomic step."""
 
     def __init__(self, scripts: Scripts) -> None:
         self._scripts = scripts
 
     async def start_rollout(self, rollout: Rollout, *, leased: bool) -> None:
-        """Create the header of a rollout."""
+        """Create the record. Idempotent; with a lease the credential may change before any turn.
+
+        Raises:
+            ServiceError: ALREADY_EXISTS with other content, ROLLOUT_FINISHED.
+        """
         await self._call(
             "start_rollout",
             rollout.run_id,
@@ -49,7 +53,14 @@ class RedisTokenStore:
     async def begin_turn(
         self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin
     ) -> tuple[Rollout, TurnRecord]:
-        """Create a turn or take it over; return its rollout and what it has."""
+        """Create the turn or take it over; an ended turn is only returned, with its tokens.
+
+        The same attempt keeps its epoch, another gets the next; a restart of the store fences all.
+
+        Raises:
+            ServiceError: NOT_FOUND, PERMISSION_DENIED, ROLLOUT_FINISHED, ALREADY_EXISTS (another
+                prompt, sampling or template).
+        """
         begun = await self._begin_turn(run_id, rollout_id, credential_digest, begin, 0)
         assert begun is not None
         return begun
@@ -57,7 +68,7 @@ class RedisTokenStore:
     async def begin_first_turn(
         self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin
     ) -> tuple[Rollout, TurnRecord] | None:
-        """As `begin_turn`; None where the rollout has other turns only."""
+        """As `begin_turn`, unless the rollout has turns and this is none of them: then None."""
         return await self._begin_turn(run_id, rollout_id, credential_digest, begin, 1)
 
     async def _begin_turn(
@@ -92,7 +103,13 @@ class RedisTokenStore:
         )
 
     async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
-        """Execute the appends in one atomic step per server."""
+        """Execute `appends` independently, in order; a result is an error where one failed.
+
+        Appends after a failed one of the same turn would leave a gap and get the same error.
+        Idempotent. Errors: NOT_FOUND, STALE_EPOCH, ROLLOUT_FINISHED, TURN_FINISHED, ALREADY_EXISTS
+        (the overlap or the end differs), OFFSET_GAP (which has failed the rollout as
+        INFRASTRUCTURE), and those of an unavailable or full store.
+        """
         parts = [
             (keys.rollout_keys(append.run_id, append.rollout_id), codec.append_args(append))
             for append in appends
@@ -103,7 +120,10 @@ class RedisTokenStore:
     async def finish(
         self, run_id: str, finishes: Sequence[RolloutFinish]
     ) -> list[tuple[Rollout, list[TurnRecord]] | ServiceError]:
-        """Finish rollouts that run; return each with the spans of its turns."""
+        """Finish each rollout that runs; return each with the spans of its turns.
+
+        Errors: NOT_FOUND, PERMISSION_DENIED, and those of an unavailable or full store.
+        """
         parts = [
             (keys.rollout_keys(run_id, finish.rollout_id)[:1], codec.finish_args(finish))
             for finish in finishes
@@ -134,13 +154,21 @@ class RedisTokenStore:
         return codec.with_chunks(record, chunks)
 
     async def tokens(self, run_id: str, rollout_id: str, turn_ids: Sequence[str]) -> list[Tokens]:
-        """The own tokens of each turn."""
+        """The own tokens of each turn.
+
+        Raises:
+            ServiceError: NOT_FOUND, of the rollout or of a turn.
+        """
         if not turn_ids:
             return []
         return [record.tokens for record in await self._turns(run_id, rollout_id, turn_ids)]
 
     async def windows(self, run_id: str, rollout_id: str, cuts: Sequence[Cut]) -> list[Tokens]:
-        """Of each cut the stored tokens, without spans."""
+        """Of each cut the stored tokens, without spans.
+
+        Raises:
+            ServiceError: NOT_FOUND (rollout).
+        """
         flat = [part for cut in cuts for part in cut]
         (found,) = await self._call("read_tokens", run_id, rollout_id, *flat)
         return [Tokens(ids=ids, logprobs=logprobs) for ids, logprobs in found]
@@ -167,7 +195,7 @@ class RedisTokenStore:
     async def read(
         self, run_id: str, rollout_ids: Sequence[str], *, spans_only: bool = False
     ) -> list[tuple[Rollout, list[TurnRecord]] | None]:
-        """Rollouts with their turns; None for unknown ones."""
+        """Each rollout with its turns in the order they began, as one snapshot; None: unknown."""
         found = await self._headers(run_id, rollout_ids)
         headers = {name: header for name, header in zip(rollout_ids, found, strict=True) if header}
         turns = {name: codec.turn_records(header) for name, header in headers.items()}
@@ -207,7 +235,11 @@ class RedisTokenStore:
     async def record(
         self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
     ) -> list[bool]:
-        """Store whole finished rollouts; False for those stored before."""
+        """Store whole finished rollouts; False for those stored before. Idempotent.
+
+        Raises:
+            ServiceError: ALREADY_EXISTS with other content.
+        """
         parts = [
             (
                 keys.rollout_keys(run_id, rollout.rollout_id),
@@ -216,7 +248,7 @@ class RedisTokenStore:
             for rollout, turns in recorded
         ]
         replies = await self._scripts.call_each("record_rollout", parts)
-        return [bool(_unwrap(reply)[0]) for reply in replies]
+        return [bool(unwrap(reply)[0]) for reply in replies]
 
     async def _headers(self, run_id: str, rollout_ids: Sequence[str]) -> list[_Header]:
         """Each rollout's whole header; empty: unknown."""
@@ -254,12 +286,6 @@ def _closed(
         return reply_error(reply)
     header = _pairs(reply[1])
     return codec.rollout(run_id, rollout_id, header), codec.turn_records(header)
-
-
-def _unwrap(reply: Any) -> list[Any]:
-    if isinstance(reply, ServiceError):
-        raise reply
-    return unwrap(reply)
 
 
 def _known(names: Sequence[str | bytes], values: Sequence[bytes | None]) -> _Header:

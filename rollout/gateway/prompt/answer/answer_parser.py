@@ -28,9 +28,7 @@ class Delta:
     """What an answer's text grows by."""
 
     content: str = ""
-    """Added to its content."""
     reasoning: str = ""
-    """Added to its reasoning."""
 
     def add(self, more: Delta) -> None:
         """Append `more`, in place."""

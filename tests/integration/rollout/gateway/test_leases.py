@@ -23,7 +23,7 @@ from tests.lib.rollout.gateway.support import ScriptedServer, bearer, gateway, m
 from tests.lib.trajectory_manager.client import RULES
 from tests.lib.trajectory_manager.memory.store import memory_store
 from trajectory_manager.model.records import Purpose, Task
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 if TYPE_CHECKING:
     from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub

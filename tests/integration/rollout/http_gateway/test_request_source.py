@@ -10,7 +10,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from rollout.http_gateway.config import HttpGatewayConfig
-from services.lib.http.request_source import ForeignRequestError, check_source
+from services.lib.http.http_server import ForeignRequestError, check_source
 from tests.lib.rollout.http_gateway.support import World, world
 
 JSON = {"content-type": "application/json"}

@@ -35,7 +35,7 @@ from tests.lib.trajectory_manager.client import RULES, Client
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.model.records import Durability
-from trajectory_manager.store.column_interface import MAX_COLUMN_TRIES
+from trajectory_manager.store.redis.column_store import MAX_COLUMN_TRIES
 from trajectory_manager.store.redis.connect import redis_store
 
 

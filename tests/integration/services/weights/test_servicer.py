@@ -13,7 +13,7 @@ import xxhash
 from seamflow.weights.v1 import weight_service_pb2 as pb
 
 from services.chassis.errors import ServiceError
-from services.weights.store_interface import Scope
+from services.weights.keys import Scope
 from services.weights.version_feed import VersionFeed
 from services.weights.version_folders import WeightFolders
 from tests.lib.weights.memory_store import MemoryStore

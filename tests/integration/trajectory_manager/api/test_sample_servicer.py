@@ -30,7 +30,7 @@ from trajectory_manager.model.records import Purpose, ReplayStrategy, StalenessP
 from trajectory_manager.model.runs import Replay
 from trajectory_manager.service.long_poll import LongPoll
 from trajectory_manager.service.metrics import Metrics
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub

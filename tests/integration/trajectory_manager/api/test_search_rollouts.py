@@ -22,7 +22,7 @@ from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.service import rollout_index
 from trajectory_manager.service.retention import Retention
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 TRAIN, EVAL = tokens_pb2.PURPOSE_TRAIN, tokens_pb2.PURPOSE_EVAL
 

@@ -32,8 +32,7 @@ from trajectory_manager.model.records import (
 from trajectory_manager.model.run_counts import RunCounts
 from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.service.rollouts import EXPIRED
-from trajectory_manager.store.interface import Store
-from trajectory_manager.store.redis.connect import redis_store
+from trajectory_manager.store.redis.connect import Store, redis_store
 
 TOKENS_OF_A_ROLLOUT = 2
 

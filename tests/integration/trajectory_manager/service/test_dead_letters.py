@@ -22,10 +22,10 @@ from tests.lib.trajectory_manager.memory import run_state
 from tests.lib.trajectory_manager.support import Run, failed, other_run, refused, rewarded
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
-from trajectory_manager.model.records import DeadLetter, DeadLetterReason, Purpose
+from trajectory_manager.model.records import MAX_REPLACEMENTS, DeadLetter, DeadLetterReason, Purpose
 from trajectory_manager.service.retention import Retention
-from trajectory_manager.store.interface import MAX_REPLACEMENTS, Store
 from trajectory_manager.store.redis import run_store
+from trajectory_manager.store.redis.connect import Store
 
 
 async def kill(run: Run, task_id: str, purpose: Purpose = Purpose.TRAIN) -> DeadLetter:

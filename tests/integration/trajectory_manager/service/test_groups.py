@@ -18,6 +18,7 @@ from tests.lib.trajectory_manager.support import (
     tokens,
 )
 from trajectory_manager.model.records import (
+    MAX_REPLACEMENTS,
     Durability,
     FailureClass,
     Outcome,
@@ -27,8 +28,7 @@ from trajectory_manager.model.records import (
 )
 from trajectory_manager.model.steps import StepLease
 from trajectory_manager.service.rollouts import SURPLUS
-from trajectory_manager.store.interface import MAX_REPLACEMENTS, Store
-from trajectory_manager.store.redis.connect import SCRIPTS, redis_store
+from trajectory_manager.store.redis.connect import SCRIPTS, Store, redis_store
 
 
 async def begun(run: Run, number: int) -> list[TaskLease]:

@@ -61,7 +61,7 @@ GROWN_DIGITS = 16
 
 async def bytes_read(run: Run) -> list[int]:
     """What each turn of an append-only conversation of ids reads from the store."""
-    counting = Counting(run.store.tokens)
+    counting: Any = Counting(run.store.tokens)
     run.store = replace(run.store, tokens=counting)
     await run.start("r")
     prompt, read = [1_000_000], []

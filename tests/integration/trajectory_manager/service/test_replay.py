@@ -13,7 +13,7 @@ from tests.lib.trajectory_manager.memory.replay_draw import ReplayGroup, draw, t
 from tests.lib.trajectory_manager.support import RULES
 from trajectory_manager.model.records import ReplayStrategy, StalenessPolicy
 from trajectory_manager.model.runs import Replay
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 RECENCY = Replay(strategy=ReplayStrategy.RECENCY, capacity_groups=4, groups_per_step=2)
 REWARD = Replay(

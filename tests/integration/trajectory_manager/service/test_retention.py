@@ -24,9 +24,8 @@ from trajectory_manager.model.records import Durability, Outcome, ReplayStrategy
 from trajectory_manager.model.runs import Replay
 from trajectory_manager.model.tokens import Append
 from trajectory_manager.service.retention import Retention
-from trajectory_manager.store.interface import Store
-from trajectory_manager.store.redis.connect import SCRIPTS, redis_store
-from trajectory_manager.store.retention_interface import EndedGroup
+from trajectory_manager.store.redis.connect import SCRIPTS, Store, redis_store
+from trajectory_manager.store.redis.retention_store import EndedGroup
 
 
 async def new_run(store: Store, **rules: Any) -> Run:

@@ -16,8 +16,7 @@ from tests.lib.trajectory_manager.support import RULES, Run, policy, rollout_fin
 from trajectory_manager.model.records import Durability, RolloutState, TaskLease
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
-from trajectory_manager.store.interface import Store
-from trajectory_manager.store.redis.connect import SCRIPTS, redis_store
+from trajectory_manager.store.redis.connect import SCRIPTS, Store, redis_store
 
 
 class KilledError(Exception):
@@ -53,11 +52,9 @@ async def test_a_kill_while_finishing_loses_nothing(run: Run, killed_at: str) ->
     await run.submit("a")
     await run.play()
     lease = await begun(run)
-    dying = replace(
-        run.store,
-        tokens=Stopping(run.store.tokens, killed_at),
-        runs=Stopping(run.store.runs, killed_at),
-    )
+    tokens: Any = Stopping(run.store.tokens, killed_at)
+    runs: Any = Stopping(run.store.runs, killed_at)
+    dying = replace(run.store, tokens=tokens, runs=runs)
     with pytest.raises(KilledError):
         await Rollouts(dying, Metrics()).finish(run.run_id, [rollout_finish(lease.rollout_id)])
     assert (await run.store.runs.run_counts(run.run_id)).num_ready_groups == 0

@@ -22,9 +22,9 @@ from tests.suites.state_machine.machine import (
 )
 from trajectory_manager.model.records import Purpose, RolloutResult, RolloutState, Task, Topic
 from trajectory_manager.model.tokens import Append, Cut, TurnEnd
-from trajectory_manager.store.column_interface import CellFailure
-from trajectory_manager.store.interface import Store
-from trajectory_manager.store.retention_interface import EndedGroup
+from trajectory_manager.store.redis.column_store import CellFailure
+from trajectory_manager.store.redis.connect import Store
+from trajectory_manager.store.redis.retention_store import EndedGroup
 
 # The last of each is a seed that finds it after few histories; another one may need hundreds.
 BROKEN = {

@@ -25,10 +25,9 @@ from tests.lib.trajectory_manager.support import RULES, Run
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.model.records import Durability
-from trajectory_manager.store.column_interface import ColumnLease, ColumnsWritten
-from trajectory_manager.store.interface import Store
 from trajectory_manager.store.redis import keys
-from trajectory_manager.store.redis.connect import SCRIPTS, redis_store
+from trajectory_manager.store.redis.column_store import ColumnLease, ColumnsWritten
+from trajectory_manager.store.redis.connect import SCRIPTS, Store, redis_store
 
 REF, VALUE = "ref_logprobs", "value"
 SAMPLES = ("a/0/1#t1", "a/1/1#t1", "b/0/1#t1", "b/1/1#t1")

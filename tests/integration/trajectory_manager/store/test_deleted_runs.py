@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -12,8 +13,7 @@ from services.lib.token_bytes import pack_logprobs
 from tests.lib.trajectory_manager.support import RULES, Run, other_run, refused
 from trajectory_manager.model.records import Durability, ReplayStrategy
 from trajectory_manager.model.runs import Replay
-from trajectory_manager.store.interface import Store
-from trajectory_manager.store.redis.connect import redis_store
+from trajectory_manager.store.redis.connect import Store, redis_store
 
 REPLAY = Replay(strategy=ReplayStrategy.RECENCY, capacity_groups=4, groups_per_step=1)
 
@@ -100,7 +100,7 @@ async def test_an_interrupted_deletion_is_continued(
     async with redis_store(redis_url, Durability.FAST, 5.0) as store:
         run = await used_run(store)
         await store.runs.end_run(run.run_id)
-        scripts = store.runs._scripts  # type: ignore[attr-defined]
+        scripts: Any = store.runs._scripts
         call = scripts.call
 
         async def dying(name: str, **rest: object) -> object:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from services.chassis.errors import ConfigError
 from services.chassis.redis.scripts import Scripts
-from trajectory_manager.store.redis.durability_watch import watched
+from trajectory_manager.store.redis.connect import watched
 
 
 class _Refusing:

@@ -27,6 +27,7 @@ from tests.lib.trajectory_manager.support import (
 from trajectory_manager.api.column_servicer import ColumnServicer
 from trajectory_manager.api.lease_token import column_token
 from trajectory_manager.model.records import (
+    MAX_REPLACEMENTS,
     DeadLetterReason,
     Durability,
     FailureClass,
@@ -34,10 +35,9 @@ from trajectory_manager.model.records import (
     TaskLease,
 )
 from trajectory_manager.service.long_poll import LongPoll
-from trajectory_manager.store.column_interface import ColumnLease
-from trajectory_manager.store.interface import MAX_REPLACEMENTS, Store
 from trajectory_manager.store.redis import keys
-from trajectory_manager.store.redis.connect import SCRIPTS, redis_store
+from trajectory_manager.store.redis.column_store import ColumnLease
+from trajectory_manager.store.redis.connect import SCRIPTS, Store, redis_store
 
 A0, A1, B0, B1 = "a/0/1#t1", "a/1/1#t1", "b/0/1#t1", "b/1/1#t1"
 

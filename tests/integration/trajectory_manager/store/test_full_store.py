@@ -9,7 +9,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1.trajectory_pb2 import EMPTY_REASON_STORE_FULL
 
 from tests.lib.trajectory_manager.client import RULES, Client
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 
 async def full_run(store: Store, replica: Client) -> Client:

@@ -15,9 +15,8 @@ from services.chassis.redis import store_mark
 from tests.lib.redis_server import RedisServer
 from tests.lib.trajectory_manager.support import RULES
 from trajectory_manager.model.records import Durability
-from trajectory_manager.store.interface import Store
 from trajectory_manager.store.redis import keys
-from trajectory_manager.store.redis.connect import redis_store
+from trajectory_manager.store.redis.connect import Store, redis_store
 
 _IN_MEMORY = {"appendonly": "no", "save": ""}
 

@@ -7,7 +7,7 @@ from tests.integration.trajectory_manager.ledger import WIDE, Ledger, ledger_of,
 from tests.lib.trajectory_manager.support import refused
 from trajectory_manager.model.records import DeadLetterReason, ReplayStrategy
 from trajectory_manager.model.runs import Replay
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 
 async def leased(store: Store, *ready: str, **changes: int) -> Ledger:

@@ -20,6 +20,7 @@ from tests.lib.trajectory_manager.support import (
     tokens,
 )
 from trajectory_manager.model.records import (
+    MAX_REPLACEMENTS,
     FailureClass,
     Outcome,
     Purpose,
@@ -30,7 +31,7 @@ from trajectory_manager.model.records import (
 )
 from trajectory_manager.model.tokens import Append, Appended, Tokens, VersionSource
 from trajectory_manager.service.rollouts import EXPIRED
-from trajectory_manager.store.interface import MAX_REPLACEMENTS, Store
+from trajectory_manager.store.redis.connect import Store
 
 
 async def test_tokens_grow_and_come_back_as_they_were(run: Run) -> None:

@@ -10,13 +10,14 @@ import pytest
 from services.chassis.errors import Reason
 from tests.lib.trajectory_manager.support import Run, failed, other_run, refused, rewarded
 from trajectory_manager.model.records import (
+    MAX_REPLACEMENTS,
     EmptyReason,
     FailureClass,
     Purpose,
     Task,
     TaskLease,
 )
-from trajectory_manager.store.interface import MAX_REPLACEMENTS, Store
+from trajectory_manager.store.redis.connect import Store
 
 
 def own_task(task_id: str = "mine", num_samples: int = 2) -> Task:

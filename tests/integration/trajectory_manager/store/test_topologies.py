@@ -19,9 +19,8 @@ from tests.lib.redis_sentinel import RedisSentinel
 from tests.lib.redis_server import RedisServer
 from tests.lib.trajectory_manager.support import RULES, Run, tokens
 from trajectory_manager.model.records import Durability
-from trajectory_manager.store.interface import Store
 from trajectory_manager.store.redis import connect
-from trajectory_manager.store.redis.connect import redis_store
+from trajectory_manager.store.redis.connect import Store, redis_store
 
 GUARDED = {
     "appendfsync": "always",

@@ -33,7 +33,7 @@ from services.lib.token_bytes import pack_ids, pack_logprobs, unpack_ids
 from tests.lib.trajectory_manager.memory.store import memory_store
 from trajectory_manager.cli import service as manager_service
 from trajectory_manager.config import TrajectoryManagerConfig
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 if TYPE_CHECKING:
     from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub

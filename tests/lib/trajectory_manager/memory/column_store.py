@@ -6,21 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tests.lib.trajectory_manager.memory.run_state import Cell, Runs, RunState
 from trajectory_manager.model.records import Purpose, SlotName, Topic
-from trajectory_manager.store.column_interface import (
+from trajectory_manager.store.errors import store_error
+from trajectory_manager.store.redis.column_store import (
     MAX_COLUMN_TRIES,
     Backlog,
     CellFailure,
     ColumnLease,
+    ColumnStore,
     ColumnsWritten,
     LeasedCells,
     SampleColumns,
     rollout_of,
 )
-from trajectory_manager.store.errors import store_error
-from trajectory_manager.store.interface import TokenStore
+from trajectory_manager.store.redis.token_store import TokenStore
 
 
-class MemoryColumnStore:
+class MemoryColumnStore(ColumnStore):
     """Implements `ColumnStore`; nothing survives the process."""
 
     def __init__(self, runs: Runs, tokens: TokenStore, clock: Callable[[], float]) -> None:

@@ -8,10 +8,15 @@ from tests.lib.trajectory_manager.memory.run_state import Runs, RunState
 from trajectory_manager.model.records import SlotName
 from trajectory_manager.model.rollout_summary import RolloutSummary
 from trajectory_manager.store.errors import store_error
-from trajectory_manager.store.inspection_interface import IndexPage, Row, TrainedRecord
+from trajectory_manager.store.redis.inspection_store import (
+    IndexPage,
+    InspectionStore,
+    Row,
+    TrainedRecord,
+)
 
 
-class MemoryInspectionStore:
+class MemoryInspectionStore(InspectionStore):
     """Implements `InspectionStore`; nothing survives the process."""
 
     def __init__(self, runs: Runs) -> None:

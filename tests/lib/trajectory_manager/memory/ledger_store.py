@@ -17,9 +17,10 @@ from trajectory_manager.model.steps import (
     StepLease,
 )
 from trajectory_manager.store.errors import store_error
+from trajectory_manager.store.redis.ledger_store import LedgerStore
 
 
-class MemoryLedgerStore:
+class MemoryLedgerStore(LedgerStore):
     """Implements `LedgerStore`; nothing survives the process."""
 
     def __init__(self, runs: Runs, clock: Callable[[], float]) -> None:

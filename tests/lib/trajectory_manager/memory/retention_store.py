@@ -8,11 +8,11 @@ from tests.lib.trajectory_manager.memory.column_store import MemoryColumnStore
 from tests.lib.trajectory_manager.memory.run_state import Runs, RunState
 from tests.lib.trajectory_manager.memory.token_store import MemoryTokenStore
 from trajectory_manager.model.records import RolloutState, SlotName
-from trajectory_manager.store.column_interface import rollout_of
-from trajectory_manager.store.retention_interface import EndedGroup, Erased
+from trajectory_manager.store.redis.column_store import rollout_of
+from trajectory_manager.store.redis.retention_store import EndedGroup, Erased, RetentionStore
 
 
-class MemoryRetentionStore:
+class MemoryRetentionStore(RetentionStore):
     """Implements `RetentionStore`; nothing survives the process."""
 
     def __init__(self, runs: Runs, tokens: MemoryTokenStore, columns: MemoryColumnStore) -> None:

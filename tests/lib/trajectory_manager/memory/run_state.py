@@ -8,6 +8,8 @@ from typing import Any
 
 from tests.lib.trajectory_manager.memory.replay_draw import ReplayGroup
 from trajectory_manager.model.records import (
+    MAX_DEAD_LETTERS,
+    MAX_REPLACEMENTS,
     DeadLetter,
     DeadLetterReason,
     Effect,
@@ -23,8 +25,7 @@ from trajectory_manager.model.rollout_summary import RolloutSummary
 from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.steps import StepLease
 from trajectory_manager.store.errors import store_error
-from trajectory_manager.store.inspection_interface import Row, TrainedRecord
-from trajectory_manager.store.interface import MAX_DEAD_LETTERS, MAX_REPLACEMENTS
+from trajectory_manager.store.redis.inspection_store import Row, TrainedRecord
 
 
 @dataclass(slots=True)

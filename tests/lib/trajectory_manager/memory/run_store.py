@@ -34,9 +34,10 @@ from trajectory_manager.model.records import (
 from trajectory_manager.model.run_counts import RunCounts
 from trajectory_manager.model.runs import Run, RunConfig
 from trajectory_manager.store.errors import store_error
+from trajectory_manager.store.redis.run_store import RunStore
 
 
-class MemoryRunStore:
+class MemoryRunStore(RunStore):
     """Implements `RunStore`; nothing survives the process."""
 
     def __init__(

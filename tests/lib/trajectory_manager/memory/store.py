@@ -13,7 +13,7 @@ from tests.lib.trajectory_manager.memory.run_state import Runs
 from tests.lib.trajectory_manager.memory.run_store import MemoryRunStore
 from tests.lib.trajectory_manager.memory.token_store import MemoryTokenStore
 from trajectory_manager.model.records import Durability
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 
 def memory_store(clock: Callable[[], float] = time.time, incarnation: int | None = None) -> Store:

@@ -19,6 +19,7 @@ from trajectory_manager.model.tokens import (
     TurnRecord,
 )
 from trajectory_manager.store.errors import store_error
+from trajectory_manager.store.redis.token_store import TokenStore
 
 _TEMPLATE = "template_fingerprint"
 GAP_MESSAGE = "tokens before an appended chunk are missing"
@@ -42,7 +43,7 @@ class _Record:
     turns: dict[str, _Writer] = field(default_factory=dict)
 
 
-class MemoryTokenStore:
+class MemoryTokenStore(TokenStore):
     """Implements `TokenStore`; nothing survives the process."""
 
     def __init__(self, clock: Callable[[], float], incarnation: int) -> None:

@@ -31,8 +31,7 @@ from tests.suites.field.event_loop import run
 from tests.suites.field.kind import Kind
 from trainer.config.algorithm_names import ALGORITHMS
 from trajectory_manager.model.records import Durability
-from trajectory_manager.store.interface import Store
-from trajectory_manager.store.redis.connect import redis_store
+from trajectory_manager.store.redis.connect import Store, redis_store
 
 _SHOUT = "import sys; sys.stderr.write('the file of the user ran\\n'); sys.exit(3)\n"
 _NAMES = sorted(

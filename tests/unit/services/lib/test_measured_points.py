@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.lib.measured_points import Point, check_points, columns
+from services.lib.decode_latency import Point, check_points, columns
 
 
 def test_columns_ascend() -> None:

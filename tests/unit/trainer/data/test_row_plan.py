@@ -140,7 +140,7 @@ def test_a_group_is_split_if_the_ranks_would_wait_for_it() -> None:
 def test_attention_of_rows_of_similar_length_costs_that_of_the_longest(
     length: int, padded_to: int
 ) -> None:
-    """They are padded to it (`similar_rows.py`); shorter rows are computed by themselves."""
+    """They are padded to it (`similar_rows`); shorter rows are computed by themselves."""
     cost = RowCost(token_flops=0.0, pairs=((0, 1.0),))
     pairs = [size * (size + 1) / 2 for size in (100, padded_to)]
     assert PackedRows(make([length, 100]), cost).cost([0, 1]) == sum(pairs)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from services.lib.transformer.transformer_blocks import transformer_blocks
+from services.lib.transformer.load_causal import transformer_blocks
 from tests.lib.trainer.support import trainer_config
 from tests.unit.trainer.model.test_packing import make
 from trainer.model import load_model

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from services.lib.transformer.can_pack import can_pack
+from services.lib.transformer.load_causal import transformer_blocks
 from services.lib.transformer.packing import Packing
 from services.lib.transformer.routers import prepare_routers, recording
-from services.lib.transformer.transformer_blocks import transformer_blocks
 from tests.lib.trainer.model.whole_rows import whole_rows
 from tests.suites.field.tiny_models import make_config, make_model
 from trainer.data.micro_batch import MicroBatch

@@ -10,7 +10,7 @@ import pytest
 
 from trajectory_manager.model.records import Topic
 from trajectory_manager.service.long_poll import LongPoll, Reading
-from trajectory_manager.store.interface import RunStore
+from trajectory_manager.store.redis.run_store import RunStore
 
 MANY = 300
 

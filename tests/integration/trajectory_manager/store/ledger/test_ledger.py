@@ -10,7 +10,7 @@ from services.chassis.errors import Reason
 from tests.integration.trajectory_manager.ledger import WIDE, Ledger, ledger_of, names
 from tests.lib.trajectory_manager.support import RULES, Run, refused
 from trajectory_manager.model.records import DeadLetterReason, StalenessPolicy
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 
 async def test_steps_are_leased_in_order_and_again_unchanged(store: Store) -> None:

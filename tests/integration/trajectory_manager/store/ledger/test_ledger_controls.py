@@ -12,8 +12,7 @@ from services.chassis.errors import Reason, ServiceError
 from tests.integration.trajectory_manager.ledger import ledger_of
 from tests.lib.trajectory_manager.support import RULES, failed, other_run
 from trajectory_manager.model.records import Durability, Purpose, Task, TaskLease
-from trajectory_manager.store.interface import Store
-from trajectory_manager.store.redis.connect import SCRIPTS, redis_store
+from trajectory_manager.store.redis.connect import SCRIPTS, Store, redis_store
 
 
 async def a_stale_trainer_commits(store: Store) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from services.chassis.errors import Reason
 from tests.integration.trajectory_manager.ledger import WIDE, ledger_of, names
 from tests.lib.trajectory_manager.support import refused
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 
 async def test_a_part_takes_what_is_ready_and_leaves_the_rest(store: Store) -> None:

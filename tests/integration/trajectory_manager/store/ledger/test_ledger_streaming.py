@@ -9,7 +9,7 @@ from tests.integration.trajectory_manager.ledger import WIDE, ledger_of, names
 from tests.lib.trajectory_manager.support import refused
 from trajectory_manager.model.records import ReplayStrategy
 from trajectory_manager.model.runs import Replay
-from trajectory_manager.store.interface import Store
+from trajectory_manager.store.redis.connect import Store
 
 
 async def test_an_open_step_takes_groups_as_they_come(store: Store) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import grpc
@@ -12,12 +11,10 @@ import pytest
 from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 
-from rollout.gateway.dispatch.checked_stream import CheckedStream, StreamTerms
+from rollout.gateway.dispatch.checked_stream import CheckedStream, StreamTerms, TurnFailures
 from rollout.gateway.dispatch.outlier_ejection import OutlierEjection
 from rollout.gateway.dispatch.policies import TurnRequest
 from rollout.gateway.dispatch.server_state import Server
-from rollout.gateway.dispatch.token_stream import TokenStream
-from rollout.gateway.dispatch.turn_failures import TurnFailures
 from services.chassis.errors import Reason, ServiceError
 from tests.lib.rollout.gateway.support import sampled
 
@@ -25,22 +22,48 @@ VOCABULARY = 50
 Part = pb.GenerateTokensResponse | grpc.aio.AioRpcError
 
 
+class Stub:
+    """Answers the one call of a server."""
+
+    def __init__(self, parts: Sequence[Part | grpc.aio.UsageError]) -> None:
+        self._parts = parts
+
+    def GenerateTokens(self, *_: object, **__: object) -> Stub:
+        """The call."""
+        return self
+
+    def cancel(self) -> None:
+        """End it."""
+
+    async def __aiter__(self) -> AsyncIterator[pb.GenerateTokensResponse]:
+        for part in self._parts:
+            if isinstance(part, Exception):
+                raise part
+            yield part
+
+
 class Pool:
     """A server for each stream, in order, with what it sends."""
 
-    def __init__(self, *streams: Sequence[Part]) -> None:
+    def __init__(self, *streams: Sequence[Part | grpc.aio.UsageError]) -> None:
         nothing: Any = None
-        self.all = [Server(f"s{i}", nothing, nothing) for i in range(len(streams))]
+        self.all = [
+            Server(f"s{i}", nothing, cast("Any", Stub(parts))) for i, parts in enumerate(streams)
+        ]
         self.outliers = OutlierEjection(lambda: self.all)
         self.failures = TurnFailures(self.outliers)
         self.suspected: list[str] = []
-        self._streams = iter(zip(self.all, streams, strict=True))
+        self.waiting = self
+        self.released: list[str] = []
+        self._left = iter(self.all)
 
-    @asynccontextmanager
-    async def stream(self, *_: object) -> AsyncIterator[TokenStream]:
+    async def acquire(self, *_: object) -> Server:
         """The next one."""
-        server, parts = next(self._streams)
-        yield TokenStream(server, _sent(parts))
+        return next(self._left)
+
+    def release(self, server: Server) -> None:
+        """Note it."""
+        self.released.append(server.address)
 
     def suspect(self, server: Server) -> bool:
         """Note it."""
@@ -53,7 +76,7 @@ class Pool:
             turn=TurnRequest(
                 group="g", rollout="r", num_tokens=9, max_new_tokens=4, expected_tokens=4.0
             ),
-            request=cast("Any", None),
+            request=lambda: (pb.GenerateTokensRequest(), None),
             num_sampled=0,
             pinned_version=pinned_version,
             vocabulary_size=VOCABULARY,
@@ -64,13 +87,6 @@ class Pool:
             (server.address, len(response.tokens.token_ids) // 4)
             async for server, response in stream.responses()
         ]
-
-
-async def _sent(parts: Sequence[Part]) -> AsyncIterator[pb.GenerateTokensResponse]:
-    for part in parts:
-        if isinstance(part, grpc.aio.AioRpcError):
-            raise part
-        yield part
 
 
 def response(*ids: int, version: int = 1) -> pb.GenerateTokensResponse:
@@ -92,6 +108,13 @@ async def test_each_response_comes_with_its_server() -> None:
     pool = Pool([response(1, 2), response(3)])
     assert await pool.received() == [("s0", 2), ("s0", 1)]
     assert pool.suspected == []
+
+
+async def test_a_server_that_left_the_run_is_let_go() -> None:
+    """Its channel is closed already when the turn wants to go there: another server goes on."""
+    pool = Pool([grpc.aio.UsageError("Channel is closed.")])
+    assert await pool.received() == []
+    assert (pool.released, pool.suspected) == (["s0"], [])
 
 
 async def test_a_stream_without_a_token_makes_its_server_suspect() -> None:

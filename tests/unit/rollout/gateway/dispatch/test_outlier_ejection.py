@@ -8,9 +8,9 @@ import pytest
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 
 from rollout.gateway import limits
+from rollout.gateway.dispatch.checked_stream import TurnFailures
 from rollout.gateway.dispatch.outlier_ejection import EjectionState, OutlierEjection
 from rollout.gateway.dispatch.server_state import Server
-from rollout.gateway.dispatch.turn_failures import TurnFailures
 
 IN_USE, EJECTED, PROBED = EjectionState
 

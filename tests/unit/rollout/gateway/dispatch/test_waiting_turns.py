@@ -24,7 +24,6 @@ from rollout.gateway.dispatch.policies import (
 )
 from rollout.gateway.dispatch.server_pool import ServerPool
 from rollout.gateway.dispatch.server_state import Server
-from rollout.gateway.dispatch.token_stream import open_stream
 from rollout.gateway.dispatch.waiting_turns import WaitingTurns
 from services.chassis.errors import Reason, ServiceError
 from tests.lib.rollout.gateway.support import until_idle
@@ -324,23 +323,6 @@ def test_turns_of_other_gateways_take_room() -> None:
 def test_a_server_that_names_no_slots_has_room() -> None:
     """Its limit is unknown to the gateway."""
     assert server("a", 0).has_room(1.0)
-
-
-async def test_a_turn_is_not_counted_on_a_server_that_left_the_run() -> None:
-    """Its channel is closed already when the turn wants to go there: nothing is counted on it."""
-
-    class Closed:
-        def GenerateTokens(self, request: Any, timeout: float | None) -> Any:
-            raise grpc.aio.UsageError("Channel is closed.")
-
-    left = server()
-    stub: Any = Closed()
-    left.stub = stub
-    generate = pb.GenerateTokensRequest()
-    with pytest.raises(grpc.aio.UsageError):
-        async with open_stream(Queue(left).turns, request(), None, lambda: (generate, None)):
-            pass
-    assert left.num_turns == 0
 
 
 async def test_a_turn_waits_for_the_weights_it_needs() -> None:

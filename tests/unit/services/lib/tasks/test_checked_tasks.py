@@ -9,7 +9,7 @@ import pytest
 from seamflow.trajectory.v1.trajectory_pb2 import Task
 
 from services.chassis.errors import ConfigError, ServiceError
-from services.lib.task_bounds import MAX_PAYLOAD_BYTES
+from services.lib.bounds import MAX_PAYLOAD_BYTES
 from services.lib.tasks.checked_tasks import CheckedTasks, checked_tasks
 from services.lib.tasks.sources import Row
 from services.lib.tasks.task_rows import RowFields

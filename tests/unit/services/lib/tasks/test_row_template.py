@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from services.chassis.errors import ConfigError
-from services.lib.tasks.row_template import filled
 from services.lib.tasks.sources.base import Row
+from services.lib.tasks.task_rows import filled
 
 ROW = Row(
     index=3,

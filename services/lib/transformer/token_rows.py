@@ -1,8 +1,18 @@
-"""Rows of similar length, whose attention is computed together; without torch."""
+"""Rows of tokens: their common prefix, and those of similar length; without torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def shared_tokens(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+    """Length of the common prefix of two sequences."""
+    length = min(len(one), len(other))
+    differ = np.nonzero(one[:length] != other[:length])[0]
+    return int(differ[0]) if len(differ) else length
 
 
 def similar_rows(lengths: Sequence[int]) -> Iterator[list[int]]:
