@@ -21,7 +21,6 @@ from rollout.server.server import RolloutServer, State
 from rollout.server.servicer import RolloutServerServicer
 from rollout.server.weight_watcher import WeightWatcher
 from rollout.server.weights.open_weights import open_weight_source
-from rollout.server.weights.swap_schedule import RunningTurns
 from services.chassis.errors import ConfigError
 from services.chassis.rpc.server import Service, run
 
@@ -49,14 +48,13 @@ async def build(config: RolloutServerConfig) -> AsyncIterator[Service]:
             begin = server.begin
             background.append(begin)
         else:
-            turns = RunningTurns()
-            source = await open_weight_source(config, config.weights, server_id, turns, stack)
+            source = await open_weight_source(config, config.weights, stack)
+            waits = config.weight_update_at == "turn"
             server = RolloutServer(
                 engine,
                 source.cache,
                 update_pause=pause,
-                turns=turns,
-                schedule=source.schedule,
+                turn_seconds=config.weight_wait_seconds if waits else None,
                 prepare_seconds=config.weight_prepare_seconds,
                 swap_seconds=config.weight_swap_seconds,
             )

@@ -56,13 +56,10 @@ class RolloutServerConfig(ServerConfig):
     weight_swap_seconds: float = Field(600.0, gt=0)
     """Deadline of the swap in the engine, its pause included; an engine that misses it counts as
     dead."""
-    weight_update_order: Literal["at_once", "rolling"] = "at_once"
-    """Whether all servers of a run swap weights immediately, or a few at a time (rolling_servers of
-    the weights service)."""
     weight_update_at: Literal["token", "turn"] = "token"
     """Whether running turns swap weights at their next token or may end first."""
     weight_wait_seconds: float = Field(30.0, gt=0)
-    """Longest wait for running turns to end, and for a place in a rolling swap."""
+    """Longest wait for running turns to end, if weight_update_at is "turn"."""
     server_id: str | None = None
     """Name recorded in every span, unique in the run; unset: host name and process id."""
     max_running: int = Field(64, ge=1)

@@ -14,7 +14,7 @@ from services.chassis.redis.connect import connect
 from services.chassis.rpc.server import Service, run
 from services.weights.config import WeightsConfig
 from services.weights.redis_store import RedisStore
-from services.weights.servicer import Relay, Rolling, WeightServicer
+from services.weights.servicer import Relay, WeightServicer
 from services.weights.store_interface import Store
 from services.weights.version_feed import VersionFeed
 from services.weights.version_folders import WeightFolders
@@ -46,7 +46,6 @@ def service(config: WeightsConfig, store: Store) -> Service:
         relay=Relay(
             trees=config.relay_trees, fanout=config.relay_fanout, seconds=config.relay_seconds
         ),
-        rolling=Rolling(servers=config.rolling_servers, seconds=config.rolling_seconds),
         offer_folder=config.offer_folder,
         clock=time.time,
     )

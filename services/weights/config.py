@@ -31,7 +31,3 @@ class WeightsConfig(ServerConfig):
     """Most servers that one server sends a file to."""
     relay_seconds: float = Field(60.0, gt=0)
     """Time without a request after which a rollout server is no source for others."""
-    rolling_servers: int = Field(1, ge=1)
-    """Most rollout servers of a run that swap weights concurrently, of those that ask (rolling)."""
-    rolling_seconds: float = Field(60.0, gt=0)
-    """Silence after which a rollout server loses its place in the rolling order."""

@@ -87,12 +87,11 @@ class RedisStore:
         )
         return oldest
 
-    async def join(self, scope: Scope, group: str, member: str, *, ttl: float, limit: int) -> bool:
+    async def join(self, scope: Scope, group: str, member: str, *, ttl: float) -> None:
         """Add or extend a membership with join.lua."""
-        joined = await self._scripts.call(
-            "join", keys=[keys.members(scope, group)], args=[member, round(ttl * 1000), limit]
+        await self._scripts.call(
+            "join", keys=[keys.members(scope, group)], args=[member, round(ttl * 1000)]
         )
-        return bool(joined)
 
     async def members(self, scope: Scope, group: str) -> list[str]:
         """Read the current members with members.lua."""

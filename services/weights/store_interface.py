@@ -83,11 +83,8 @@ class Store(Protocol):
     async def forget(self, scope: Scope, keep: int) -> int:
         """Delete all below the newest `keep` committed versions; returns the oldest one kept."""
 
-    async def join(self, scope: Scope, group: str, member: str, *, ttl: float, limit: int) -> bool:
-        """Add `member` to `group` of at most `limit` members (0: any number) for `ttl` seconds.
-
-        A repeated call extends the membership. Returns whether it is a member now.
-        """
+    async def join(self, scope: Scope, group: str, member: str, *, ttl: float) -> None:
+        """Add `member` to `group` for `ttl` seconds; a repeated call extends the membership."""
 
     async def members(self, scope: Scope, group: str) -> list[str]:
         """Current members of `group`, sorted."""

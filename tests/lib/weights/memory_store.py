@@ -93,13 +93,9 @@ class MemoryStore:
         versions.keys = {key: kept for key, kept in versions.keys.items() if kept >= oldest}
         return oldest
 
-    async def join(self, scope: Scope, group: str, member: str, *, ttl: float, limit: int) -> bool:
+    async def join(self, scope: Scope, group: str, member: str, *, ttl: float) -> None:
         """See `Store.join`."""
-        members = self._live(scope, group)
-        if member not in members and limit and len(members) >= limit:
-            return False
-        members[member] = self._clock() + ttl
-        return True
+        self._live(scope, group)[member] = self._clock() + ttl
 
     async def members(self, scope: Scope, group: str) -> list[str]:
         """See `Store.members`."""
