@@ -83,7 +83,7 @@ bench-train: $(VENV)/.dev ## Whole training runs; PEERS=all: next to TRL; LEARN=
 bench-backpressure: $(VENV)/.dev ## A stopped trainer, a slow store, a full store.
 	$(RUN) tests.chaos.store.backpressure
 
-bench-weights: $(VENV)/.dev ## Shards next to a plain socket copy, deltas, relays, the stall of an update.
+bench-weights: $(VENV)/.dev ## Shards next to a plain socket copy, relays, the stall of an update.
 	$(RUN) bench.rollout.weights
 
 bench-rollout: $(VENV)/.dev $(SGLANG) ## Turns through all services next to SGLang alone; then bench-generation.

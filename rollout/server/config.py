@@ -46,9 +46,8 @@ class RolloutServerConfig(ServerConfig):
     weight_connections: int = Field(1, ge=1)
     """Connections to each sender of weights, over which the streams are spread: one carries no more
     than a TCP window in a round trip. At most weight_streams."""
-    weight_encodings: tuple[Literal["zstd", "delta"], ...] = ()
-    """Compression of weights on the network: "zstd", "delta" (against the version before, where few
-    16-bit words changed)."""
+    weight_encodings: tuple[Literal["zstd"], ...] = ()
+    """Compression of weights on the network: "zstd"; none: the files' own bytes."""
     weight_fetch_seconds: float = Field(600.0, gt=0)
     """Deadline of one transport for one version; then the next transport continues."""
     weight_prepare_seconds: float = Field(300.0, gt=0)
