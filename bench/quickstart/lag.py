@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -28,9 +28,9 @@ from seamflow.inspect.run_files import read_steps
 from bench.quickstart import seeds
 from bench.quickstart.modes import WINDOW
 from bench.report import RESULTS, Report
-from trainer.algorithms import dapo
 from trainer.algorithms.base import LossTerms, PolicyTokens
-from trainer.algorithms.terms.policy_gradient import PolicyGradient
+from trainer.algorithms.critic_free import dapo
+from trainer.algorithms.policy_gradient import PolicyGradient
 from trainer.config import TrainerConfig
 
 HELD_SECONDS = 1.5
@@ -45,8 +45,7 @@ class HeldBack(PolicyGradient):
 
     def __init__(self, config: TrainerConfig) -> None:
         """As `dapo` would be configured, `importance` included."""
-        usual = dapo.build(config)
-        super().__init__(**{entry.name: getattr(usual, entry.name) for entry in fields(usual)})
+        vars(self).update(vars(dapo(config)))
 
     def loss(self, tokens: PolicyTokens) -> LossTerms:
         """DAPO's."""

@@ -30,7 +30,6 @@ from rich.progress import track
 from bench.harness.redis_process import FAST, redis_server
 from bench.report import Report, ratio
 from bench.rollout.weights_parts import (
-    changed_share,
     publish,
     receive_shards,
     relayed_share,
@@ -73,7 +72,6 @@ def _measure(rounds: int, mebibytes: int) -> None:
         with _weights_service(folder / "publish") as port:
             measured = publish_seconds(port, folder / "trainer", rounds, 2 * mebibytes)
             shared, uploaded = asyncio.run(measured)
-        deltas = {kind: changed_share(folder / kind, kind) for kind in ("float32", "bfloat16")}
         relayed = asyncio.run(relayed_share(folder / "relay"))
         with_prepare, without = asyncio.run(update_stalls(folder / "stall"))
     gibibytes = mebibytes / 1024
@@ -86,8 +84,6 @@ def _measure(rounds: int, mebibytes: int) -> None:
             "publish_rpc_vs_shared_folder": ratio(shared, uploaded),
             "publish_seconds_shared_folder": median(shared),
             "publish_seconds_rpc": median(uploaded),
-            "delta_bytes_share": max(deltas.values()),
-            **{f"delta_bytes_share_{kind}": share for kind, share in deltas.items()},
             "relay_sent_by_service_4_servers": relayed,
             "update_stall_ms_prepared": median(with_prepare) * 1e3,
             "update_stall_ms_unprepared": median(without) * 1e3,

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from prometheus_client import REGISTRY
@@ -21,7 +21,7 @@ from rollout.server.cli import build as build_server
 from rollout.server.config import RolloutServerConfig
 from rollout.server.engines import build_engine
 from rollout.server.engines.engine import PauseMode
-from rollout.server.weights.transport import Incoming, LocalVersion
+from rollout.server.weights.transport import Incoming
 from rollout.server.weights.transports import TransportContext
 from rollout.server.weights.transports.shard_stream import ShardStream
 from services.chassis.rpc.server import started
@@ -31,8 +31,6 @@ from trainer.publish.uploader import Uploader
 
 RUN = "bench"
 SEED = 0
-DELTA_WORDS = 16 << 20
-CHANGED = 0.01
 RELAYS = 4
 RELAY_FILES = 8
 RELAY_FILE_BYTES = 4 << 20
@@ -59,38 +57,11 @@ async def publish(port: int, source: Path) -> pb.Manifest:
     return manifest
 
 
-async def receive_shards(port: int, folder: Path, base: LocalVersion | None = None) -> float:
+async def receive_shards(port: int, folder: Path) -> float:
     """Fetch the newest version into `folder` by the shard stream; seconds."""
-    incoming, seconds = await _receive(port, folder, base)
+    incoming, seconds = await _receive(port, folder)
     assert not incoming.missing
     return seconds
-
-
-def changed_share(folder: Path, kind: Literal["float32", "bfloat16"]) -> float:
-    """Bytes received for a version of which 1 % of the weights changed, over its size."""
-    return asyncio.run(_changed_share(folder, 4 if kind == "float32" else 2))
-
-
-async def _changed_share(folder: Path, width: int) -> float:
-    rng = np.random.default_rng(SEED)
-    dtype = np.dtype(f"<u{width}")
-    # Random bits stand for weights: nothing about them but what stayed the same can be guessed.
-    weights = rng.integers(0, np.iinfo(dtype).max, DELTA_WORDS, dtype=dtype, endpoint=True)
-    source, first, second = (folder / name for name in ("source", "first", "second"))
-    for made in (source, first, second):
-        made.mkdir(parents=True)
-    async with _weights_service(folder / "published") as port:
-        (source / "model.safetensors").write_bytes(weights.tobytes())
-        manifest = await publish(port, source)
-        await receive_shards(port, first)
-        places = rng.random(DELTA_WORDS) < CHANGED
-        weights[places] = rng.integers(0, np.iinfo(dtype).max, places.sum(), dtype=dtype)
-        (source / "model.safetensors").write_bytes(weights.tobytes())
-        await publish(port, source)
-        base = LocalVersion(manifest=manifest, folder=first)
-        incoming, _ = await _receive(port, second, base)
-    assert not incoming.missing
-    return incoming.received_bytes / weights.nbytes
 
 
 async def relayed_share(folder: Path) -> float:
@@ -140,16 +111,15 @@ async def update_stalls(folder: Path) -> tuple[list[float], list[float]]:
     return prepared, unprepared
 
 
-async def _receive(port: int, folder: Path, base: LocalVersion | None) -> tuple[Incoming, float]:
+async def _receive(port: int, folder: Path) -> tuple[Incoming, float]:
     async with connect(f"127.0.0.1:{port}") as channel:
         stub: Any = WeightServiceStub(channel)
         manifest = (await stub.GetManifest(pb.GetManifestRequest(run_id=RUN))).manifest
-        encodings = ("delta",) if base else ()
-        config = RolloutServerConfig(weight_encodings=encodings)
+        config = RolloutServerConfig()
         stream = ShardStream(
             TransportContext(config=config, weights=channel, connect=lambda _: channel)
         )
-        incoming = Incoming(manifest, folder, base)
+        incoming = Incoming(manifest, folder)
         started_at = time.perf_counter()
         await stream.fetch(incoming)
         return incoming, time.perf_counter() - started_at

@@ -16,7 +16,6 @@ from typing import Any
 
 from seamflow import channel, trace_context
 
-from rollout.gateway import servicer, turn
 from rollout.gateway.record import request_batcher
 from services.chassis.rpc import tracing
 
@@ -35,7 +34,6 @@ def _take_out() -> None:
     vars(tracing).update(begin=_begin, span=_no_span, rollout_span=_no_span, traceparent=_none)
     vars(trace_context)["of_rollout"] = lambda run_id, rollout_id: ""
     vars(request_batcher)["_span"] = lambda message: _NOTHING
-    vars(servicer)["run_turn"] = turn._run_turn
     channel._Channel._with_ours = _with_ours  # type: ignore[method-assign]
 
 

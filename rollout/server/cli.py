@@ -21,10 +21,11 @@ from rollout.server.server import RolloutServer, State
 from rollout.server.servicer import RolloutServerServicer
 from rollout.server.weight_watcher import WeightWatcher
 from rollout.server.weights.open_weights import open_weight_source
-from rollout.server.weights.swap_schedule import RunningTurns
 from services.chassis.errors import ConfigError
 from services.chassis.rpc.server import Service, run
 
+_WEIGHT_WAIT_SECONDS = 30.0
+"""Longest wait for running turns to end, if weight_update_at is "turn"."""
 _WEIGHT_PREPARE_SECONDS = 300.0
 """Deadline of reading a version into host memory; then it is loaded from disk."""
 
@@ -52,14 +53,13 @@ async def build(config: RolloutServerConfig) -> AsyncIterator[Service]:
             begin = server.begin
             background.append(begin)
         else:
-            turns = RunningTurns()
-            source = await open_weight_source(config, config.weights, server_id, turns, stack)
+            source = await open_weight_source(config, config.weights, stack)
+            waits = config.weight_update_at == "turn"
             server = RolloutServer(
                 engine,
                 source.cache,
                 update_pause=pause,
-                turns=turns,
-                schedule=source.schedule,
+                turn_seconds=_WEIGHT_WAIT_SECONDS if waits else None,
                 prepare_seconds=_WEIGHT_PREPARE_SECONDS,
                 swap_seconds=config.weight_swap_seconds,
             )

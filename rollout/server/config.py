@@ -43,17 +43,13 @@ class RolloutServerConfig(ServerConfig):
     weight_connections: int = Field(1, ge=1)
     """Connections to each sender of weights, over which the streams are spread: one carries no more
     than a TCP window in a round trip. At most weight_streams."""
-    weight_encodings: tuple[Literal["zstd", "delta"], ...] = ()
-    """Compression of weights on the network: "zstd", "delta" (against the version before, where few
-    16-bit words changed)."""
+    weight_encodings: tuple[Literal["zstd"], ...] = ()
+    """Compression of weights on the network: "zstd"; none: the files' own bytes."""
     weight_fetch_seconds: float = Field(600.0, gt=0)
     """Deadline of one transport for one version; then the next transport continues."""
     weight_swap_seconds: float = Field(600.0, gt=0)
     """Deadline of the swap in the engine, its pause included; an engine that misses it counts as
     dead."""
-    weight_update_order: Literal["at_once", "rolling"] = "at_once"
-    """Whether all servers of a run swap weights immediately, or a few at a time (rolling_servers of
-    the weights service)."""
     weight_update_at: Literal["token", "turn"] = "token"
     """Whether running turns swap weights at their next token or may end first."""
     server_id: str | None = None

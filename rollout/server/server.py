@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from enum import StrEnum
 from pathlib import Path
 
@@ -31,7 +31,6 @@ from rollout.server.engines.engine import (
     PreparesFiles,
 )
 from rollout.server.weights.merge_lora import is_adapter
-from rollout.server.weights.swap_schedule import RunningTurns, SwapSchedule
 from rollout.server.weights.weight_cache import FetchedWeights, WeightCache
 from rollout.server.weights.weight_hold import WeightHold
 from services.chassis import metrics
@@ -48,6 +47,9 @@ _UPDATE_SECONDS = metrics.histogram(
 )
 _UNPREPARED = metrics.counter(
     "rollout_server", "weight_prepares_expired_total", "Versions loaded without being prepared."
+)
+_WAITS_EXPIRED = metrics.counter(
+    "rollout_server", "weight_waits_expired_total", "Swaps that waited too long.", ("wait",)
 )
 _VERSION = metrics.gauge("rollout_server", "weight_version", "Weight version loaded now.")
 
@@ -71,6 +73,30 @@ _KEPT_LOADS = 64
 _WITHOUT_WEIGHTS = (State.RELEASED, State.DRAINING)
 
 
+class RunningTurns:
+    """The turns that are running."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Future[None]] = set()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Register a turn for the duration of this context."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._running.add(turn)
+        try:
+            yield
+        finally:
+            self._running.discard(turn)
+            turn.set_result(None)
+
+    async def ended(self, seconds: float) -> None:
+        """Wait for the turns running now, at most so long; later ones do not count."""
+        if self._running and (await asyncio.wait(set(self._running), timeout=seconds))[1]:
+            _WAITS_EXPIRED.labels("turn").inc()
+            get_logger().warning("weights_wait_ended", wait="turn", seconds=seconds)
+
+
 class RolloutServer:
     """One engine and its weights; a lock serializes all transitions."""
 
@@ -80,8 +106,7 @@ class RolloutServer:
         cache: WeightCache | None,
         *,
         update_pause: PauseMode = PauseMode.RETRACT,
-        turns: RunningTurns | None = None,
-        schedule: SwapSchedule | None = None,
+        turn_seconds: float | None = None,
         prepare_seconds: float = 300.0,
         swap_seconds: float = 300.0,
     ) -> None:
@@ -91,16 +116,16 @@ class RolloutServer:
             engine: samples the turns.
             cache: fetches newer weights; None: only version 0 is served.
             update_pause: what happens to turns while weights change.
-            turns: the running turns; the servicer registers them.
-            schedule: when a watched version is swapped in; by default immediately.
+            turn_seconds: longest wait for the running turns to end before a watched version is
+                swapped in; None: it is swapped in at the next token.
             prepare_seconds: deadline of reading a version into host memory.
             swap_seconds: deadline of the swap; an engine that misses it counts as failed.
         """
         self.engine = engine
-        self.turns = turns or RunningTurns()
+        self.turns = RunningTurns()
         self._cache = cache
         self._update_pause = update_pause
-        self._schedule = schedule or SwapSchedule()
+        self._turn_seconds = turn_seconds
         self._prepare_seconds = prepare_seconds
         self._swap_seconds = swap_seconds
         self._stage = State.LOADING
@@ -208,7 +233,7 @@ class RolloutServer:
     async def follow(self, weight_version: int) -> None:
         """Fetch a newly committed version and swap it in, unless memory is released or one is held.
 
-        fetch -> prepare (in host memory, turns continue) -> schedule -> pause, update, resume
+        fetch -> prepare (in host memory, turns continue) -> wait -> pause, update, resume
         """
         fetched = await self._require_cache().fetch(weight_version)
         if fetched is None or fetched.weight_version <= self.engine.weight_version:
@@ -219,7 +244,9 @@ class RolloutServer:
                 self._require_cache().prune(loaded=self.engine.weight_version)
                 return
         await self._prepare(fetched)
-        async with self._schedule.slot(), self._lock:
+        if self._turn_seconds is not None:
+            await self.turns.ended(self._turn_seconds)
+        async with self._lock:
             newer = fetched.weight_version > self.engine.weight_version
             is_held = self.hold.weight_version is not None
             if newer and not is_held and self._stage not in _WITHOUT_WEIGHTS:

@@ -33,7 +33,6 @@ from services.launcher.checks.prerequisites import (
     check_program,
     engine_of,
 )
-from services.launcher.checks.run_settings import deltas_that_cannot_pay
 from services.launcher.checks.thread_numbers import divided_threads, num_cores
 from services.launcher.checks.trained_rewards import check_reward_names
 from services.launcher.checks.user_code import (
@@ -145,7 +144,7 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
         check_installed(plans.values(), engine_of(config, layout))
         check_prerequisites(config, layout)
         settings = checked_settings(config, plans)
-        _warn([*deltas_that_cannot_pay(settings), *check_reward_names(config, settings)])
+        _warn(check_reward_names(config, settings))
         check_hosts(settings, _addresses(config, layout, plans))
         check_same_run(config, layout)
         check_evaluation(config, evaluation)

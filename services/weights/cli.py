@@ -14,7 +14,7 @@ from services.chassis.redis.connect import connect
 from services.chassis.rpc.server import Service, run
 from services.weights.config import WeightsConfig
 from services.weights.redis_store import RedisStore
-from services.weights.servicer import Relay, Rolling, WeightServicer
+from services.weights.servicer import Relay, WeightServicer
 from services.weights.version_feed import VersionFeed
 from services.weights.version_folders import WeightFolders
 
@@ -52,7 +52,6 @@ def service(config: WeightsConfig, store: RedisStore) -> Service:
         feed=feed,
         keep_versions=config.keep_versions,
         relay=Relay(trees=_RELAY_TREES, fanout=_RELAY_FANOUT, seconds=_RELAY_SECONDS),
-        rolling=Rolling(servers=config.rolling_servers, seconds=config.rolling_seconds),
         offer_folder=config.offer_folder,
         clock=time.time,
     )

@@ -23,7 +23,3 @@ class WeightsConfig(ServerConfig):
     """Store of versions and manifests, such as redis://:password@host:6379/0."""
     keep_versions: int = Field(4, ge=1)
     """Newest committed versions whose files are kept; older ones are deleted after each commit."""
-    rolling_servers: int = Field(1, ge=1)
-    """Most rollout servers of a run that swap weights concurrently, of those that ask (rolling)."""
-    rolling_seconds: float = Field(60.0, gt=0)
-    """Silence after which a rollout server loses its place in the rolling order."""

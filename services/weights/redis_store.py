@@ -129,15 +129,11 @@ class RedisStore:
         )
         return oldest
 
-    async def join(self, scope: Scope, group: str, member: str, *, ttl: float, limit: int) -> bool:
-        """Add `member` to `group` of at most `limit` members (0: any number) for `ttl` seconds.
-
-        A repeated call extends the membership. Returns whether it is a member now.
-        """
-        joined = await self._scripts.call(
-            "join", keys=[keys.members(scope, group)], args=[member, round(ttl * 1000), limit]
+    async def join(self, scope: Scope, group: str, member: str, *, ttl: float) -> None:
+        """Add or extend a membership with join.lua."""
+        await self._scripts.call(
+            "join", keys=[keys.members(scope, group)], args=[member, round(ttl * 1000)]
         )
-        return bool(joined)
 
     async def members(self, scope: Scope, group: str) -> list[str]:
         """Current members of `group`, sorted."""

@@ -32,7 +32,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 _RELAYS = "relays"
 _LOST = "lost_relays"
-_SWAPS = "swaps"
+_SWAP_TTL = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +46,6 @@ class Relay:
     """Time a server stays registered as a relay after a call."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rolling:
-    """Settings of rolling swaps."""
-
-    servers: int = 1
-    """Maximum servers that swap concurrently."""
-    seconds: float = 60.0
-    """Time a server keeps its place without a call."""
-
-
 class WeightServicer(WeightServiceServicer):
     """Publishing, reading, watching.
 
@@ -65,7 +55,6 @@ class WeightServicer(WeightServiceServicer):
         feed: wakes watchers.
         keep_versions: newest committed versions whose files stay.
         relay: settings of file relay.
-        rolling: settings of rolling swaps.
         offer_folder: whether callers that see the same folder may use it.
         clock: Unix time, for commit times.
     """
@@ -78,7 +67,6 @@ class WeightServicer(WeightServiceServicer):
         feed: VersionFeed,
         keep_versions: int,
         relay: Relay,
-        rolling: Rolling,
         offer_folder: bool,
         clock: Callable[[], float],
     ) -> None:
@@ -87,7 +75,6 @@ class WeightServicer(WeightServiceServicer):
         self._feed = feed
         self._keep_versions = keep_versions
         self._relay = relay
-        self._rolling = rolling
         self._offer_folder = offer_folder
         self._clock = clock
         self._announced = AnnouncedVersions()
@@ -224,11 +211,11 @@ class WeightServicer(WeightServiceServicer):
         relay, address, zone = self._relay, request.address, validation.zone(request.zone)
         if address:
             registered = member(zone, fields.required("address", address))
-            await self._store.join(scope, _RELAYS, registered, ttl=relay.seconds, limit=0)
+            await self._store.join(scope, _RELAYS, registered, ttl=relay.seconds)
             await self._store.leave(scope, _LOST, registered)
         if request.lost_address:
             gone = member(zone, fields.required("lost_address", request.lost_address))
-            await self._store.join(scope, _LOST, gone, ttl=relay.seconds, limit=0)
+            await self._store.join(scope, _LOST, gone, ttl=relay.seconds)
         response = pb.RequestSourcesResponse(ttl=to_duration(relay.seconds))
         if not request.weight_version:
             return response
@@ -244,21 +231,13 @@ class WeightServicer(WeightServiceServicer):
     async def AcquireSwap(
         self, request: pb.AcquireSwapRequest, context: Context
     ) -> pb.AcquireSwapResponse:
-        """Grant a place if one is free; a crashed server loses its place after a timeout."""
-        scope = validation.scope_of(request.run_id, request.model)
-        server, rolling = fields.required("server_id", request.server_id), self._rolling
-        granted = await self._store.join(
-            scope, _SWAPS, server, ttl=rolling.seconds, limit=rolling.servers
-        )
-        return pb.AcquireSwapResponse(granted=granted, ttl=to_duration(rolling.seconds))
+        """Grant it: servers up to 0.2.0 may ask, when they swap a few at a time."""
+        return pb.AcquireSwapResponse(granted=True, ttl=to_duration(_SWAP_TTL))
 
     async def ReleaseSwap(
         self, request: pb.ReleaseSwapRequest, context: Context
     ) -> pb.ReleaseSwapResponse:
-        """Free the place for another server."""
-        scope = validation.scope_of(request.run_id, request.model)
-        server = fields.required("server_id", request.server_id)
-        await self._store.leave(scope, _SWAPS, server)
+        """Nothing is held."""
         return pb.ReleaseSwapResponse()
 
     async def WatchVersions(

@@ -11,7 +11,7 @@ from seamflow.weights.v1 import weight_service_pb2 as pb
 
 from services.chassis.errors import Reason, ServiceError, failed_precondition
 from services.chassis.rpc import fields
-from services.lib.weight_files.shard_chunks import keep_freed_memory
+from services.lib.weight_files.shard_chunks import decompress, keep_freed_memory
 from services.weights import validation
 from services.weights.keys import Scope
 from services.weights.redis_store import RedisStore
@@ -96,11 +96,9 @@ def _plain(request: pb.UploadShardsRequest) -> bytes:
         raise _damaged(request, "its checksum is not the sender's")
     if request.encoding == pb.SHARD_ENCODING_UNSPECIFIED:
         return data
-    from services.lib.weight_files import deltas  # only encoded parts need its libraries
-
     try:
-        plain = deltas.decompress(memoryview(data), request.num_bytes)
-    except deltas.DeltaError as error:
+        plain = decompress(memoryview(data), request.num_bytes)
+    except ValueError as error:
         raise _damaged(request, str(error)) from error
     if len(plain) != request.num_bytes:
         raise _damaged(request, f"it decodes to {len(plain)} bytes, not {request.num_bytes}")

@@ -19,16 +19,6 @@ from services.chassis.errors import ConfigError
 from trainer.config import TrainerConfig
 from trainer.config.algorithm_names import ALGORITHMS
 
-__all__ = [
-    "ALGORITHMS",
-    "Algorithm",
-    "LossTerms",
-    "PolicyTokens",
-    "Rollouts",
-    "TokenWeights",
-    "make_algorithm",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollouts:

@@ -6,21 +6,21 @@ import difflib
 
 _HERE = "trainer.algorithms"
 ALGORITHMS = {
-    "cispo": f"{_HERE}.cispo:build",
-    "dapo": f"{_HERE}.dapo:build",
-    "decoupled_ppo": f"{_HERE}.decoupled_ppo:build",
-    "distillation": f"{_HERE}.distillation:Distillation",
-    "dpo": f"{_HERE}.dpo:build",
-    "dr_grpo": f"{_HERE}.dr_grpo:build",
-    "grpo": f"{_HERE}.grpo:build",
-    "gspo": f"{_HERE}.gspo:build",
-    "ma_ppo": f"{_HERE}.ma_ppo:build",
-    "ppo": f"{_HERE}.ppo:build",
-    "reinforce_pp": f"{_HERE}.reinforce_pp:build",
-    "reinforce_pp_baseline": f"{_HERE}.reinforce_pp:build_with_baseline",
-    "rloo": f"{_HERE}.rloo:build",
-    "tba": f"{_HERE}.tba:build",
-    "turn_ppo": f"{_HERE}.turn_ppo:build",
+    "cispo": f"{_HERE}.critic_free:cispo",
+    "dapo": f"{_HERE}.critic_free:dapo",
+    "decoupled_ppo": f"{_HERE}.critic_free:decoupled_ppo",
+    "distillation": f"{_HERE}.critic_free:Distillation",
+    "dpo": f"{_HERE}.groupwise:dpo",
+    "dr_grpo": f"{_HERE}.critic_free:dr_grpo",
+    "grpo": f"{_HERE}.critic_free:grpo",
+    "gspo": f"{_HERE}.critic_free:gspo",
+    "ma_ppo": f"{_HERE}.actor_critic:ma_ppo",
+    "ppo": f"{_HERE}.actor_critic:ppo",
+    "reinforce_pp": f"{_HERE}.critic_free:reinforce_pp",
+    "reinforce_pp_baseline": f"{_HERE}.critic_free:reinforce_pp_baseline",
+    "rloo": f"{_HERE}.critic_free:rloo",
+    "tba": f"{_HERE}.groupwise:tba",
+    "turn_ppo": f"{_HERE}.actor_critic:turn_ppo",
 }
 
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from trainer.algorithms.base import Algorithm, Rollouts, TokenWeights
-from trainer.algorithms.terms.kl_penalty import estimated
+from trainer.algorithms.policy_gradient import kl_estimate
 from trainer.config import TrainerConfig
 from trainer.data.token_sequence import TokenSequence
 
@@ -142,7 +142,7 @@ def _divergences(
         difference_T = item.behaviour_logprobs_T.astype(np.float64) - item.reference_logprobs_T
         kept = torch.from_numpy(difference_T[item.loss_mask_T])
         member = _member(item, config.algorithm.trained_reward)
-        sums[member] += estimated(kept, config.kl.reward_estimator).sum().item()
+        sums[member] += kl_estimate(kept, config.kl.reward_estimator).sum().item()
     return np.array(list(sums.values()), np.float64)
 
 

@@ -30,7 +30,12 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 from services.chassis.errors import Reason
 from services.chassis.log import get_logger
 from services.chassis.rpc.retries import retry_forever
-from services.lib.weight_files.shard_chunks import CHUNK_BYTES, encode_upload, keep_freed_memory
+from services.lib.weight_files.shard_chunks import (
+    CHUNK_BYTES,
+    compress,
+    encode_upload,
+    keep_freed_memory,
+)
 
 _METHOD = "/seamflow.weights.v1.WeightService/UploadShards"
 _TOGETHER = 4
@@ -133,9 +138,7 @@ class Uploader:
         request = pb.UploadShardsRequest(file=file, offset=offset)
         request.MergeFrom(head)
         if self._compress:
-            from services.lib.weight_files import deltas  # only compression needs its libraries
-
-            compressed = deltas.compress(data)
+            compressed = compress(data)
             if len(compressed) < len(data):
                 request.encoding, request.num_bytes = pb.SHARD_ENCODING_ZSTD, len(data)
                 data = compressed

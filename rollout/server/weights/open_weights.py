@@ -18,7 +18,6 @@ from seamflow.weights.v1.weight_service_pb2_grpc import (
 
 from rollout.server.config import RolloutServerConfig
 from rollout.server.weights.relay_server import RelayAnnouncer, RelayServicer
-from rollout.server.weights.swap_schedule import RollingOrder, RunningTurns, SwapSchedule
 from rollout.server.weights.transports import TransportContext, build_transports
 from rollout.server.weights.weight_cache import WeightCache
 from services.chassis.rpc import clients
@@ -26,20 +25,15 @@ from services.chassis.rpc import clients
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
-_WEIGHT_WAIT_SECONDS = 30.0
-"""Longest wait for running turns to end, and for a place in a rolling swap."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSource:
-    """The parts that fetch, schedule and relay weights."""
+    """The parts that fetch and relay weights."""
 
     stub: WeightServiceAsyncStub
     """The weights service."""
     cache: WeightCache
     """Fetches versions and keeps them on disk."""
-    schedule: SwapSchedule
-    """When the server swaps."""
     servicers: Sequence[tuple[Callable[[Any, Any], None], Any]] = ()
     """Services for other rollout servers."""
     background: Sequence[Callable[[], Awaitable[None]]] = ()
@@ -47,11 +41,7 @@ class WeightSource:
 
 
 async def open_weight_source(
-    config: RolloutServerConfig,
-    target: str,
-    server_id: str,
-    turns: RunningTurns,
-    stack: AsyncExitStack,
+    config: RolloutServerConfig, target: str, stack: AsyncExitStack
 ) -> WeightSource:
     """Connect to the weights service at `target`; `stack` closes all resources."""
     channels = WeightChannels(config, stack)
@@ -68,20 +58,13 @@ async def open_weight_source(
         fetch_seconds=config.weight_fetch_seconds,
         base=config.model,
     )
-    rolling = config.weight_update_order == "rolling"
-    schedule = SwapSchedule(
-        turns=turns if config.weight_update_at == "turn" else None,
-        order=RollingOrder(stub=stub, **names, server_id=server_id) if rolling else None,
-        wait_seconds=_WEIGHT_WAIT_SECONDS,
-    )
-    source = WeightSource(stub=stub, cache=cache, schedule=schedule)
+    source = WeightSource(stub=stub, cache=cache)
     address = config.weight_relay_address
     if address is None or "relay" not in config.weight_transports:
         return source
     return WeightSource(
         stub=stub,
         cache=cache,
-        schedule=schedule,
         # It implements one call; gRPC answers the others with UNIMPLEMENTED.
         servicers=[(add_WeightServiceServicer_to_server, RelayServicer(cache))],  # type: ignore[abstract]
         background=[RelayAnnouncer(stub, address, config.zone, **names).run],

@@ -106,11 +106,10 @@ class Incoming:
     server continues after its restart without a journal, after hashing the prefix again.
     """
 
-    def __init__(self, manifest: Manifest, folder: Path, base: LocalVersion | None) -> None:
-        """`folder` must exist; `base` is the version that deltas apply to."""
+    def __init__(self, manifest: Manifest, folder: Path) -> None:
+        """`folder` must exist."""
         self.manifest = manifest
         self.folder = folder
-        self.base = base
         self.received_bytes = 0
         """Bytes received over the network."""
         self.hashed: dict[str, tuple[int, hashlib._Hash]] = {}

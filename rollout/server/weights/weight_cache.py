@@ -214,7 +214,7 @@ class WeightCache:
         incoming = self._incoming.get(version)
         if incoming is None:
             begun = self._begun(version, folder, partial)
-            incoming = Incoming(begun, partial, self._newest())
+            incoming = Incoming(begun, partial)
         incoming.expect(manifest)
         (partial / MANIFEST).write_text(json_format.MessageToJson(manifest))
         self._announce(version, incoming)
@@ -231,9 +231,6 @@ class WeightCache:
         _remove(partial)
         partial.mkdir(parents=True)
         return pb.Manifest()
-
-    def _newest(self) -> LocalVersion | None:
-        return self._held(max(self._checked, default=0))
 
     def _held(self, version: int) -> LocalVersion | None:
         return LocalVersion.read(self._path(version)) if version in self._checked else None

@@ -6,10 +6,9 @@ No process is started for it: importing all settings classes takes a fraction of
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
 
 from services.chassis.config.load import load
 from services.chassis.config.settings import ServerConfig
@@ -56,23 +55,6 @@ def check_settings(plans: Iterable[ProcessPlan]) -> Mapping[str, ServerConfig]:
         kinds = {type(error) for error in mistakes.values()}
         raise (UsageError if kinds == {UsageError} else ConfigError)("\n".join(mistakes))
     return found
-
-
-def deltas_that_cannot_pay(settings: Mapping[str, ServerConfig]) -> list[str]:
-    """A line if rollout servers ask for deltas of weights of which nearly all words change."""
-    trainer: Any = next((each for each in settings.values() if hasattr(each, "lora")), None)
-    asking = [name for name, each in settings.items() if "delta" in _encodings(each)]
-    if not asking or trainer is None or trainer.dtype == "bfloat16" or trainer.lora.rank:
-        return []
-    return [
-        f'weight_encodings of {asking[0]} has "delta", and the trainer dtype {trainer.dtype}: a '
-        "step changes nearly all words of such weights, so that deltas save nothing; set dtype = "
-        '"bfloat16", or weight_encodings = ["zstd"] or []'
-    ]
-
-
-def _encodings(settings: ServerConfig) -> Collection[str]:
-    return getattr(settings, "weight_encodings", ())
 
 
 def _read(plan: ProcessPlan, arguments: tuple[str, ...]) -> ServerConfig:

@@ -1,1 +1,1 @@
-"""Weight versions as files: folder names, shard chunks, deltas, sending."""
+"""Weight versions as files: folder names, shard chunks, sending."""

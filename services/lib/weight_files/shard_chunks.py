@@ -20,6 +20,7 @@ CHUNK_BYTES = 1024 * 1024
 """Bytes of a file in one chunk, at most."""
 
 _KEPT_BYTES = 31 * 1024 * 1024  # glibc learns from blocks of up to 32 MiB
+_ZSTD_LEVEL = 1
 _DATA_TAG, _UPLOAD_TAG = b"\x1a", b"\x3a"
 _VARINT, _FIXED64, _BYTES = 0, 1, 2
 
@@ -105,6 +106,30 @@ def decode_chunk(message: bytes) -> ShardChunk:
         encoding=ShardEncoding.ValueType(numbers.get(5, 0)),
         num_bytes=numbers.get(6, len(data)),
     )
+
+
+def compress(data: bytes) -> bytes:
+    """One Zstandard frame."""
+    import zstandard  # only compression needs it
+
+    return zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(data)
+
+
+def decompress(data: memoryview, max_bytes: int) -> bytes:
+    """The content of a frame, at most `max_bytes`.
+
+    Raises:
+        ValueError: it is not a frame, or its content is longer.
+    """
+    import zstandard
+
+    try:
+        size = zstandard.frame_content_size(data)
+        if not 0 <= size <= max_bytes:
+            raise ValueError(f"a frame of {size} bytes instead of at most {max_bytes}")
+        return zstandard.ZstdDecompressor().decompress(data)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from error
 
 
 def keep_freed_memory() -> None:

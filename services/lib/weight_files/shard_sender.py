@@ -26,7 +26,12 @@ from services.chassis.errors import (
     not_found,
     unavailable,
 )
-from services.lib.weight_files.shard_chunks import CHUNK_BYTES, encode_chunk, keep_freed_memory
+from services.lib.weight_files.shard_chunks import (
+    CHUNK_BYTES,
+    compress,
+    encode_chunk,
+    keep_freed_memory,
+)
 
 _AHEAD = 4
 """Chunks read ahead while earlier ones are sent."""
@@ -103,42 +108,20 @@ class ShardSender:
                 self._source.version(request.run_id, request.model, request.weight_version)
             )
             chosen = _chosen(version.files, request)
-            base = await self._base(stack, request, chosen[0]) if chosen else None
             for file in chosen:
                 shard = await version.open(file)
                 with shard.file:
-                    stream = _Stream(shard, base, frozenset(request.accepted_encodings))
+                    stream = _Stream(shard, _compressed(request))
                     async with aclosing(stream.messages(request.offset)) as messages:
                         async for message in messages:
                             yield message
-
-    async def _base(
-        self, stack: AsyncExitStack, request: FetchShardsRequest, file: WeightFile
-    ) -> OpenShard | None:
-        """The base file of a delta; None: both sides have none in common."""
-        accepts_delta = ShardEncoding.SHARD_ENCODING_DELTA in request.accepted_encodings
-        if not accepts_delta or not request.base_weight_version:
-            return None
-        try:
-            version = await stack.enter_async_context(
-                self._source.version(request.run_id, request.model, request.base_weight_version)
-            )
-            for held in version.files:
-                same = held.sha256 == request.base_sha256 and held.num_bytes == file.num_bytes
-                if held.name == file.name and same:
-                    shard = await version.open(held)
-                    stack.callback(shard.file.close)
-                    return shard
-        except ServiceError:
-            return None  # without the old version the chunks are sent whole
-        return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
     shard: OpenShard
-    base: OpenShard | None
-    accepted: frozenset[int]
+    compressed: bool
+    """Whether the receiver takes Zstandard frames."""
 
     async def messages(self, offset: int) -> AsyncGenerator[tuple[bytes, int], None]:
         ahead = asyncio.ensure_future(self._next(offset))
@@ -172,24 +155,14 @@ class _Stream:
 
     def _encoded(self, offset: int, size: int) -> tuple[bytes, int]:
         name, plain = self.shard.described.name, self.shard.read(offset, size)
-        encoding, data = self._smallest(offset, plain)
+        encoding, data = self._smallest(plain)
         return encode_chunk(name, offset, data, encoding, size), len(data)
 
-    def _smallest(self, offset: int, plain: bytes) -> tuple[ShardEncoding.ValueType, bytes]:
-        if not self.accepted:
-            return ShardEncoding.SHARD_ENCODING_UNSPECIFIED, plain
-        from services.lib.weight_files import (
-            deltas,  # imported only if requested, for its libraries
-        )
-
-        if self.base is not None:
-            delta = deltas.make_delta(plain, self.base.read(offset, len(plain)))
-            if delta is not None:
-                return ShardEncoding.SHARD_ENCODING_DELTA, delta
-        if ShardEncoding.SHARD_ENCODING_ZSTD in self.accepted:
-            compressed = deltas.compress(plain)
-            if len(compressed) < len(plain):
-                return ShardEncoding.SHARD_ENCODING_ZSTD, compressed
+    def _smallest(self, plain: bytes) -> tuple[ShardEncoding.ValueType, bytes]:
+        if self.compressed:
+            data = compress(plain)
+            if len(data) < len(plain):
+                return ShardEncoding.SHARD_ENCODING_ZSTD, data
         return ShardEncoding.SHARD_ENCODING_UNSPECIFIED, plain
 
 
@@ -209,12 +182,16 @@ def _chosen(files: Sequence[WeightFile], request: FetchShardsRequest) -> list[We
     if unknown := names - {file.name for file in files}:
         raise not_found("file", min(unknown))
     chosen = [file for file in files if not names or file.name in names]
-    if (request.offset or request.base_weight_version) and len(names) != 1:
-        cure = "an offset and a base belong to one file: give its name alone"
+    if request.offset and len(names) != 1:
+        cure = "an offset belongs to one file: give its name alone"
         raise invalid_argument("names", sorted(names), cure)
     if not 0 <= request.offset <= min(file.num_bytes for file in chosen):
         raise invalid_argument("offset", request.offset, "it must lie within the file")
     return chosen
+
+
+def _compressed(request: FetchShardsRequest) -> bool:
+    return ShardEncoding.SHARD_ENCODING_ZSTD in request.accepted_encodings
 
 
 def _lost(message: str) -> ServiceError:

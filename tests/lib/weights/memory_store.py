@@ -94,13 +94,9 @@ class MemoryStore(RedisStore):
         versions.keys = {key: kept for key, kept in versions.keys.items() if kept >= oldest}
         return oldest
 
-    async def join(self, scope: Scope, group: str, member: str, *, ttl: float, limit: int) -> bool:
-        """See `RedisStore.join`."""
-        members = self._live(scope, group)
-        if member not in members and limit and len(members) >= limit:
-            return False
-        members[member] = self._clock() + ttl
-        return True
+    async def join(self, scope: Scope, group: str, member: str, *, ttl: float) -> None:
+        """See `Store.join`."""
+        self._live(scope, group)[member] = self._clock() + ttl
 
     async def members(self, scope: Scope, group: str) -> list[str]:
         """See `RedisStore.members`."""

@@ -10,8 +10,8 @@ import os
 import time
 from typing import Any
 
-from trainer.algorithms import grpo
 from trainer.algorithms.base import LossTerms, PolicyTokens
+from trainer.algorithms.critic_free import grpo
 from trainer.config import TrainerConfig
 
 ROW_SECONDS = "SEAMFLOW_TEST_ROW_SECONDS"
@@ -23,7 +23,7 @@ class SlowGrpo:
 
     def __init__(self, config: TrainerConfig) -> None:
         """As GRPO, of which everything but the time is."""
-        self._grpo = grpo.build(config)
+        self._grpo = grpo(config)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grpo, name)

@@ -18,8 +18,7 @@ from tests.lib.trainer.ranks.whole_run import greatest_difference, losses, run, 
 from tests.lib.trainer.services import Neighbours
 from tests.lib.trainer.support import JOB_CONFIG, ROUNDING, read_lines, trainer_config
 from trainer.algorithms.base import make_algorithm
-from trainer.algorithms.terms.importance import Correction, TrustRegion
-from trainer.algorithms.terms.policy_gradient import Ratios
+from trainer.algorithms.policy_gradient import Importance, Ratios
 from trainer.policy.policy import Policy
 
 STEPS = [1, 2, 3, 4]
@@ -115,14 +114,11 @@ def test_the_trust_region_is_around_the_proximal_policy() -> None:
     now, before, behaviour, advantages = (
         torch.randn(4, 50, generator=rng, dtype=torch.float64) * 0.4 for _ in range(4)
     )
-    region = TrustRegion(
-        low=0.2, high=0.3, correction=Correction(way="truncate", floor=0.5, cap=1.5)
-    )
-    found = region(
+    importance = Importance(way="truncate", floor=0.5, cap=1.5, low=0.2, high=0.3)
+    found = importance(
         Ratios(
             proximal_log_ratio_BT=now - before,
             log_ratio_BT=now - behaviour,
-            ratio_BT=(now - behaviour).exp(),
             advantages_BT=advantages,
             loss_mask_BT=torch.ones(4, 50, dtype=torch.bool),
         )

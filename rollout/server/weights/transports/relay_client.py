@@ -27,7 +27,7 @@ class Relay:
     def __init__(self, context: TransportContext) -> None:
         self._context = context
         self._stub = async_stub(WeightServiceStub, context.weights)
-        self._receiver = ShardReceiver(_NAME, context.config.weight_encodings)
+        self._receiver = ShardReceiver(_NAME, bool(context.config.weight_encodings))
         self._address = context.config.weight_relay_address or ""
         self._zone = context.config.zone
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,19 +33,14 @@ from services.lib.weight_files.shard_chunks import (
     CHUNK_BYTES,
     ShardChunk,
     decode_chunk,
+    decompress,
     keep_freed_memory,
 )
 
 _METHOD = "/seamflow.weights.v1.WeightService/FetchShards"
 _DAMAGED_TRIES = 3
-_PAYING_SHARE = 0.8
-"""Of its bytes that a file takes on the network with deltas that are worth their computation."""
 _TOGETHER = 4
 """Most chunks that are written together while the next ones arrive."""
-_ENCODINGS = {
-    "zstd": ShardEncoding.SHARD_ENCODING_ZSTD,
-    "delta": ShardEncoding.SHARD_ENCODING_DELTA,
-}
 
 _RECEIVED = metrics.counter(
     "rollout_server",
@@ -68,7 +63,9 @@ class ShardStream:
     """Fetches all files from the weights service, a few concurrently."""
 
     def __init__(self, context: TransportContext) -> None:
-        self._receiver = ShardReceiver("shard_stream", context.config.weight_encodings)
+        self._receiver = ShardReceiver(
+            "shard_stream", compressed=bool(context.config.weight_encodings)
+        )
         self._channel = context.weights
         self._streams = context.config.weight_streams
 
@@ -94,13 +91,11 @@ class ShardReceiver:
 
     transport: str
     """Name of the transport, for errors and metrics."""
-    encodings: Iterable[str] = ()
-    """Accepted encodings: "zstd", "delta"."""
-    _accepted: tuple[ShardEncoding.ValueType, ...] = field(init=False)
+    compressed: bool = False
+    """Whether it asks for Zstandard frames."""
 
     def __post_init__(self) -> None:
         keep_freed_memory()
-        self._accepted = tuple(_ENCODINGS[name] for name in self.encodings)
 
     async def receive(
         self, channel: grpc.aio.Channel, incoming: Incoming, file: WeightFile
@@ -122,11 +117,6 @@ class ShardReceiver:
                 damaged[error.chunk] += 1
                 if damaged[error.chunk] == _DAMAGED_TRIES:
                     raise
-            except DamagedFile as error:
-                if incoming.base is None:
-                    raise
-                get_logger().warning("weight_base_given_up", error=str(error))
-                incoming.base = None  # it may be corrupted on this disk
 
     async def _receive(
         self, channel: grpc.aio.Channel, incoming: Incoming, file: WeightFile
@@ -160,7 +150,7 @@ class ShardReceiver:
             try:
                 if start < file.num_bytes:
                     async for chunk in self._chunks(channel, incoming, file, start):
-                        await writing.add(await self._plain(chunk, incoming, file))
+                        await writing.add(await self._plain(chunk, file))
             finally:
                 await writing.finish()
                 incoming.hashed[file.name] = writing.size, digest
@@ -187,37 +177,21 @@ class ShardReceiver:
         finally:
             call.cancel()
             _DECODED.labels(self.transport).inc(position - start)
-        if self._accepted and position - start >= CHUNK_BYTES:
-            self._report_share(num_received / (position - start), incoming, file)
-
-    def _report_share(self, share: float, incoming: Incoming, file: WeightFile) -> None:
-        """How much smaller the encodings made a file; warns of deltas that save nothing."""
-        report = get_logger().bind(file=file.name, share_of_bytes=round(share, 3))
-        is_delta = ShardEncoding.SHARD_ENCODING_DELTA in self._accepted
-        if is_delta and incoming.base is not None and share > _PAYING_SHARE:
-            report.warning(
-                "deltas_do_not_pay",
-                cure="too many 16-bit words change in a step: train with dtype bfloat16 and a "
-                'smaller learning rate, or take "delta" out of weight_encodings',
-            )
-        else:
-            report.info("weights_encoded")
+        if self.compressed and position - start >= CHUNK_BYTES:
+            share = round(num_received / (position - start), 3)
+            get_logger().info("weights_encoded", file=file.name, share_of_bytes=share)
 
     def _request(self, incoming: Incoming, file: WeightFile, start: int) -> FetchShardsRequest:
         manifest: Manifest = incoming.manifest
-        request = FetchShardsRequest(
+        accepted = [ShardEncoding.SHARD_ENCODING_ZSTD] if self.compressed else []
+        return FetchShardsRequest(
             run_id=manifest.run_id,
             model=manifest.model,
             weight_version=manifest.weight_version,
             names=[file.name],
             offset=start,
-            accepted_encodings=self._accepted,
+            accepted_encodings=accepted,
         )
-        held = incoming.base.file(file.name) if incoming.base else None
-        if incoming.base and held and ShardEncoding.SHARD_ENCODING_DELTA in self._accepted:
-            request.base_weight_version = incoming.base.manifest.weight_version
-            request.base_sha256 = held.sha256
-        return request
 
     def _checked(self, message: bytes, file: WeightFile, position: int) -> ShardChunk:
         try:
@@ -234,34 +208,19 @@ class ShardReceiver:
             raise self._damaged(what, file, position)
         return chunk
 
-    async def _plain(
-        self, chunk: ShardChunk, incoming: Incoming, file: WeightFile
-    ) -> bytes | memoryview:
+    async def _plain(self, chunk: ShardChunk, file: WeightFile) -> bytes | memoryview:
         plain: bytes | memoryview = chunk.data
-        if chunk.encoding in self._accepted:
-            plain = await asyncio.to_thread(self._decoded, chunk, incoming, file)
+        if self.compressed and chunk.encoding == ShardEncoding.SHARD_ENCODING_ZSTD:
+            try:
+                plain = await asyncio.to_thread(decompress, chunk.data, chunk.num_bytes)
+            except ValueError as error:
+                raise self._damaged(str(error), file, chunk.offset) from error
         elif chunk.encoding != ShardEncoding.SHARD_ENCODING_UNSPECIFIED:
             raise self._damaged(f"encoding {chunk.encoding} was not accepted", file, chunk.offset)
         if len(plain) != chunk.num_bytes:
             what = f"{len(plain)} bytes, its header has {chunk.num_bytes}"
             raise self._damaged(what, file, chunk.offset)
         return plain
-
-    def _decoded(self, chunk: ShardChunk, incoming: Incoming, file: WeightFile) -> bytes:
-        from services.lib.weight_files import (
-            deltas,  # only encoded transfers need its libraries
-        )
-
-        try:
-            if chunk.encoding == ShardEncoding.SHARD_ENCODING_ZSTD:
-                return deltas.decompress(chunk.data, chunk.num_bytes)
-            if incoming.base is None:
-                raise self._damaged("a delta without a base", file, chunk.offset)
-            with (incoming.base.folder / file.name).open("rb") as base:
-                base.seek(chunk.offset)
-                return deltas.apply_delta(chunk.data, base.read(chunk.num_bytes))
-        except deltas.DeltaError as error:
-            raise self._damaged(str(error), file, chunk.offset) from error
 
     def _damaged(self, what: str, file: WeightFile, offset: int) -> DamagedChunk:
         return DamagedChunk(

@@ -32,8 +32,8 @@ class _ShardEncodingEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     SHARD_ENCODING_ZSTD: _ShardEncoding.ValueType  # 1
     """Compressed as one Zstandard frame."""
     SHARD_ENCODING_DELTA: _ShardEncoding.ValueType  # 2
-    """The 16-bit words that differ from the same bytes of the base, compressed as one Zstandard
-    frame: their number n as 4 bytes, the n distances from each changed word to the one before it
+    """Sent by releases up to 0.2.0 alone: the 16-bit words that differ from the same bytes of the base,
+    compressed as one Zstandard frame: their number n as 4 bytes, the n distances from each changed word to the one before it
     less 1 (the first: to the start) as 4 planes of n bytes, their values as 2 planes of n bytes,
     and the last byte of an odd chunk. Little endian; plane i holds byte i of each number.
     """
@@ -46,8 +46,8 @@ SHARD_ENCODING_UNSPECIFIED: ShardEncoding.ValueType  # 0
 SHARD_ENCODING_ZSTD: ShardEncoding.ValueType  # 1
 """Compressed as one Zstandard frame."""
 SHARD_ENCODING_DELTA: ShardEncoding.ValueType  # 2
-"""The 16-bit words that differ from the same bytes of the base, compressed as one Zstandard
-frame: their number n as 4 bytes, the n distances from each changed word to the one before it
+"""Sent by releases up to 0.2.0 alone: the 16-bit words that differ from the same bytes of the base,
+compressed as one Zstandard frame: their number n as 4 bytes, the n distances from each changed word to the one before it
 less 1 (the first: to the start) as 4 planes of n bytes, their values as 2 planes of n bytes,
 and the last byte of an odd chunk. Little endian; plane i holds byte i of each number.
 """
@@ -600,9 +600,9 @@ class FetchShardsRequest(google.protobuf.message.Message):
     offset: builtins.int
     """Begin at this byte of the file, 0 to its length; needs exactly one name if it is not 0."""
     base_weight_version: builtins.int
-    """Version whose file of the same name the caller has; 0 if there is none. Needs exactly one name."""
+    """No effect since 0.3.0, which sends no deltas; was a version whose file of the same name the caller has."""
     base_sha256: builtins.str
-    """Lower-case hex SHA-256 of that file; a sender with different content sends no delta."""
+    """No effect since 0.3.0; was the lower-case hex SHA-256 of that file."""
     @property
     def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Only these files, of the manifest; empty: all."""

@@ -178,15 +178,14 @@ class WeightServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AcquireSwap(self, request, context):
-        """Requests one of the limited places to change weights concurrently with other servers of a run. If it is
-        not granted, ask again after a moment; if it is, repeat the call before the ttl ends, until ReleaseSwap.
+        """Always granted. Rollout servers up to 0.2.0 may ask whether they may change weights, a few at a time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseSwap(self, request, context):
-        """Releases the place. Idempotent.
+        """No effect.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -115,15 +115,14 @@ class WeightServiceStub:
         seamflow.weights.v1.weight_service_pb2.AcquireSwapRequest,
         seamflow.weights.v1.weight_service_pb2.AcquireSwapResponse,
     ]
-    """Requests one of the limited places to change weights concurrently with other servers of a run. If it is
-    not granted, ask again after a moment; if it is, repeat the call before the ttl ends, until ReleaseSwap.
+    """Always granted. Rollout servers up to 0.2.0 may ask whether they may change weights, a few at a time.
     """
 
     ReleaseSwap: grpc.UnaryUnaryMultiCallable[
         seamflow.weights.v1.weight_service_pb2.ReleaseSwapRequest,
         seamflow.weights.v1.weight_service_pb2.ReleaseSwapResponse,
     ]
-    """Releases the place. Idempotent."""
+    """No effect."""
 
     WatchVersions: grpc.UnaryStreamMultiCallable[
         seamflow.weights.v1.weight_service_pb2.WatchVersionsRequest,
@@ -230,15 +229,14 @@ class WeightServiceAsyncStub:
         seamflow.weights.v1.weight_service_pb2.AcquireSwapRequest,
         seamflow.weights.v1.weight_service_pb2.AcquireSwapResponse,
     ]
-    """Requests one of the limited places to change weights concurrently with other servers of a run. If it is
-    not granted, ask again after a moment; if it is, repeat the call before the ttl ends, until ReleaseSwap.
+    """Always granted. Rollout servers up to 0.2.0 may ask whether they may change weights, a few at a time.
     """
 
     ReleaseSwap: grpc.aio.UnaryUnaryMultiCallable[
         seamflow.weights.v1.weight_service_pb2.ReleaseSwapRequest,
         seamflow.weights.v1.weight_service_pb2.ReleaseSwapResponse,
     ]
-    """Releases the place. Idempotent."""
+    """No effect."""
 
     WatchVersions: grpc.aio.UnaryStreamMultiCallable[
         seamflow.weights.v1.weight_service_pb2.WatchVersionsRequest,
@@ -365,8 +363,7 @@ class WeightServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.weights.v1.weight_service_pb2.AcquireSwapRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.weights.v1.weight_service_pb2.AcquireSwapResponse, collections.abc.Awaitable[seamflow.weights.v1.weight_service_pb2.AcquireSwapResponse]]:
-        """Requests one of the limited places to change weights concurrently with other servers of a run. If it is
-        not granted, ask again after a moment; if it is, repeat the call before the ttl ends, until ReleaseSwap.
+        """Always granted. Rollout servers up to 0.2.0 may ask whether they may change weights, a few at a time.
         """
 
     @abc.abstractmethod
@@ -375,7 +372,7 @@ class WeightServiceServicer(metaclass=abc.ABCMeta):
         request: seamflow.weights.v1.weight_service_pb2.ReleaseSwapRequest,
         context: _ServicerContext,
     ) -> typing.Union[seamflow.weights.v1.weight_service_pb2.ReleaseSwapResponse, collections.abc.Awaitable[seamflow.weights.v1.weight_service_pb2.ReleaseSwapResponse]]:
-        """Releases the place. Idempotent."""
+        """No effect."""
 
     @abc.abstractmethod
     def WatchVersions(

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.algorithms import grpo
 from trainer.algorithms.base import Rollouts
-from trainer.algorithms.terms.policy_gradient import PolicyGradient
+from trainer.algorithms.critic_free import grpo
+from trainer.algorithms.policy_gradient import PolicyGradient
 from trainer.config import TrainerConfig
 
 BAD_GROUP = "t1"
@@ -21,14 +20,16 @@ BAD_GROUP = "t1"
 
 def _build(config: TrainerConfig, advantage: Callable[[], float]) -> PolicyGradient:
     """GRPO, but for the bad group's advantage."""
-    algorithm = grpo.build(config)
+    algorithm = grpo(config)
+    usual = algorithm.advantages
 
-    def baseline(rollouts: Rollouts) -> NDArray[np.float64]:
-        found = algorithm.baseline(rollouts)
+    def advantages(rollouts: Rollouts) -> NDArray[np.float64]:
+        found = usual(rollouts)
         bad: Any = np.array([group == BAD_GROUP for group in rollouts.group_ids])
         return np.where(bad, advantage(), found) if bad.any() else found
 
-    return replace(algorithm, baseline=baseline)
+    algorithm.advantages = advantages  # type: ignore[method-assign]
+    return algorithm
 
 
 def killing(config: TrainerConfig) -> PolicyGradient:

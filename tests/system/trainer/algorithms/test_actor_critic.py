@@ -23,8 +23,8 @@ from tests.suites.algorithms.formulas import (
     actor_critic,
     recursive_advantages,
 )
+from trainer.algorithms.actor_critic import generalised_advantages
 from trainer.algorithms.base import make_algorithm
-from trainer.algorithms.terms.actor_critic import generalised_advantages
 
 ACTIONS = {"ppo": 1, "ma_ppo": MACRO, "turn_ppo": None}
 CRITIC = {**JOB_CONFIG, "algorithm__name": "ppo"}

@@ -22,7 +22,8 @@ from tests.suites.algorithms.formulas import (
     grpo,
     grpo_near_reference,
 )
-from trainer.algorithms.base import ALGORITHMS, make_algorithm
+from trainer.algorithms.base import make_algorithm
+from trainer.config.algorithm_names import ALGORITHMS
 
 
 def test_every_algorithm_has_a_reference() -> None:
@@ -238,7 +239,7 @@ def test_each_algorithm_has_a_default_clip_range() -> None:
     }
     assert (regions["dapo"].low, regions["dapo"].high) == (0.2, 0.28)
     assert (regions["grpo"].low, regions["grpo"].high) == (0.2, 0.2)
-    assert (regions["gspo"].region.low, regions["gspo"].region.high) == (3e-4, 4e-4)
+    assert (regions["gspo"].low, regions["gspo"].high) == (3e-4, 4e-4)
     assert make_algorithm(config("grpo")).importance.high == HIGH  # type: ignore[attr-defined]
 
 

@@ -9,7 +9,7 @@ from services.chassis.errors import ConfigError
 from tests.lib.trainer.ranks.gradients import config, greatest_error, make_case, ours
 from tests.suites.algorithms.formulas import BETA
 from trainer.algorithms.base import PolicyTokens, make_algorithm
-from trainer.algorithms.terms.groupwise import GroupwiseObjective
+from trainer.algorithms.groupwise import GroupwiseObjective
 
 
 def tokens(

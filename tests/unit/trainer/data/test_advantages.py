@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from tests.lib.trainer.ranks.gradients import config
 from tests.lib.trainer.support import make_samples
+from trainer.algorithms import policy_gradient as baselines
 from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, TokenWeights, make_algorithm
-from trainer.algorithms.terms import baselines
 from trainer.data.advantages import compute_advantages, overlong_penalty
 from trainer.data.token_sequence import sequence
 

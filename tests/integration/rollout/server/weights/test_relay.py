@@ -205,7 +205,7 @@ async def test_a_version_is_passed_on_while_it_arrives(tmp_path: Path) -> None:
     """Verified bytes go out at once, the rest as it comes, whatever the file is called by then."""
     version = make_version(tmp_path / "published")
     (tmp_path / "weight_v000001.partial").mkdir()
-    incoming = Incoming(version.manifest, tmp_path / "weight_v000001.partial", None)
+    incoming = Incoming(version.manifest, tmp_path / "weight_v000001.partial")
     file = version.manifest.files[1]
     data = (version.folder / file.name).read_bytes()
     cache: Any = Arriving(incoming)
@@ -241,7 +241,7 @@ async def test_a_child_is_not_kept_waiting_for_ever(tmp_path: Path) -> None:
     """A version that does not arrive or stalls is an error, so children use another source."""
     version = make_version(tmp_path / "published")
     (tmp_path / "to").mkdir()
-    cache: Any = Arriving(Incoming(version.manifest, tmp_path / "to", None))
+    cache: Any = Arriving(Incoming(version.manifest, tmp_path / "to"))
     shards = LocalShards(cache, begin_seconds=0.02, stall_seconds=0.02)
     for number, code in (
         (2, grpc.StatusCode.NOT_FOUND),

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2 import WeightFile
-from structlog.testing import capture_logs
 
 from rollout.server.weights.transport import (
     DamagedChunk,
@@ -154,80 +153,23 @@ async def test_a_write_that_fails_counts_for_nothing(
     assert [request.offset for request in sender.requests] == [0, kept]
 
 
-def sparse_change(version: LocalVersion, folder: Path) -> LocalVersion:
-    """Version 2: one in a hundred 16-bit words of the big file is another."""
-    words = np.frombuffer((version.folder / BIG).read_bytes()[:-1], "<u2").copy()
-    rng = np.random.default_rng(5)
-    words[rng.random(len(words)) < 0.01] ^= 0x5A5
-    tail = (version.folder / BIG).read_bytes()[-1:]
-    return make_version(folder, 2, **{"config.json": b"{}", BIG: words.tobytes() + tail})
-
-
-async def test_a_delta_gives_the_same_files_for_few_bytes(
+async def test_a_server_that_asks_for_deltas_gets_the_bytes(
     version: LocalVersion, tmp_path: Path
 ) -> None:
-    """One percent of changed words costs less than three percent of the bytes."""
-    new = sparse_change(version, tmp_path / "new")
-    sender = Sender({1: version, 2: new})
-    async with receiver(sender, tmp_path / "to", weight_encodings=("delta",)) as to:
-        await ShardStream(to.context).fetch(to.incoming(new, base=version))
-    assert same_files(new, to.folder)
-    size = new.manifest.files[1].num_bytes
-    assert sender.sent_bytes < 0.03 * size
-    # Control: the same without a base.
-    full = Sender({1: version, 2: new})
-    async with receiver(full, tmp_path / "full", weight_encodings=("delta",)) as to:
-        await ShardStream(to.context).fetch(to.incoming(new))
-    assert same_files(new, to.folder)
-    assert full.sent_bytes > size
-
-
-async def test_deltas_that_save_nothing_are_named(version: LocalVersion, tmp_path: Path) -> None:
-    """A version of which every word is another; control: the one that few words change."""
-    other = np.frombuffer((version.folder / BIG).read_bytes(), np.uint8) ^ 0xA5
-    dense = make_version(tmp_path / "dense", 2, **{BIG: other.tobytes()})
-    sparse = sparse_change(version, tmp_path / "sparse")
-    for new, event in ((dense, "deltas_do_not_pay"), (sparse, "weights_encoded")):
-        to_folder = tmp_path / f"to-{event}"
-        with capture_logs() as logs:
-            async with receiver(
-                Sender({1: version, 2: new}), to_folder, weight_encodings=("delta",)
-            ) as to:
-                await ShardStream(to.context).fetch(to.incoming(new, base=version))
-        (line,) = [each for each in logs if each.get("file") == BIG]
-        assert line["event"] == event
-        assert (line["share_of_bytes"] > 0.8) == (new is dense)
-
-
-async def test_a_base_that_the_sender_has_not_is_answered_in_full(
-    version: LocalVersion, tmp_path: Path
-) -> None:
-    """An unknown version, or one with another digest, gives no delta; the files are right."""
-    new = sparse_change(version, tmp_path / "new")
-    other = make_version(tmp_path / "other", 1, **{BIG: bytes(new.manifest.files[1].num_bytes)})
-    for known in ({2: new}, {1: other, 2: new}):
-        sender = Sender(known)
-        to_folder = tmp_path / f"to{len(known)}"
-        async with receiver(sender, to_folder, weight_encodings=("delta",)) as to:
-            await ShardStream(to.context).fetch(to.incoming(new, base=version))
-        assert same_files(new, to_folder)
-        assert sender.sent_bytes > new.manifest.files[1].num_bytes
-
-
-async def test_a_wrong_base_cannot_pass(version: LocalVersion, tmp_path: Path) -> None:
-    """A base that lost a bit on our disk gives another SHA-256: the file comes again, in full."""
-    new = sparse_change(version, tmp_path / "new")
-    shutil.copytree(version.folder, tmp_path / "base")
-    base = LocalVersion(manifest=version.manifest, folder=tmp_path / "base")
-    spoiled = bytearray((base.folder / BIG).read_bytes())
-    spoiled[1_234_567] ^= 1
-    (base.folder / BIG).write_bytes(spoiled)
-    sender = Sender({1: version, 2: new})
-    async with receiver(sender, tmp_path / "to", weight_encodings=("delta",)) as to:
-        await ShardStream(to.context).fetch(to.incoming(new, base=base))
-    assert same_files(new, to.folder)
-    size = new.manifest.files[1].num_bytes
-    assert size < sender.sent_bytes < 1.1 * size
+    """A rollout server of 0.2.0 may name a version that it has; it is sent the file as it is."""
+    big = version.manifest.files[1]
+    request = pb.FetchShardsRequest(run_id="run", weight_version=1, names=[BIG])
+    request.accepted_encodings.append(pb.SHARD_ENCODING_DELTA)
+    request.base_weight_version, request.base_sha256 = 1, big.sha256
+    async with receiver(Sender({1: version}), tmp_path / "to") as to:
+        call = to.context.weights.unary_stream(
+            "/seamflow.weights.v1.WeightService/FetchShards",
+            request_serializer=pb.FetchShardsRequest.SerializeToString,
+            response_deserializer=pb.FetchShardsResponse.FromString,
+        )(request)
+        chunks = [chunk async for chunk in call]
+    assert {chunk.encoding for chunk in chunks} == {pb.SHARD_ENCODING_UNSPECIFIED}
+    assert b"".join(chunk.data for chunk in chunks) == (version.folder / BIG).read_bytes()
 
 
 async def test_compressed_chunks_give_the_same_files(tmp_path: Path) -> None:
@@ -330,7 +272,7 @@ async def test_one_file_that_fails_ends_the_others_with_its_own_error(
 ) -> None:
     """A full disk is reported as such, not as an exception group."""
     tmp_path.joinpath("to").mkdir()
-    incoming = Incoming(version.manifest, tmp_path / "to", None)
+    incoming = Incoming(version.manifest, tmp_path / "to")
     ended = []
 
     async def bring(file: WeightFile) -> None:

@@ -149,10 +149,10 @@ class Receiver:
     context: TransportContext
     folder: Path
 
-    def incoming(self, version: LocalVersion, base: LocalVersion | None = None) -> Incoming:
+    def incoming(self, version: LocalVersion) -> Incoming:
         """The version on its way, or what an earlier life of this server left of it."""
         self.folder.mkdir(exist_ok=True)
-        return Incoming(version.manifest, self.folder, base)
+        return Incoming(version.manifest, self.folder)
 
 
 @asynccontextmanager

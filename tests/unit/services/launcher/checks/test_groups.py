@@ -12,7 +12,8 @@ from services.launcher.checks.groups import check_groups
 from services.lib.group_baseline import compares_groups
 from tests.lib.launcher.support import make_config
 from tests.lib.trainer.support import trainer_config
-from trainer.algorithms.base import ALGORITHMS, Rollouts, make_algorithm
+from trainer.algorithms.base import Rollouts, make_algorithm
+from trainer.config.algorithm_names import ALGORITHMS
 
 
 def _file(folder: Path, text: str) -> Path:

@@ -55,7 +55,7 @@ def test_what_names_no_setting_of_a_process_is_refused(given: str, cure: str) ->
     "text",
     [
         'rollout_server.sglang_flags=["--device", "cpu"]',
-        "rollout_server.weight_encodings=delta,zstd",
+        "rollout_server.weight_transports=relay,shard_stream",
         'trainer.plugin={"a": [1, "x, y"]}',
         'tool_loop.prompt="Say \\n, then {question}", now',
         "tool_loop.answer_pattern=\\d+",

@@ -1,4 +1,4 @@
-"""Objectives that compare the whole rollouts of a group (DPO, TBA).
+"""DPO and TBA: objectives that compare the whole rollouts of a group.
 
 Shape suffixes: B rows of a micro-batch, T positions that are predicted, R rollouts of the
 micro-batch, G groups of it.
@@ -9,17 +9,62 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import logsigmoid
 
 from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, TokenWeights
-from trainer.algorithms.terms.kl_penalty import KLPenalty
-from trainer.algorithms.terms.loss_aggregation import sequence_sum
-from trainer.algorithms.terms.policy_gradient import Ratios
+from trainer.algorithms.policy_gradient import Ratios, aggregated, kl_statistics
 from trainer.config import TrainerConfig
+
+
+def dpo(config: TrainerConfig) -> GroupwiseObjective:
+    """Online, iterative DPO (arXiv 2305.18290; RLHF Workflow, arXiv 2405.07863).
+
+        L = -mean over groups of log sigmoid(beta * (l_best - l_worst))
+        l = log pi(y) - log pi_ref(y)
+
+    The preference pair of a group is its best and its worst rollout by reward; the reward may be
+    the column of a preference model. A group of equal rewards has no pair and a loss of 0.
+    """
+    return GroupwiseObjective(config, partial(_of_pairs, beta=config.algorithm.beta))
+
+
+def _of_pairs(rollouts: WholeRollouts, beta: float) -> torch.Tensor:
+    losses = [_of_pair(rollouts, group, beta) for group in range(rollouts.num_groups)]
+    return torch.stack(losses)
+
+
+def _of_pair(rollouts: WholeRollouts, group: int, beta: float) -> torch.Tensor:
+    """The loss of a group times its number of rollouts, as the step takes the mean over these."""
+    members = (rollouts.groups_R == group).nonzero()[:, 0]
+    rewards = rollouts.rewards_R[members]
+    best, worst = members[rewards.argmax()], members[rewards.argmin()]
+    if rewards.max() == rewards.min():
+        return rollouts.log_ratio_R[members].sum() * 0.0
+    margin = rollouts.log_ratio_R[best] - rollouts.log_ratio_R[worst]
+    return -logsigmoid(beta * margin) * len(members)
+
+
+def tba(config: TrainerConfig) -> GroupwiseObjective:
+    """Trajectory balance with asynchrony (arXiv 2503.18929), its partition function by VarGrad.
+
+        d_r = log pi(y_r) - log pi_ref(y_r) - reward_r / beta
+        L = 1/R sum_r (log Z + d_r)^2          log Z = -mean(d) of the group, without gradient
+
+    At its minimum pi is pi_ref * exp(reward / beta) / Z, for rollouts of any policy: it is
+    off-policy by construction.
+    """
+    return GroupwiseObjective(config, partial(_imbalance, beta=config.algorithm.beta))
+
+
+def _imbalance(rollouts: WholeRollouts, beta: float) -> torch.Tensor:
+    distance_R = rollouts.log_ratio_R - rollouts.rewards_R / beta
+    return (distance_R - rollouts.mean_of_group(distance_R.detach())).square()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +142,7 @@ class GroupwiseObjective:
                     f"with equal weights; set it to {usual!r}"
                 )
         self._losses = losses
-        self._statistics = KLPenalty.of(config).statistics
+        self._statistics = partial(kl_statistics, config)
 
     def advantages(self, rollouts: Rollouts) -> NDArray[np.float64]:
         """The rewards."""
@@ -105,7 +150,7 @@ class GroupwiseObjective:
 
     def token_weights(self, num_tokens_R: NDArray[np.int64]) -> TokenWeights:
         """Every rollout counts the same."""
-        return sequence_sum(num_tokens_R)
+        return aggregated(num_tokens_R, "sequence_sum")
 
     def loss(self, tokens: PolicyTokens) -> LossTerms:
         """The losses of the rollouts of the micro-batch, summed."""

@@ -25,24 +25,45 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from trainer.algorithms.base import LossTerms, PolicyTokens, Rollouts, TokenWeights
-from trainer.algorithms.terms.importance import TrustRegion
-from trainer.algorithms.terms.policy_gradient import PolicyGradient
+from trainer.algorithms.base import LossTerms, PolicyTokens
+from trainer.algorithms.policy_gradient import Importance, PolicyGradient
 from trainer.config import TrainerConfig
 
 _BLOCK = 256
 """Actions whose advantages are one matrix product."""
 
 
-class ActorCritic:
-    """The algorithm of the module docstring."""
+def ppo(config: TrainerConfig) -> ActorCritic:
+    """PPO with a critic: every token is an action."""
+    return ActorCritic(config, action_tokens=1)
 
-    whole_step = whole_groups = False
-    critic = several_updates = True
+
+def ma_ppo(config: TrainerConfig) -> ActorCritic:
+    """MA-PPO of MA-RLHF (arXiv 2410.02743): n consecutive tokens are one action.
+
+    These are the paper's fixed n-grams, which never cross the end of a turn: values are learned and
+    advantages estimated over n times fewer actions.
+    """
+    return ActorCritic(config, action_tokens=config.algorithm.macro_action_tokens)
+
+
+def turn_ppo(config: TrainerConfig) -> ActorCritic:
+    """PPO with a critic of turns, after ArCHer (arXiv 2402.19446): a whole turn is one action.
+
+    The critic estimates the value before each turn, and all tokens of the turn share its advantage,
+    as in ArCHer's hierarchy of an utterance-level critic over a token-level policy. Unlike
+    ArCHer's, the critic is trained on-policy by TD(lambda): no replay buffer, no target network, no
+    second critic.
+    """
+    return ActorCritic(config, action_tokens=None)
+
+
+class ActorCritic(PolicyGradient):
+    """The algorithm of the module docstring; its advantages of rollouts are their rewards."""
+
+    critic = True
 
     def __init__(self, config: TrainerConfig, action_tokens: int | None) -> None:
         """Build the algorithm from `config`.
@@ -51,26 +72,15 @@ class ActorCritic:
             config: of the trainer.
             action_tokens: longest action, within a turn; None: an action is a turn.
         """
-        self._action_tokens = action_tokens
-        self._discount, self._lambda = (
-            config.algorithm.discount,
-            config.algorithm.gae_lambda,
-        )
-        self._value_weight = config.algorithm.value_weight
-        self._gradient = PolicyGradient.of(
+        super().__init__(
             config,
-            baseline=_rewards,
-            importance=TrustRegion.of(config, low=0.2, high=0.2),
+            baseline=lambda rollouts: rollouts.rewards_R,
+            importance=Importance.clipped(config, low=0.2, high=0.2),
             aggregation="token_mean",
         )
-
-    def advantages(self, rollouts: Rollouts) -> NDArray[np.float64]:
-        """The rewards: the loss computes advantages from them and the critic's values."""
-        return self._gradient.advantages(rollouts)
-
-    def token_weights(self, num_tokens_R: NDArray[np.int64]) -> TokenWeights:
-        """Every token of the step counts the same, unless `algorithm.loss_aggregation` is set."""
-        return self._gradient.token_weights(num_tokens_R)
+        self._action_tokens = action_tokens
+        self._discount, self._lambda = config.algorithm.discount, config.algorithm.gae_lambda
+        self._value_weight = config.algorithm.value_weight
 
     def loss(self, tokens: PolicyTokens) -> LossTerms:
         """The loss of the module docstring, summed over the micro-batch."""
@@ -80,10 +90,8 @@ class ActorCritic:
         before_BK = values_BK.detach()
         if tokens.proximal_values_BT is not None:
             before_BK = actions.firsts(tokens.proximal_values_BT)
-        advantages_BK = self._advantages(before_BK, tokens, actions)
-        policy = self._gradient.loss(
-            replace(tokens, advantages_BT=actions.of_tokens(advantages_BK))
-        )
+        advantages_BK = self._of_actions(before_BK, tokens, actions)
+        policy = super().loss(replace(tokens, advantages_BT=actions.of_tokens(advantages_BK)))
         counted_BT = tokens.weights_BT * tokens.loss_mask_BT
         errors_BK = (values_BK - before_BK - advantages_BK).square() * actions.sums(counted_BT)
         found = {
@@ -96,7 +104,7 @@ class ActorCritic:
             advantages_BT=policy.advantages_BT,
         )
 
-    def _advantages(
+    def _of_actions(
         self, values_BK: torch.Tensor, tokens: PolicyTokens, actions: _Actions
     ) -> torch.Tensor:
         """A of each action; 0 after the last action."""
@@ -184,7 +192,3 @@ class _Actions:
         zeros_BK = values_BT.new_zeros(len(values_BT), self.num_actions)
         kept_BT = torch.where(where_BT, values_BT, values_BT.new_zeros(()))
         return zeros_BK.scatter_add(1, self.number_BT, kept_BT)
-
-
-def _rewards(rollouts: Rollouts) -> NDArray[np.float64]:
-    return rollouts.rewards_R

@@ -1,1 +1,0 @@
-"""The pieces that algorithms are built from: advantages, importance, losses."""
