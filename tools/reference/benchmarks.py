@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,30 +17,29 @@ Generated from `bench/results/*.json` by `make docs`; do not edit.
 
 Every figure is of the machine that its line names: two CPU cores and no GPU but for
 `make bench-gpu`. Ratios are of interleaved runs on the same machine, ours over the other
-side's; `_lowest` and `_highest` are single rounds. A figure holds for its commit and may differ
-today; those of earlier releases are not shown.
+side's. A figure holds for its commit and may differ today; those of earlier releases are not shown.
 """
-_EARLIER = """## Results of earlier releases
+_OTHERS = """## All other results
 
-The code has changed much since, so their figures are no longer shown. The commands measure again.
+`bench/benchmarks.toml` says what the figures of each result mean, and what is emulated.
 
 | what | command | last result |
 |---|---|---|"""
 
 
 def benchmarks_page(root: Path) -> str:
-    """The page as Markdown."""
-    parts, earlier = [_HEADER], [_EARLIER]
+    """The page as Markdown: a section for each headline, a line for each other result."""
+    sections, others = [_HEADER], [_OTHERS]
     for name, about in benchmarks().items():
         file = root / "bench" / "results" / f"{name}.json"
         if not file.exists():
             continue
         result = json.loads(file.read_text(encoding="utf-8"))
-        if is_of_this_release(result):
-            parts.append(_section(name, about, result))
+        if "headline" in about and is_of_this_release(result):
+            sections.append(_section(name, about, result))
         else:
-            earlier.append(_line(name, about, result))
-    return "\n".join([*parts, *(earlier if len(earlier) > 1 else []), ""])
+            others.append(_line(name, about, result))
+    return "\n".join([*sections, *others, ""])
 
 
 def is_of_this_release(result: Mapping[str, Any], release: str = RELEASE) -> bool:
@@ -51,8 +49,8 @@ def is_of_this_release(result: Mapping[str, Any], release: str = RELEASE) -> boo
 
 
 def _line(name: str, about: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    version = result["versions"].get("seamflow", "earlier")
-    link = f"[{version}, commit {result['commit']}, {result['date']}](../bench/results/{name}.json)"
+    version = "" if is_of_this_release(result) else "an earlier release, "
+    link = f"[{version}commit {result['commit']}, {result['date']}](../bench/results/{name}.json)"
     return f"| {about['title']} | `{about['command']}` | {link} |"
 
 
@@ -77,7 +75,5 @@ def _runs(number: int) -> str:
 
 
 def _shown(about: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for pattern in about["figures"]:
-        for figure, value in result["figures"].items():
-            if fnmatch.fnmatchcase(figure, pattern):
-                yield figure, value
+    for figure in about["headline"]:
+        yield figure, result["figures"][figure]

@@ -40,7 +40,7 @@ ignored with a warning on stderr; one that Kubernetes or Docker adds for a servi
 [configuration.schema.json](configuration.schema.json) is a JSON Schema for editors: begin the
 TOML file with `#:schema docs/configuration.schema.json`.
 """
-_COLUMNS = "| setting | type | unit | range | default | meaning |\n|---|---|---|---|---|---|"
+_COLUMNS = "| setting | value, default | meaning |\n|---|---|---|"
 _UNITS = {"seconds": "s", "bytes": "bytes", "tokens": "tokens", "steps": "steps"}
 _BOUNDS = {
     "exclusiveMinimum": "> {}",
@@ -53,15 +53,29 @@ _BOUNDS = {
 def configuration_page() -> str:
     """docs/configuration.md."""
     parts = [_HEADER, "## Every process\n", _table(ServerConfig, ServerConfig.model_fields)]
+    told: dict[str, str] = {_told(*each): "" for each in ServerConfig.model_fields.items()}
     for table, settings in settings_of().items():
-        own = {
-            name: field
-            for name, field in settings.model_fields.items()
-            if not _is_inherited(name, field)
-        }
+        fields = settings.model_fields
+        own = {name: field for name, field in fields.items() if _told(name, field) not in told}
         parts.append(f"\n## [{table}]\n\n{_summary(settings)}\n")
         parts.extend(_tables(table, settings, own))
+        parts.extend(_as_in(told, fields))
+        told |= {_told(name, field): table for name, field in own.items()}
     return "\n".join(parts)
+
+
+def _told(name: str, field: FieldInfo) -> str:
+    return f"{name}: {field!r}"
+
+
+def _as_in(told: Mapping[str, str], fields: Mapping[str, FieldInfo]) -> Iterator[str]:
+    """A line for each table that has told the same settings."""
+    same: dict[str, list[str]] = {}
+    for name, field in fields.items():
+        if table := told.get(_told(name, field)):
+            same.setdefault(table, []).append(f"`{name}`")
+    for table, names in same.items():
+        yield f"\nAs in [{table}]: {', '.join(names)}."
 
 
 def json_schema() -> str:
@@ -98,11 +112,6 @@ def settings_of() -> dict[str, type[ServerConfig]]:
     return found
 
 
-def _is_inherited(name: str, field: FieldInfo) -> bool:
-    base = ServerConfig.model_fields.get(name)
-    return base is not None and repr(base) == repr(field)
-
-
 def _tables(
     table: str, settings: type[BaseModel], fields: Mapping[str, FieldInfo]
 ) -> Iterator[str]:
@@ -120,7 +129,7 @@ def _as_table(annotation: object) -> type[BaseModel] | None:
 
 
 def _summary(settings: type[BaseModel]) -> str:
-    return (settings.__doc__ or "").partition("\n")[0]
+    return " ".join((settings.__doc__ or "").partition("\n\n")[0].split())
 
 
 def _table(settings: type[BaseModel], fields: Mapping[str, FieldInfo]) -> str:
@@ -130,9 +139,10 @@ def _table(settings: type[BaseModel], fields: Mapping[str, FieldInfo]) -> str:
 
 
 def _row(name: str, field: FieldInfo, schema: Mapping[str, Any]) -> str:
-    cells = [f"`{name}`", _type(field, schema), _unit(name), _range(schema), _default(field)]
+    about = [_type(field, schema), _unit(name), _range(schema), _default(field)]
     meaning = " ".join((field.description or "").split())
-    return f"| {' | '.join([*cells, meaning.replace('|', chr(92) + '|')])} |"
+    cells = [f"`{name}`", ", ".join(filter(None, about)), meaning.replace("|", chr(92) + "|")]
+    return f"| {' | '.join(cells)} |"
 
 
 def _type(field: FieldInfo, schema: Mapping[str, Any]) -> str:
