@@ -84,8 +84,6 @@ def _split_rule(config: SchedulerConfig) -> SplitRule | None:
     return SplitRule(
         min_nodes=given.min_train_nodes,
         max_nodes=given.max_train_nodes,
-        gain=given.min_gain,
-        batches=given.batches,
     )
 
 

@@ -16,11 +16,6 @@ class AllocationConfig(Settings):
     """Least nodes of a trainer."""
     max_train_nodes: int = Field(0, ge=0)
     """Most nodes of a trainer. 0: no node moves, every trainer keeps the nodes of its gang."""
-    min_gain: float = Field(0.05, gt=0, lt=1)
-    """Share of the seconds of a batch that the best split of the nodes must save before one
-    data-parallel unit moves; twice as much for a way back."""
-    batches: int = Field(3, ge=1, le=4)
-    """Batches in a row that must agree on the move, after the first one on its nodes."""
 
     @model_validator(mode="after")
     def _check_order(self) -> AllocationConfig:

@@ -59,9 +59,6 @@ class GatewayConfig(ServerConfig):
     """Largest request of an agent, as gRPC receives it; larger ones end with RESOURCE_EXHAUSTED."""
     max_prompt_tokens: int = Field(1 << 20, ge=1)
     """Tokens of a prompt; the engines' context is a limit of its own."""
-    required_weights_timeout_seconds: float = Field(600.0, ge=0)
-    """How long a turn waits for its required weight version before it falls back to an older one:
-    a trainer may have died before publishing it."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

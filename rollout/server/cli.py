@@ -23,6 +23,7 @@ from rollout.server.weight_watcher import WeightWatcher
 from rollout.server.weights.open_weights import open_weight_source
 from services.chassis.errors import ConfigError
 from services.chassis.rpc.server import Service, run
+from services.lib.weight_files.folder_names import MODEL_NAME
 
 _WEIGHT_WAIT_SECONDS = 30.0
 """Longest wait for running turns to end, if weight_update_at is "turn"."""
@@ -63,7 +64,7 @@ async def build(config: RolloutServerConfig) -> AsyncIterator[Service]:
                 prepare_seconds=_WEIGHT_PREPARE_SECONDS,
                 swap_seconds=config.weight_swap_seconds,
             )
-            names = {"run_id": config.run_id, "model": config.model_name}
+            names = {"run_id": config.run_id, "model": MODEL_NAME}
             watcher = WeightWatcher(server, source.stub, **names)
             begin = watcher.begin
             background += [watcher.run, *source.background]

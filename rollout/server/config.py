@@ -21,8 +21,6 @@ class RolloutServerConfig(ServerConfig):
     """Hugging Face folder the run starts from, version 0; the fake engine needs none."""
     run_id: str = "default"
     """Training job whose turns are served and whose weights are followed."""
-    model_name: str = "policy"
-    """Name under which the weights service knows the model."""
     weights: str | None = None
     """Address of the weights service; unset: version 0 is served for the whole run."""
     cache_folder: Path | None = None

@@ -27,6 +27,10 @@ from services.evaluator.pinned_rollouts import EvaluationFailed
 from services.evaluator.trainer_client import TrainerClient
 from services.lib.evaluation.evaluation_line import EvaluationLine, shown
 
+_START_PATIENCE_SECONDS = 120.0
+"""Time in which agents must take one of an evaluation's rollouts beside training; after it the
+evaluation is given up, as training may be waiting for its rollout server."""
+
 _LOOK_SECONDS = 0.5
 _EVALUATIONS = metrics.counter(
     "evaluator", "evaluations_total", "Evaluations, by whether they have a result.", ("outcome",)
@@ -212,7 +216,7 @@ class Evaluator:
                 facts |= {"step": kept.step, "weight_version": kept.weight_version}
                 concurrency = self._config.concurrency
                 rollouts = self.evaluation.rollouts(label, kept.weight_version, concurrency)
-                rollouts.start_patience = self._config.start_patience_seconds
+                rollouts.start_patience = _START_PATIENCE_SECONDS
                 running = asyncio.ensure_future(self.evaluation.recorded(rollouts))
                 rewards = await unless_lost(running, kept.lost)
         except TimeoutError:

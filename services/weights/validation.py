@@ -14,11 +14,11 @@ from seamflow.weights.v1.weight_service_pb2 import (
 
 from services.chassis.errors import invalid_argument
 from services.chassis.rpc.fields import not_negative
+from services.lib.weight_files.folder_names import MODEL_NAME
 from services.lib.weight_files.folder_probe import CONTENT_BYTES, PROBE_NAME
 from services.lib.weight_files.shard_chunks import CHUNK_BYTES
 from services.weights.keys import Scope
 
-DEFAULT_MODEL = "policy"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 _NAME_CURE = "use 1 to 128 of A-Z a-z 0-9 . _ -, not beginning with . or -"
 _ZONE = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
@@ -36,7 +36,7 @@ def scope_of(run_id: str, model: str) -> Scope:
     Raises:
         ServiceError: INVALID_ARGUMENT.
     """
-    model = model or DEFAULT_MODEL
+    model = model or MODEL_NAME
     return Scope(run_id=_named("run_id", run_id), model=_named("model", model))
 
 

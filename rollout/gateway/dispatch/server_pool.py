@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
+_REQUIRED_WEIGHTS_TIMEOUT_SECONDS = 600.0
+"""How long a turn waits for its required weight version before it falls back to an older one:
+a trainer may have died before publishing it."""
+
 _log = get_logger()
 _POLL_TIMEOUT = 2.0
 _SERVERS = metrics.gauge("rollout_gateway", "servers", "Rollout servers that may get turns.")
@@ -53,7 +57,7 @@ class ServerPool:
             load_dispatch(config.dispatch),
             self._with_room,
             config.max_waiting_turns,
-            weights_timeout=config.required_weights_timeout_seconds,
+            weights_timeout=_REQUIRED_WEIGHTS_TIMEOUT_SECONDS,
             serving=self._serving,
             latency=config.server_latency(),
         )

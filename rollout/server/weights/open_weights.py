@@ -21,6 +21,7 @@ from rollout.server.weights.relay_server import RelayAnnouncer, RelayServicer
 from rollout.server.weights.transports import TransportContext, build_transports
 from rollout.server.weights.weight_cache import WeightCache
 from services.chassis.rpc import clients
+from services.lib.weight_files.folder_names import MODEL_NAME
 
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
@@ -47,7 +48,7 @@ async def open_weight_source(
     channels = WeightChannels(config, stack)
     channel = channels.connect(target)
     stub = async_stub(WeightServiceStub, channel)
-    names = {"run_id": config.run_id, "model": config.model_name}
+    names = {"run_id": config.run_id, "model": MODEL_NAME}
     context = TransportContext(config=config, weights=channel, connect=channels.connect)
     folder = config.cache_folder or Path(stack.enter_context(_temporary()))
     cache = WeightCache(

@@ -22,6 +22,7 @@ from rollout.server.weights.weight_cache import WeightCache
 from services.chassis import metrics
 from services.chassis.errors import Reason, not_found, unavailable
 from services.chassis.log import get_logger
+from services.lib.weight_files.folder_names import MODEL_NAME
 from services.lib.weight_files.shard_sender import OpenShard, ShardSender, open_regular
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class LocalShards:
         self, run_id: str, model: str, weight_version: int
     ) -> AsyncIterator[_LocalShardVersion]:
         """Yield the version once it is cached or arriving; NOT_FOUND after `begin_seconds`."""
-        if (run_id, model or "policy") != (self._cache.run_id, self._cache.model):
+        if (run_id, model or MODEL_NAME) != (self._cache.run_id, self._cache.model):
             raise not_found("run", run_id)
         try:
             async with asyncio.timeout(self._begin_seconds):

@@ -40,9 +40,6 @@ class EvaluationConfig(ServerConfig):
     but that of the agents."""
     timeout_seconds: float = Field(1800.0, gt=0)
     """Longest duration of an evaluation beside training; then it is given up, with a note."""
-    start_patience_seconds: float = Field(120.0, gt=0)
-    """Time in which agents must take one of an evaluation's rollouts beside training; after it the
-    evaluation is given up, as training may be waiting for its rollout server."""
     shown_rollouts: int = Field(8, ge=0)
     """Rollouts of each evaluation, one of each task, that are written with their text and rewards
     to evaluation_samples.jsonl; 0 for none."""

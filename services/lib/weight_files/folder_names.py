@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+MODEL_NAME = "policy"
+"""Of the trained model at the weights service, which can keep models of other names beside it."""
 ADAPTER_BASE = "base.json"
 """File of an adapter's folder: {"fingerprint": of the weights that it is added to}."""
 COPIED_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken"})
