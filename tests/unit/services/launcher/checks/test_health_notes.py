@@ -7,7 +7,7 @@ from pathlib import Path
 
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 
-from services.launcher.checks.health_notes import HealthNotes
+from services.launcher.report.notes import HealthNotes
 from services.launcher.service_clients import connected
 from tests.lib.launcher.support import make_config, make_layout
 

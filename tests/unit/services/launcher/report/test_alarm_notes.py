@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from seamflow.trainer.v1.trainer_service_pb2 import GetStatusResponse
 
-from services.launcher.report.alarm_notes import AlarmNotes
+from services.launcher.report.notes import AlarmNotes
 
 
 def test_each_alarm_is_told_once() -> None:

@@ -8,7 +8,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1.sample_service_pb2 import Readiness
 
-from services.launcher.report.failure_notes import FailureNotes
+from services.launcher.report.notes import FailureNotes
 from trajectory_manager.service.rollouts import EXPIRED
 
 ENVIRONMENT = tokens_pb2.FAILURE_CLASS_ENVIRONMENT
