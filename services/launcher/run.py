@@ -39,6 +39,11 @@ from services.lib.evaluation.evaluation_line import EvaluationLine, read_evaluat
 _SECONDS = 1.0
 _DELETED = " (deleted)"
 
+_AGENT_END_SECONDS = 10.0
+_AGENT_POLL_SECONDS = 2.0
+_REFRESH_SECONDS = 0.5
+T = TypeVar("T")
+
 
 async def watch_folder(folder: Path, seconds: float = _SECONDS) -> NoReturn:
     """Look at `folder` every `seconds`.
@@ -96,11 +101,6 @@ def _whereabouts(descriptor: int) -> str:
     return f"was moved to {now}: move it back, then --resume"
 
 
-_AGENT_END_SECONDS = 10.0
-_AGENT_POLL_SECONDS = 2.0
-_REFRESH_SECONDS = 0.5
-
-
 async def end_run(
     config: LauncherConfig,
     plans: Mapping[str, ProcessPlan],
@@ -144,9 +144,6 @@ async def _present(services: Services) -> list[scheduler_pb.Node]:
     """The nodes but those that are lost, such as those of a host that has left."""
     nodes = (await services.snapshot()).nodes or ()
     return [node for node in nodes if node.state != scheduler_pb.NODE_STATE_LOST]
-
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)

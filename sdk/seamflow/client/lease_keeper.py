@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub
 
-__all__ = ["LeaseKeeper"]
 
 _log = logging.getLogger("seamflow")
 _MAX_ROLLOUTS = 1024

@@ -9,8 +9,6 @@ from typing import Any
 from seamflow.client.plain_values import to_json_value, whole_text
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
-__all__ = ["Message", "Tool", "ToolChoice", "from_message", "to_messages", "to_tool_choice"]
-
 Message = Mapping[str, Any]
 """{"role": "user", "content": "…"}; content may be a list of {"type": "text", "text": "…"};
 assistant messages may have "reasoning_content" and "tool_calls", tool messages "tool_call_id".

@@ -15,8 +15,6 @@ from typing import Self
 
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
-__all__ = ["TokenLog"]
-
 
 class TokenLog:
     """A file that any number of processes may append to concurrently. Close it, or use `with`."""

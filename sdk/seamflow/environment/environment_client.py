@@ -27,8 +27,6 @@ from seamflow.retry import retrying
 from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import trajectory_pb2
 
-__all__ = ["EnvironmentClient", "OpenEpisode", "Transcript"]
-
 _CLOSE_SECONDS = 10.0
 
 

@@ -38,8 +38,6 @@ from seamflow.environment.v1.environment_service_pb2_grpc import (
 from seamflow.environment.v1.reward_service_pb2_grpc import add_RewardServiceServicer_to_server
 from seamflow.environment.value_size import MAX_OBSERVATION_BYTES
 
-__all__ = ["EnvironmentServerConfig", "serve", "serve_until_signalled", "serving"]
-
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

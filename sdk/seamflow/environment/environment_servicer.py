@@ -25,8 +25,6 @@ from seamflow.environment.v1.environment_service_pb2_grpc import EnvironmentServ
 from seamflow.environment.value_size import MAX_OBSERVATION_BYTES
 from seamflow.trajectory.v1 import trajectory_pb2
 
-__all__ = ["EnvironmentServicer"]
-
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _MAX_PAGE = 1000

@@ -20,8 +20,6 @@ from seamflow.environment.v1 import environment_service_pb2 as pb
 from seamflow.environment.value_size import MAX_OBSERVATION_BYTES
 from seamflow.user_code.user_calls import awaited
 
-__all__ = ["Episode", "UserObject"]
-
 _log = logging.getLogger("seamflow.environment")
 
 

@@ -8,8 +8,6 @@ from typing import Any
 from seamflow.client.messages import from_message
 from seamflow.rollout.v1 import rollout_service_pb2 as rollout_pb
 
-__all__ = ["to_dict", "tool_dict"]
-
 
 def to_dict(message: rollout_pb.Message) -> dict[str, Any]:
     """A message of any role."""

@@ -13,8 +13,6 @@ from seamflow.environment.environment import Observation, Step
 from seamflow.environment.v1 import environment_service_pb2 as pb
 from seamflow.environment.value_size import MAX_OBSERVATION_BYTES, check_size
 
-__all__ = ["rewards_of", "to_reset", "to_rewards", "to_step"]
-
 _MAX_TEXT = 4096
 _ROLES = ("system", "user", "assistant", "tool")
 

@@ -18,8 +18,6 @@ from seamflow.environment.v1 import reward_service_pb2 as pb
 from seamflow.environment.v1.reward_service_pb2_grpc import RewardServiceServicer
 from seamflow.user_code.user_calls import awaited
 
-__all__ = ["RewardServicer"]
-
 _MAX_TRANSCRIPTS = 256
 _MAX_THREADS = 64
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-__all__ = ["MAX_OBSERVATION_BYTES", "check_size"]
-
 MAX_OBSERVATION_BYTES = 4 << 20
 """Messages and info of one answer: what a prompt may have at the gateway (`max_prompt_bytes`)."""
 

@@ -30,8 +30,6 @@ from seamflow.retry import OF_ONE_CALL, Backoff
 from seamflow.user_code.user_calls import awaited, user_place
 from seamflow.user_code.user_modules import import_user_module
 
-__all__ = ["AgentRunner", "RunnerConfig", "load_agent"]
-
 _log = logging.getLogger("seamflow.runner")
 _MAX_LEASES = 8
 _MAX_MESSAGE = 4096

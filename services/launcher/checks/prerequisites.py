@@ -29,6 +29,11 @@ from services.lib.model_files.text_config import check_attention
 
 _ALL = "0.0.0.0"  # noqa: S104 -- compared, not bound
 
+_ENGINES = {None: "rollout-server", "torch": "rollout-server", "sglang": "sglang"}
+_ANY = "chassis"
+_EMBEDDED = "torch"
+_MIN_FREE_BYTES = 512 * 1024 * 1024
+
 
 def check_hosts(settings: Mapping[str, ServerConfig], addresses: Mapping[str, str]) -> None:
     """Refuse a process that would listen elsewhere alone, such as on ::1: nobody would reach it.
@@ -56,10 +61,6 @@ def _addresses(host: str) -> set[str]:
     except OSError:
         return set()
     return {str(address[0]) for *_, address in found}
-
-
-_ENGINES = {None: "rollout-server", "torch": "rollout-server", "sglang": "sglang"}
-_ANY = "chassis"
 
 
 def extra_of(table: str, engine: object) -> str:
@@ -103,10 +104,6 @@ def check_groups(config: LauncherConfig, config_file: Path) -> None:
     size = int(str(given)) if is_own else config.group_size
     name = process_setting(config, config_file, "trainer.algorithm.name") or "dapo"
     check_group_size(setting, size, str(name))
-
-
-_EMBEDDED = "torch"
-_MIN_FREE_BYTES = 512 * 1024 * 1024
 
 
 def check_prerequisites(config: LauncherConfig, layout: Layout) -> None:

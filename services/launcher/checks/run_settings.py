@@ -26,6 +26,27 @@ _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _COMPUTING = ("trainer", "rollout_server", "scoring")
 """Beginnings of the names of processes that compute; others wait for them."""
 
+CLASSES: Mapping[str, str] = {
+    "trajectory_manager": "trajectory_manager.config:TrajectoryManagerConfig",
+    "rollout_gateway": "rollout.gateway.config:GatewayConfig",
+    "http_gateway": "rollout.http_gateway.config:HttpGatewayConfig",
+    "rollout_server": "rollout.server.config:RolloutServerConfig",
+    "trainer": "trainer.config:TrainerConfig",
+    "scheduler": "scheduler.config:SchedulerConfig",
+    "weights": "services.weights.config:WeightsConfig",
+    "node_agent": "services.node_agent.config:NodeAgentConfig",
+    "dataloader": "services.dataloader.config:DataloaderConfig",
+    "ranker": "services.ranker.config:RankerConfig",
+    "evaluator": "services.evaluator.config:EvaluatorConfig",
+    "scoring": "services.scoring.config:ScoringConfig",
+    "environments": "services.environments.config:EnvironmentsConfig",
+    "tool_loop": "services.tool_loop.config:ToolLoopConfig",
+    "console": "services.console.config:ConsoleConfig",
+}
+"""Settings class of each table, by name: the launcher imports no other process."""
+CHECK_TASKS = "services.dataloader.check_tasks"
+"""Reads all tasks, and prints how many there are."""
+
 
 def divided_threads(
     environment: Mapping[str, str], processes: Collection[str], cores: int
@@ -74,26 +95,6 @@ def process_setting(config: LauncherConfig, config_file: Path, path: str) -> obj
     for name in (table, *names):
         found = found.get(name) if isinstance(found, dict) else None
     return found
-
-
-CLASSES: Mapping[str, str] = {
-    "trajectory_manager": "trajectory_manager.config:TrajectoryManagerConfig",
-    "rollout_gateway": "rollout.gateway.config:GatewayConfig",
-    "http_gateway": "rollout.http_gateway.config:HttpGatewayConfig",
-    "rollout_server": "rollout.server.config:RolloutServerConfig",
-    "trainer": "trainer.config:TrainerConfig",
-    "scheduler": "scheduler.config:SchedulerConfig",
-    "weights": "services.weights.config:WeightsConfig",
-    "node_agent": "services.node_agent.config:NodeAgentConfig",
-    "dataloader": "services.dataloader.config:DataloaderConfig",
-    "ranker": "services.ranker.config:RankerConfig",
-    "evaluator": "services.evaluator.config:EvaluatorConfig",
-    "scoring": "services.scoring.config:ScoringConfig",
-    "environments": "services.environments.config:EnvironmentsConfig",
-    "tool_loop": "services.tool_loop.config:ToolLoopConfig",
-    "console": "services.console.config:ConsoleConfig",
-}
-"""Settings class of each table, by name: the launcher imports no other process."""
 
 
 def check_settings(plans: Iterable[ProcessPlan]) -> Mapping[str, ServerConfig]:
@@ -151,10 +152,6 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
-
-
-CHECK_TASKS = "services.dataloader.check_tasks"
-"""Reads all tasks, and prints how many there are."""
 
 
 def amount_of_tasks(

@@ -30,6 +30,8 @@ from services.lib.evaluation.trained_reward import check_trained_reward
 _SECONDS = 5.0
 """All must stay so for this long: a sample may be replaced."""
 
+_REFRESH_SECONDS = 0.5
+
 
 class UsedUpTasks:
     """Looks at a run whose dataloader has submitted its last task."""
@@ -56,9 +58,6 @@ class UsedUpTasks:
             return False
         self._since = now if self._since is None else self._since
         return now - self._since >= self._seconds
-
-
-_REFRESH_SECONDS = 0.5
 
 
 @dataclass(slots=True, kw_only=True)

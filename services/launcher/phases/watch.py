@@ -21,6 +21,8 @@ from services.launcher.supervisor import Supervisor
 
 _RETRY_SECONDS = 0.5
 
+_REFRESH_SECONDS = 1.0
+
 
 async def follow_lendings(services: Services, lendings: Lendings) -> None:
     """Count what the scheduler's audit log says; runs until cancelled."""
@@ -63,9 +65,6 @@ class Lendings:
         elif not node.assignment.lent and node.node_id in self._lent:
             self.num_returned += 1
             self._lent.discard(node.node_id)
-
-
-_REFRESH_SECONDS = 1.0
 
 
 @dataclass(slots=True)

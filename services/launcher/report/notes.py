@@ -20,9 +20,17 @@ from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.launcher.service_clients import Services
 
+_MAX_CHARACTERS = 600
+_GROWTH = 4
+"""The number of dead letters is shown again once it has grown by this factor."""
+_SHARE = 20
+"""Listing takes at most one part in this many of the time."""
+List = Callable[[], AsyncIterator[trajectory_pb2.Trajectory]]
+_FILES = ("metrics.jsonl", "evaluation.jsonl")
+
 
 class ReadyNotes:
-    """Notices the first answer of each."""
+    """Notices the first answer of each rollout server and of the trainer."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
@@ -48,15 +56,6 @@ class AlarmNotes:
         new = [alarm for alarm in dict.fromkeys(alarms) if alarm not in self._told]
         self._told.update(new)
         return [f"alarm: {alarm}" for alarm in new]
-
-
-_MAX_CHARACTERS = 600
-_GROWTH = 4
-"""The number of dead letters is shown again once it has grown by this factor."""
-_SHARE = 20
-"""Listing takes at most one part in this many of the time."""
-
-List = Callable[[], AsyncIterator[trajectory_pb2.Trajectory]]
 
 
 class FailureNotes:
@@ -97,9 +96,6 @@ class FailureNotes:
         new = [cause for cause in causes(trajectories) if cause.key not in self._shown]
         self._shown |= {cause.key for cause in new}
         return [f"{cause.line[:_MAX_CHARACTERS]}. {cause.cure}" for cause in new]
-
-
-_FILES = ("metrics.jsonl", "evaluation.jsonl")
 
 
 class HealthNotes:

@@ -23,6 +23,25 @@ from services.lib.evaluation.pinned_task import label_of
 
 _ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
 
+_PAGE = 250
+_LEARNED = (
+    "run",
+    "seed",
+    "reward_first",
+    "reward_last",
+    "heldout_before",
+    "heldout_best",
+    "heldout_after",
+    "heldout_tasks",
+    "evaluations",
+    "best_step",
+    "best_checkpoint",
+    "best_note",
+    "trained_tokens_per_second",
+    "health",
+    "failures",
+)
+
 
 @dataclass(slots=True)
 class TrajectoryFigures:
@@ -105,9 +124,6 @@ def package_versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
-_PAGE = 250
-
-
 async def trajectories(
     services: Services, *, headers_only: bool = False
 ) -> AsyncIterator[trajectory_pb2.Trajectory]:
@@ -126,25 +142,6 @@ async def trajectories(
         token = page.next_page_token
         if not token:
             return
-
-
-_LEARNED = (
-    "run",
-    "seed",
-    "reward_first",
-    "reward_last",
-    "heldout_before",
-    "heldout_best",
-    "heldout_after",
-    "heldout_tasks",
-    "evaluations",
-    "best_step",
-    "best_checkpoint",
-    "best_note",
-    "trained_tokens_per_second",
-    "health",
-    "failures",
-)
 
 
 def show_summary(summary: Mapping[str, Any], folder: Path, console: Console | None = None) -> None:

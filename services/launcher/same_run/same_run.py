@@ -21,6 +21,10 @@ from services.lib.model_files.weight_headers import weight_files
 
 FILE = "began_with.json"
 
+_SAMPLE_BYTES = 1 << 20
+_NO_SHAPE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
+END_FILE = "end.json"
+
 
 def check_same_run(config: LauncherConfig, layout: Layout) -> None:
     """Compare with what the run began with, before anything starts.
@@ -84,10 +88,6 @@ def _read(file: Path) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-_SAMPLE_BYTES = 1 << 20
-_NO_SHAPE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
-
-
 def fingerprint(folder: Path) -> Mapping[str, str]:
     """Digests of the folder's "architecture" and "weights", wherever it lies.
 
@@ -117,9 +117,6 @@ def _sample(file: Path) -> bytes:
             opened.seek(start)
             sample += opened.read(_SAMPLE_BYTES)
     return sample
-
-
-END_FILE = "end.json"
 
 
 @contextmanager

@@ -74,6 +74,7 @@ def _config(folder: Path, seed: int) -> LauncherConfig:
     return LauncherConfig(
         name="gang",
         runs_folder=str(folder),
+        token_audit=True,
         model=str(folder / "model"),
         tasks=str(folder / "tasks.jsonl"),
         agent="examples.quickstart.agent:ElevatorAgent",

@@ -108,6 +108,7 @@ def _config(folder: Path, seed: int) -> LauncherConfig:
         name="mixed",
         console=False,  # the other release has none, and no process depends on it
         runs_folder=str(folder),
+        token_audit=True,
         model=str(folder / "model"),
         reference=str(folder / "model"),
         ranker=True,
