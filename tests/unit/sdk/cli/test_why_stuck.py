@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
-from seamflow.cli.status import status_screen
 from seamflow.common.v1.tokens_pb2 import FAILURE_CLASS_ENVIRONMENT, Failure
 from seamflow.errors import NotFoundError, UnavailableError
 from seamflow.evaluator.v1 import evaluator_service_pb2 as evaluator_pb
 from seamflow.inspect.diagnosis import Finding
 from seamflow.inspect.progress import Progress
 from seamflow.inspect.snapshot import ServerSnapshot, Snapshot
+from seamflow.inspect.status_screen import status_screen
 from seamflow.inspect.why_stuck import why_stuck
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_service_pb2 as rollout_pb
