@@ -20,13 +20,13 @@ from seamflow.trajectory.v1 import task_service_pb2 as task_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from bench.clients.foreign_agents import COMMANDS, Said, read_summary
+from services.launcher import redis_server
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import plan
-from services.launcher.redis import redis_server
+from services.launcher.report.summary import trajectories
 from services.launcher.report.token_audit import Audit, audit, read_token_log
-from services.launcher.report.trajectories import trajectories
 from services.launcher.run_rules import rules
 from services.launcher.service_clients import Services, connected
 from services.launcher.supervisor import Supervisor

@@ -26,19 +26,19 @@ from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
 from bench.harness.processes import ROOT, Child, environment
 from bench.wan.slow_link import ADDRESSES, NAMESPACES
 from services.chassis.config.load import load
+from services.launcher import redis_server
 from services.launcher.child_process import ProcessPlan, settings_of
 from services.launcher.cli import make_layout
-from services.launcher.command_line.set_option import own_settings
 from services.launcher.config import LauncherConfig
 from services.launcher.hosts.host_network import host_variables
 from services.launcher.hosts.run_certificates import hosts_folder, secured
 from services.launcher.layout import Layout
 from services.launcher.process_plan import plan
-from services.launcher.redis import redis_server
-from services.launcher.report.trajectories import trajectories
+from services.launcher.report.summary import trajectories
+from services.launcher.report.view import PlainView
 from services.launcher.run import Run
 from services.launcher.service_clients import connected
-from services.launcher.view import PlainView
+from services.launcher.set_option import own_settings
 from services.lib.redis_binary import find_redis_server
 
 RUN = "runs/wan"

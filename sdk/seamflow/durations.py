@@ -5,8 +5,6 @@ from __future__ import annotations
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-__all__ = ["seconds_of", "to_duration", "to_timestamp"]
-
 
 def seconds_of(message: Duration | Timestamp) -> float:
     """Seconds of a duration, or Unix seconds of a timestamp; 0 for an unset field."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["enum_name"]
-
 
 def enum_name(kind: Any, value: int) -> str:
     """The name without the prefix that all of them have; the number, if a newer release sent it."""

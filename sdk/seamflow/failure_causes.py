@@ -10,8 +10,6 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.enum_names import enum_name
 from seamflow.trajectory.v1 import trajectory_pb2
 
-__all__ = ["Cause", "causes"]
-
 _CURES = {
     tokens_pb2.FAILURE_CLASS_ENVIRONMENT: "Correct the agent, the environment, the reward "
     "function or the task; the log of the process that raised it has the whole traceback.",

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-__all__ = ["escaped", "escaped_output"]
-
 _KEPT = frozenset("\n\t")
 _CONTROLS = ("Cc", "Cf", "Zl", "Zp")
 """Unicode categories: control characters, those that change the direction, line separators."""

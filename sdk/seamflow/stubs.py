@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from seamflow.weights.v1 import weight_service_pb2_grpc as weight_service
     from seamflow.worker.v1 import worker_service_pb2_grpc as worker_service
 
-__all__ = ["async_stub"]
-
 
 @overload
 def async_stub(

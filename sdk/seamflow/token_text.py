@@ -8,8 +8,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Decode", "decoder_of", "load_decoder", "read_tokenizer", "token_numbers"]
-
 Decode = Callable[[Sequence[int]], str]
 """Converts token ids to text."""
 

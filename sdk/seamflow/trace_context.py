@@ -10,8 +10,6 @@ import hashlib
 import re
 from contextvars import ContextVar
 
-__all__ = ["HEADER", "current", "ids", "of_rollout"]
-
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 HEADER = "traceparent"

@@ -10,8 +10,6 @@ from seamflow.enum_names import enum_name
 from seamflow.token_text import Decode
 from seamflow.trajectory.v1 import trajectory_pb2
 
-__all__ = ["transcript"]
-
 
 def transcript(trajectory: trajectory_pb2.Trajectory, decode: Decode) -> dict[str, Any]:
     """JSON values of a rollout; the text of a turn is what it added to the one that it continues.

@@ -21,9 +21,8 @@ from services.console.sources.run_store import RunStore, RunStores
 from services.console.sources.shown_run import ShownRun
 from services.console.sources.shown_runs import ShownRuns
 from services.console.views.nodes import chrome_trace, ended_history, node_history
-from services.console.views.overview import overview
+from services.console.views.overview import overview, run_row
 from services.console.views.rollouts import rollouts, search_of
-from services.console.views.run_row import run_row
 from services.console.views.step_detail import step_detail
 from services.console.views.steps import step_curves
 from services.console.views.token_window import MAX_TOKENS, token_window

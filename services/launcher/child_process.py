@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from services.chassis.errors import ExitCode
 from services.launcher.layout import Layout
-from services.launcher.nodes.node_plan import NodePlan
+from services.launcher.node_plan import NodePlan
 from services.lib.gpus import seeing_gpus
 
 

@@ -24,29 +24,27 @@ from seamflow.installation.extras import missing_packages
 from services.chassis.config.load import load, load_or_exit
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError, ExitCode, StartupError
+from services.launcher import redis_server
 from services.launcher.agent_access import base_url
-from services.launcher.checks.installed_extras import check_installed
-from services.launcher.checks.loopback_hosts import check_hosts
 from services.launcher.checks.prerequisites import (
     check_evaluation,
+    check_hosts,
+    check_installed,
     check_prerequisites,
     check_program,
     engine_of,
 )
-from services.launcher.checks.thread_numbers import divided_threads, num_cores
-from services.launcher.checks.trained_rewards import check_reward_names
+from services.launcher.checks.run_settings import (
+    check_reward_names,
+    divided_threads,
+    num_cores,
+)
 from services.launcher.checks.user_code import (
     check_user_code,
     checked_models,
     checked_settings,
 )
 from services.launcher.child_process import ProcessPlan
-from services.launcher.command_line.set_option import (
-    DEFAULT_FILE,
-    flags_by_table,
-    own_settings,
-    with_file,
-)
 from services.launcher.config import LauncherConfig
 from services.launcher.hosts.host_network import host_variables
 from services.launcher.hosts.other_hosts import OtherHosts
@@ -60,13 +58,17 @@ from services.launcher.layout import (
     places,
 )
 from services.launcher.process_plan import plan
-from services.launcher.redis import redis_server
-from services.launcher.report.run_end import recorded_end
-from services.launcher.report.shown_summary import show_summary
+from services.launcher.report.summary import show_summary
+from services.launcher.report.view import LiveView, PlainView
 from services.launcher.run import Run
 from services.launcher.same_run import run_lock
-from services.launcher.same_run.same_run import check_same_run, note_beginning
-from services.launcher.view import LiveView, PlainView
+from services.launcher.same_run.same_run import check_same_run, note_beginning, recorded_end
+from services.launcher.set_option import (
+    DEFAULT_FILE,
+    flags_by_table,
+    own_settings,
+    with_file,
+)
 from services.lib.evaluation.evaluation_config import EvaluationConfig
 
 _TABLE = "evaluation"

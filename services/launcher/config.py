@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
-from services.launcher.command_line.set_option import flags_by_table, unpacked
-from services.launcher.nodes.node_plan import (
+from services.launcher.node_plan import (
     NodePlan,
     check_gpus,
     check_hosts_of_nodes,
@@ -23,6 +22,7 @@ from services.launcher.nodes.node_plan import (
     ranks_of,
 )
 from services.launcher.run_rules import RunRules
+from services.launcher.set_option import flags_by_table, unpacked
 
 REFERENCE_COLUMN = "ref_logprobs"
 REWARD_COLUMN = "reward_model"

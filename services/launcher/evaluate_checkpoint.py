@@ -19,20 +19,19 @@ from typing import Any, NoReturn
 
 from services.chassis.config.load import load
 from services.chassis.errors import ConfigError, ExitCode, StartupError
-from services.launcher.checks.installed_extras import check_installed
-from services.launcher.checks.prerequisites import check_evaluation, check_program
-from services.launcher.checks.process_settings import process_setting
+from services.launcher import redis_server
+from services.launcher.checks.prerequisites import check_evaluation, check_installed, check_program
+from services.launcher.checks.run_settings import process_setting
 from services.launcher.checks.user_code import check_user_code
 from services.launcher.child_process import ProcessPlan
 from services.launcher.cli import make_layout
-from services.launcher.command_line.set_option import DEFAULT_FILE, flags_by_table, own_settings
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
 from services.launcher.process_plan import plan
-from services.launcher.redis import redis_server
+from services.launcher.report.view import LiveView, PlainView
 from services.launcher.run import Run
+from services.launcher.set_option import DEFAULT_FILE, flags_by_table, own_settings
 from services.launcher.supervisor import child_environment
-from services.launcher.view import LiveView, PlainView
 from services.lib.evaluation.evaluation_config import EvaluationConfig
 from services.lib.evaluation.evaluation_line import EvaluationLine, shown
 

@@ -16,7 +16,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from services.launcher.agent_access import agent_variables, base_url
-from services.launcher.checks.task_amount import CHECK_TASKS
+from services.launcher.checks.run_settings import CHECK_TASKS
 from services.launcher.child_process import (
     ProcessPlan,
     checking,
@@ -25,7 +25,6 @@ from services.launcher.child_process import (
     settings_of,
     with_gpus,
 )
-from services.launcher.command_line.set_option import flags_by_table
 from services.launcher.config import LauncherConfig, ScorerPlan
 from services.launcher.evaluation.evaluator_plan import evaluators
 from services.launcher.layout import (
@@ -35,7 +34,8 @@ from services.launcher.layout import (
     scorer_names,
     server_name,
 )
-from services.launcher.nodes.node_plan import NodePlan
+from services.launcher.node_plan import NodePlan
+from services.launcher.set_option import flags_by_table
 from services.launcher.trainer_plan import trainers
 from services.lib.evaluation.evaluation_config import EvaluationConfig
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from seamflow.evaluator.v1 import evaluator_service_pb2 as evaluator_pb
+from seamflow.retry import retrying
+from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
+from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 
-from services.launcher.checks.run_folder import watch_folder
+from services.chassis.errors import DependencyUnavailable
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
 from services.launcher.evaluation.followed_evaluator import (
@@ -22,20 +26,124 @@ from services.launcher.evaluation.followed_evaluator import (
 )
 from services.launcher.hosts.other_hosts import OtherHosts
 from services.launcher.layout import Layout
-from services.launcher.phases.end import drain_nodes, end_run
-from services.launcher.phases.learn import Learned, learn, submit_tasks
 from services.launcher.phases.run_summary import RunSummary
 from services.launcher.phases.start import Start
+from services.launcher.phases.training import Learned, Training, learn, submit_tasks
 from services.launcher.phases.watch import Watch
-from services.launcher.run_until_failure import run_until_failure
+from services.launcher.report.view import View
 from services.launcher.service_clients import Services, connected
-from services.launcher.supervisor import Supervisor
-from services.launcher.training import Training
-from services.launcher.view import View
+from services.launcher.supervisor import Supervisor, run_until_failure
 from services.lib.evaluation.evaluation_config import EvaluationConfig
 from services.lib.evaluation.evaluation_line import EvaluationLine, read_evaluations
 
+_SECONDS = 1.0
+_DELETED = " (deleted)"
+
+_AGENT_END_SECONDS = 10.0
+_AGENT_POLL_SECONDS = 2.0
+_REFRESH_SECONDS = 0.5
 T = TypeVar("T")
+
+
+async def watch_folder(folder: Path, seconds: float = _SECONDS) -> NoReturn:
+    """Look at `folder` every `seconds`.
+
+    Raises:
+        DependencyUnavailable: it was moved, deleted or replaced, or cannot be written any more:
+            what processes write would go astray, half here and half there.
+    """
+    with opened_folder(folder) as descriptor:
+        while True:
+            await asyncio.sleep(seconds)
+            problem = await asyncio.to_thread(folder_problem, folder, descriptor)
+            if problem:
+                raise DependencyUnavailable("run folder", problem)
+
+
+@contextmanager
+def opened_folder(folder: Path) -> Iterator[int]:
+    """A descriptor of `folder`, which knows it by any later name."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def folder_problem(folder: Path, descriptor: int) -> str:
+    """What is wrong with the folder that was opened as `descriptor`; empty if it is usable."""
+    if not _is_same(folder, descriptor):
+        return f"{folder} {_whereabouts(descriptor)}, so that the run cannot go on"
+    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+        cure = "mount its file system for writing, then --resume"
+        return f"{folder} is on a file system that became read-only: {cure}"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        cure = "give this user its permissions back, then --resume"
+        return f"{folder} cannot be written any more: {cure}"
+    return ""
+
+
+def _is_same(folder: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(folder.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _whereabouts(descriptor: int) -> str:
+    """What became of the folder, as far as the system tells."""
+    try:
+        now = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+    except OSError:
+        return "is gone: put it back there, then --resume"
+    if now.endswith(_DELETED):
+        return "was deleted: put a copy there and --resume, or start a new run"
+    return f"was moved to {now}: move it back, then --resume"
+
+
+async def end_run(
+    config: LauncherConfig,
+    plans: Mapping[str, ProcessPlan],
+    processes: Supervisor,
+    services: Services,
+) -> None:
+    """End the run, and give agents with programs of their own time to notice it."""
+    request = run_pb.EndRunRequest(run_id=services.run_id)
+    await retrying(lambda: services.runs.EndRun(request))
+    if "agent" in plans:
+        await processes.stop("agent", patience=_AGENT_END_SECONDS)
+    elif config.are_agents_outside:
+        await _wait_for_rollouts(services)
+
+
+async def _wait_for_rollouts(services: Services) -> None:
+    """Wait for the rollouts of agents from outside, then until they have asked for more."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_AGENT_END_SECONDS):
+            ready = (await services.snapshot()).readiness
+            while ready is None or ready.num_running_rollouts:
+                await asyncio.sleep(_REFRESH_SECONDS)
+                ready = (await services.snapshot()).readiness
+    await asyncio.sleep(_AGENT_POLL_SECONDS)
+
+
+async def drain_nodes(services: Services) -> None:
+    """Return every lent node before the processes end."""
+    for node in await _present(services):
+        request = scheduler_pb.DrainNodeRequest(node_id=node.node_id, drain=True)
+        await retrying(lambda request=request: services.scheduler.DrainNode(request))  # type: ignore[misc]
+    while any(
+        node.assignment.epoch != node.reported_epoch or node.assignment.tag
+        for node in await _present(services)
+    ):
+        await asyncio.sleep(_REFRESH_SECONDS / 5)
+    await asyncio.sleep(_REFRESH_SECONDS)  # the change feed's last entries
+
+
+async def _present(services: Services) -> list[scheduler_pb.Node]:
+    """The nodes but those that are lost, such as those of a host that has left."""
+    nodes = (await services.snapshot()).nodes or ()
+    return [node for node in nodes if node.state != scheduler_pb.NODE_STATE_LOST]
 
 
 @dataclass(slots=True)

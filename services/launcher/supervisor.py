@@ -6,17 +6,20 @@ import asyncio
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self, TypeVar
 
 from seamflow.user_code.user_modules import FOLDER_VARIABLE
 
 from services.chassis.errors import DependencyUnavailable, ExitCode
 from services.launcher.child_process import ProcessPlan
 from services.lib.child_process import Child
+
+T = TypeVar("T")
 
 _CHECKOUT = Path(__file__).parents[2]
 _MAX_RESTARTS = 5
@@ -199,6 +202,40 @@ class Supervisor:
             self._failed.exception()  # mark as retrieved
         else:
             self._failed.cancel()
+
+
+async def run_until_failure(
+    processes: Supervisor, work: Awaitable[T], *watches: Awaitable[NoReturn]
+) -> T:
+    """Run `work` until it ends, a child or a watch fails, or Ctrl-C; a second one kills all."""
+    loop = asyncio.get_running_loop()
+    working = asyncio.ensure_future(work)
+    failing = [asyncio.ensure_future(each) for each in (processes.failure(), *watches)]
+    asked: list[int] = []
+
+    def on_signal(number: int) -> None:
+        asked.append(number)
+        if len(asked) > 1:
+            processes.kill()
+            os._exit(128 + number)
+        working.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    await asyncio.wait({working, *failing}, return_when=asyncio.FIRST_COMPLETED)
+    failed = [each for each in reversed(failing) if each.done()]  # a watch knows the cause
+    for each in set(failing) - set(failed):
+        each.cancel()
+    if failed:
+        working.cancel()
+        await asyncio.wait([working])
+        with suppress(asyncio.CancelledError):
+            working.exception()  # a consequence of the failure
+        failed[0].result()
+    try:
+        return await working
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 def full_folder(lines: Sequence[str]) -> Path | None:

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from services.launcher.checks.process_settings import process_setting
+from services.launcher.checks.run_settings import process_setting
 from services.launcher.child_process import ProcessPlan, process, settings_of, with_gpus
 from services.launcher.config import REFERENCE_COLUMN, LauncherConfig
 from services.launcher.layout import Layout
-from services.launcher.nodes.node_plan import NodePlan
+from services.launcher.node_plan import NodePlan
 from services.lib.evaluation.evaluation_config import EvaluationConfig
 
 _MOST_STEPS = 10

@@ -24,11 +24,11 @@ _ALLOWED = {
     "seamflow.inspect.snapshot": "how long ago what services report was, for people",
     "services.launcher.evaluate_checkpoint": "the name of a run",
     "services.launcher.report.occupancy": "where a plot begins, next to the times of steps",
-    "services.launcher.report.run_end": "when the run ended, for people",
+    "services.launcher.same_run.same_run": "when the run ended, for people",
     "services.chassis.steady_clock": "where it starts",
     "services.weights.cli": "when a version was committed, for people",
     "tools.backup.save": "when a backup was made, for people",
-    "tools.release.__main__": "day of a release, for people",
+    "tools.release": "day of a release, for people",
     "trainer.tracking.mlflow": "when a metric was logged, for people",
     "trainer.tracking.step_record": "when a step ended, for people and plots",
 }

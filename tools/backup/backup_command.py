@@ -32,9 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _report(contents: Contents) -> None:
-    num_bytes = sum(entry.num_bytes for entry in contents.files.values())
-    files = len(contents.files)
-    print(f"{contents.num_keys} keys, {files} files, {num_bytes:,} bytes")
+    print(f"{contents.num_keys} keys, {len(contents.files)} files")
     for run_id, numbers in contents.runs.items():
         print(f"  {run_id}: " + ", ".join(f"{name} {value}" for name, value in numbers.items()))
 

@@ -1,4 +1,4 @@
-"""What a backup holds: files with size and SHA-256, and how they belong together.
+"""What a backup holds: files with their SHA-256, and how they belong together.
 
 backup.json                              written last: without it a folder is no backup
 redis.rdb                                the snapshot
@@ -19,19 +19,11 @@ from services.chassis.errors import ConfigError
 
 MANIFEST = "backup.json"
 RDB = "redis.rdb"
-FORMAT = 1
+FORMAT = 2
 
 
 class BackupError(ConfigError):
     """A backup that cannot be made or used; the message names the file or setting, and the cure."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileEntry:
-    """A file of the backup."""
-
-    num_bytes: int
-    sha256: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,14 +40,8 @@ class Contents:
     """Keys in it."""
     runs: dict[str, dict[str, int]] = field(default_factory=dict)
     """By run: committed_step, leased_step, checkpoint_step and weight_version; 0 for none."""
-    files: dict[str, FileEntry] = field(default_factory=dict)
-    """By path in the backup."""
-
-    def add(self, folder: Path, path: Path) -> None:
-        """Note a file of the backup in `folder`."""
-        digest = _sha256(path)
-        entry = FileEntry(num_bytes=path.stat().st_size, sha256=digest)
-        self.files[path.relative_to(folder).as_posix()] = entry
+    files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 by path in the backup."""
 
     def write(self, folder: Path) -> None:
         """Write it durably, as the last file."""
@@ -69,7 +55,7 @@ def read_contents(folder: Path) -> Contents:
     """What is in the backup, after each file was checked.
 
     Raises:
-        BackupError: it is not a backup, or names the file that is missing, truncated or changed.
+        BackupError: it is not a backup, or names the file that is missing or changed.
     """
     try:
         record = json.loads((folder / MANIFEST).read_bytes())
@@ -78,12 +64,16 @@ def read_contents(folder: Path) -> Contents:
         raise BackupError(message) from error
     if record.pop("format") != FORMAT:
         raise BackupError(f"{folder} was written by another release: restore it with that release")
-    record["files"] = {path: FileEntry(**entry) for path, entry in record["files"].items()}
     contents = Contents(**record)
-    for path, entry in contents.files.items():
+    for path, digest in contents.files.items():
         if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
             raise BackupError(f"{folder / MANIFEST} names {path!r}, outside the backup")
-        _check(folder / path, entry)
+        if not (folder / path).is_file():
+            raise BackupError(f"{folder / path} is missing: use another backup")
+        if sha256_of(folder / path) != digest:
+            raise BackupError(
+                f"{folder / path} differs from its checksum, so it is damaged: use another backup"
+            )
     return contents
 
 
@@ -97,18 +87,8 @@ def copied(source: Path, target: Path) -> None:
     _sync(target.parent)
 
 
-def _check(path: Path, entry: FileEntry) -> None:
-    use_another = "use another backup"
-    if not path.is_file():
-        raise BackupError(f"{path} is missing: {use_another}")
-    size = path.stat().st_size
-    if size != entry.num_bytes:
-        raise BackupError(f"{path} has {size} bytes of {entry.num_bytes}: {use_another}")
-    if _sha256(path) != entry.sha256:
-        raise BackupError(f"{path} differs from its checksum, so it is damaged: {use_another}")
-
-
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """In hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

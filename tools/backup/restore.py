@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,29 +87,16 @@ def _check_free(targets: Iterable[Path]) -> None:
 
 
 async def _copy_keys(source: Any, target: Redis) -> None:
-    async for keys in _keys(source):
+    keys = list(dict.fromkeys([key async for key in source.scan_iter(count=_KEYS)]))
+    for first in range(0, len(keys), _KEYS):
+        some = keys[first : first + _KEYS]
         read = source.pipeline(transaction=False)
-        for key in keys:
+        for key in some:
             read.dump(key)
-            read.execute_command("PEXPIRETIME", key)
+            read.pexpiretime(key)
         values = await read.execute()
         write = target.pipeline(transaction=False)
-        for key, (dump, expires) in zip(keys, _pairs(values), strict=True):
+        for key, dump, expires in zip(some, values[::2], values[1::2], strict=True):
             if dump is not None:  # else it has expired
                 write.restore(key, max(expires, 0), dump, absttl=expires > 0)
         await write.execute()
-
-
-async def _keys(source: Any) -> AsyncIterator[Sequence[bytes]]:
-    cursor = 0
-    while True:
-        cursor, keys = await source.scan(cursor, count=_KEYS)
-        if keys:
-            yield list(dict.fromkeys(keys))
-        if cursor == 0:
-            return
-
-
-def _pairs(values: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Values two by two."""
-    return list(zip(values[::2], values[1::2], strict=True))

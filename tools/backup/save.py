@@ -15,7 +15,7 @@ from seamflow.weights.v1.weight_service_pb2 import Manifest
 from services.lib.weight_files.folder_names import folder_name
 from services.weights import keys as weight_keys
 from services.weights.keys import Scope
-from tools.backup.contents import RDB, BackupError, Contents, copied
+from tools.backup.contents import RDB, BackupError, Contents, copied, sha256_of
 from tools.backup.snapshot import database_of, fetch_snapshot, require_one_server, serving
 from trainer.checkpoint.checksums import DamagedError, verify
 from trainer.checkpoint.own_files import steps_in
@@ -89,14 +89,13 @@ async def _saved(
                 numbers["weight_version"] = await _copy_weights(
                     redis, run_id, weights, folder / "weights"
                 )
-    await asyncio.to_thread(_note_all, contents, folder)
+    contents.files = await asyncio.to_thread(_checksums, folder)
     return contents
 
 
-def _note_all(contents: Contents, folder: Path) -> None:
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            contents.add(folder, path)
+def _checksums(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
 
 
 async def _steps(redis: Any, run_id: str) -> dict[str, int]:
@@ -139,10 +138,7 @@ async def _copy_weights(redis: Any, run_id: str, source: Path, target: Path) -> 
             await asyncio.to_thread(copied, source / place / file.name, target / place / file.name)
         except FileNotFoundError as error:
             raise _MovedOn(f"{source / place / file.name} is missing") from error
-        contents = Contents(release="", time=0, database=0, num_keys=0)
-        await asyncio.to_thread(contents.add, target, target / place / file.name)
-        ((_, entry),) = contents.files.items()
-        if entry.sha256 != file.sha256:
+        if await asyncio.to_thread(sha256_of, target / place / file.name) != file.sha256:
             raise BackupError(f"{source / place / file.name} differs from its manifest: damaged")
     return version
 

@@ -18,7 +18,6 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from services.chassis.redis.connect import connect
-from services.chassis.redis.target import Target, target_of
 from services.chassis.redis.url import parse_redis_url
 from services.lib.redis_binary import find_redis_server, socket_folder
 from tools.backup.contents import RDB, BackupError
@@ -55,36 +54,21 @@ async def fetch_snapshot(url: str, file: Path) -> None:
         BackupError: the server refuses, is silent, or the connection breaks.
     """
     client = connect(url)
-    pool = client.connection_pool
-    target = target_of(pool.connection_kwargs, pool.connection_class, pool)
     try:
-        reader, writer = await _opened(target)
+        pool: Any = client.connection_pool
+        connection = await pool.get_connection()
         try:
-            await _ask(target, reader, writer)
-            await asyncio.to_thread(file.touch)
-            await _received(reader, file)
+            await connection.send_command("SYNC")
+            # What follows is no reply of the protocol that redis-py parses.
+            await _received(connection._reader, file)
         finally:
-            writer.close()
+            await connection.disconnect(nowait=True)
+    except (exceptions.ResponseError, exceptions.AuthenticationError) as error:
+        raise BackupError(f"redis_url: the server refuses: {error}") from error
     except (OSError, TimeoutError, asyncio.IncompleteReadError, exceptions.RedisError) as error:
         raise BackupError(f"redis_url: the snapshot broke off: {error!r}: try again") from error
     finally:
         await client.aclose()
-
-
-async def _opened(target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    address = await target.address()
-    if isinstance(address, str):
-        return await asyncio.open_unix_connection(address)
-    host, port = address
-    return await asyncio.open_connection(host, port, ssl=target.tls)
-
-
-async def _ask(target: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    options = target.options
-    if password := options.get("password"):
-        writer.write(_command("AUTH", options.get("username") or "default", password))
-        await _line(reader)
-    writer.write(_command("SYNC"))
 
 
 async def _received(reader: asyncio.StreamReader, file: Path) -> None:
@@ -131,12 +115,6 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
             raise BackupError(f"redis_url: the server refuses: {message}; a user may need +sync")
         if line:
             return line
-
-
-def _command(*parts: str) -> bytes:
-    encoded = [part.encode() for part in parts]
-    body = b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in encoded)
-    return b"*%d\r\n%s" % (len(encoded), body)
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from services.chassis.errors import ConfigError, StartupError, UsageError
-from services.launcher.command_line.set_option import with_file
+from services.launcher.set_option import with_file
 from services.node_agent import known_devices
 from services.node_agent.known_devices import Device
 from tools.plan.cures import find_cures

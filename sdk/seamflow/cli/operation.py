@@ -27,6 +27,9 @@ _ADVICE = {
     pb.SPLIT_ADVICE_ADD_GENERATION: "add a node that generates",
 }
 
+_WORK_SECONDS = 890.0
+"""Both wait for work in progress; below the servers' cap on unary calls."""
+
 
 def register(verbs: Verbs) -> None:
     """Add `seamflow drain`, `pool`, `set-policy`, and the commands to one worker."""
@@ -120,10 +123,6 @@ def _times_text(times: pb.StageTimes) -> str:
         f"    gang {times.gang_id}: generation {seconds_of(generation):.3g} s, training "
         f"{seconds_of(training):.3g} s: {_ADVICE.get(times.advice, 'no advice')}"
     )
-
-
-_WORK_SECONDS = 890.0
-"""Both wait for work in progress; below the servers' cap on unary calls."""
 
 
 def _register_workers(verbs: Verbs) -> None:

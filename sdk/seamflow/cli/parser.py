@@ -15,6 +15,8 @@ from seamflow.inspect.endpoints import Command, add_flags, resolve
 Local = Callable[[argparse.Namespace], int]
 """What runs a verb that calls no service; returns its exit code."""
 
+_USAGE = 64  # sysexits.h
+
 
 class Verbs:
     """The verbs of a command line. Each module of verbs has `register(verbs)`, which adds its own.
@@ -50,9 +52,6 @@ def call_services(run: Command, given: argparse.Namespace) -> int:
 
 async def _awaited(code: Awaitable[int]) -> int:
     return await code
-
-
-_USAGE = 64  # sysexits.h
 
 
 class _Parser(argparse.ArgumentParser):

@@ -20,6 +20,8 @@ from seamflow.inspect.snapshot import Snapshot, gather
 from seamflow.inspect.status_screen import ago, status_screen
 from seamflow.inspect.why_stuck import why_stuck
 
+_UNAVAILABLE = 69  # sysexits.h
+
 
 def plain(value: Any) -> Any:
     """What `json.dumps` takes: messages and dataclasses become objects, enums their names."""
@@ -47,9 +49,6 @@ def _field(message: Message, name: str, enum: Any) -> Any:
         known = enum.values_by_number.get(value)
         return known.name if known else value
     return plain(value)
-
-
-_UNAVAILABLE = 69  # sysexits.h
 
 
 def register(verbs: Verbs) -> None:

@@ -22,8 +22,6 @@ from seamflow.client.task import Task
 from seamflow.client.turn import Turn
 from seamflow.common.v1 import tokens_pb2
 
-__all__ = ["BlockingClient", "BlockingRollout"]
-
 T = TypeVar("T")
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from seamflow.client.plain_values import to_json_value, whole_text
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
-
-__all__ = ["Message", "Tool", "ToolChoice", "from_message", "to_messages", "to_tool_choice"]
+from seamflow.rollout.v1 import rollout_service_pb2 as rollout_pb
 
 Message = Mapping[str, Any]
 """{"role": "user", "content": "…"}; content may be a list of {"type": "text", "text": "…"};
@@ -149,3 +148,21 @@ def _json(value: Any) -> str:
     if value is None:
         return ""
     return whole_text(value) if isinstance(value, str) else json.dumps(to_json_value(value))
+
+
+def to_dict(message: rollout_pb.Message) -> dict[str, Any]:
+    """A message of any role."""
+    given = from_message(message)
+    if message.tool_call_id:
+        given["tool_call_id"] = message.tool_call_id
+    if message.name:
+        given["name"] = message.name
+    return given
+
+
+def tool_dict(tool: rollout_pb.Tool) -> dict[str, Any]:
+    """A tool."""
+    function: dict[str, Any] = {"name": tool.name, "description": tool.description}
+    if tool.parameters_json:
+        function["parameters"] = json.loads(tool.parameters_json)
+    return {"type": "function", "function": function}

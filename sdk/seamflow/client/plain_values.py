@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-__all__ = ["named_rewards", "plain", "to_json_value", "whole_text"]
-
 
 def named_rewards(what: str, returned: object) -> dict[str, float]:
     """Rewards by name; a number alone is named "reward".

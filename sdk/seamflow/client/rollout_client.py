@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub
     from seamflow.trajectory.v1.trajectory_pb2 import Trajectory
 
-__all__ = ["Observer", "Rollout", "RolloutName"]
 
 DEFAULT_CHUNK_SECONDS = 1.0
 """Interval of chunks without `on_tokens`; a killed server loses at most this much work."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["result_text"]
-
 
 def result_text(result: Any) -> str:
     """The texts of an MCP result, those of embedded resources too; a note for each other part.

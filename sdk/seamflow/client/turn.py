@@ -11,8 +11,6 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import SeamflowError
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
-__all__ = ["Check", "Drift", "Turn", "WeightSpan"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSpan:

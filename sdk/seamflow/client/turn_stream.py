@@ -15,7 +15,6 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 if TYPE_CHECKING:
     from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub
 
-__all__ = ["TurnStream"]
 
 Metadata = tuple[tuple[str, str], ...]
 

@@ -18,8 +18,6 @@ from seamflow.enum_names import enum_name
 from seamflow.environment.environment import CapacityReached, EnvironmentFailed
 from seamflow.user_code.user_calls import user_place
 
-__all__ = ["CallError", "Guard", "environment_failed", "from_user", "invalid_field"]
-
 T = TypeVar("T")
 _log = logging.getLogger("seamflow.environment")
 _MAX_TEXT = 1500

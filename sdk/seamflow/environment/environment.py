@@ -10,18 +10,6 @@ from seamflow.client.messages import Message, Tool
 from seamflow.client.task import Task
 from seamflow.common.v1 import tokens_pb2
 
-__all__ = [
-    "CapacityReached",
-    "Endpoint",
-    "EnvironmentFailed",
-    "Observation",
-    "RewardFunction",
-    "Rewards",
-    "SelfDrivingEnvironment",
-    "Step",
-    "SteppedEnvironment",
-]
-
 Rewards = Mapping[str, float] | float
 """One reward, or several named ones; a number alone is named "reward"."""
 

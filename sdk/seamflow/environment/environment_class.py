@@ -14,8 +14,6 @@ from seamflow.environment.environment import RewardFunction
 from seamflow.environment.v1 import environment_service_pb2 as pb
 from seamflow.user_code.user_modules import import_user_module
 
-__all__ = ["EnvironmentClass", "load_object", "reward_function", "with_arguments"]
-
 DEFAULT_EPISODES = 64
 _MAX_TOOL_NAME = 128
 """Characters, as the Model Context Protocol has it."""

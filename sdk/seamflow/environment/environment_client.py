@@ -10,12 +10,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from seamflow.channel import CONNECT_TIMEOUT, connect
-from seamflow.client.messages import Message, to_messages
+from seamflow.client.messages import Message, to_dict, to_messages, tool_dict
 from seamflow.client.task import Task
 from seamflow.common.v1 import tokens_pb2
 from seamflow.credentials import Credentials
 from seamflow.environment.environment import Endpoint, Observation, Step
-from seamflow.environment.message_dicts import to_dict, tool_dict
 from seamflow.environment.returned_values import rewards_of
 from seamflow.environment.v1 import environment_service_pb2 as pb
 from seamflow.environment.v1 import reward_service_pb2 as reward_pb
@@ -26,8 +25,6 @@ from seamflow.pages import pages
 from seamflow.retry import retrying
 from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import trajectory_pb2
-
-__all__ = ["EnvironmentClient", "OpenEpisode", "Transcript"]
 
 _CLOSE_SECONDS = 10.0
 

@@ -11,8 +11,6 @@ import grpc
 from seamflow.environment.call_error import CallError
 from seamflow.environment.episode import Episode
 
-__all__ = ["EpisodeTable"]
-
 _RETRY_SECONDS = 1.0
 
 

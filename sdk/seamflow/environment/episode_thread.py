@@ -13,8 +13,6 @@ from typing import Any
 from seamflow.user_code.left_processes import exit_if_forked
 from seamflow.user_code.user_calls import ordinary
 
-__all__ = ["EpisodeThread"]
-
 _Call = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 

@@ -10,8 +10,6 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.environment.call_error import invalid_field
 from seamflow.trajectory.v1 import trajectory_pb2
 
-__all__ = ["check_name", "to_task"]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:@+=/-]{0,199}")
 
 

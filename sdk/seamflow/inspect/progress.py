@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 WINDOW = 3
 """Steps in a row of which a rule speaks, so that one odd step is no finding."""
 
+_SECONDS = 5.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
@@ -64,9 +66,6 @@ def read_progress(folder: Path, steps: GrowingSteps | None = None) -> Progress:
         steps=steps.read() if steps is not None else read_steps(folder / "metrics.jsonl"),
         evaluations=[line for line in evaluations if line.get("mean") is not None],
     )
-
-
-_SECONDS = 5.0
 
 
 def with_counts(

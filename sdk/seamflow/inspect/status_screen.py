@@ -21,6 +21,10 @@ from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
 _MARGIN = 9
 
+_WIDTH, _INDENT = 96, " " * 9
+_KEPT_TOGETHER = "\N{NO-BREAK SPACE}"
+_BAD_AT_ZERO = ("grad_norm", "learning_rate", "num_samples")
+
 
 def status_screen(snapshot: Snapshot) -> str:
     """Text of the screen, without a trailing newline."""
@@ -200,11 +204,6 @@ def _problem(snapshot: Snapshot, name: str) -> str:
 
 def _since(snapshot: Snapshot, time: Timestamp) -> str:
     return ago(snapshot.now - seconds_of(time))
-
-
-_WIDTH, _INDENT = 96, " " * 9
-_KEPT_TOGETHER = "\N{NO-BREAK SPACE}"
-_BAD_AT_ZERO = ("grad_norm", "learning_rate", "num_samples")
 
 
 def metric_lines(metrics: Mapping[str, float]) -> list[str]:

@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution, requires
 
-__all__ = ["how_to_install", "missing_packages"]
-
 _OURS = "seamflow"
 _REQUIREMENT = re.compile(
     r"""(?P<name>[\w.-]+)\s*(\[(?P<extras>[^\]]*)\])?.*\bextra\s*==\s*["'](?P<extra>[^"']+)["']"""

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import seamflow
 
-__all__ = ["find_services"]
-
 _PACKAGE = Path(seamflow.__file__).parent
 
 

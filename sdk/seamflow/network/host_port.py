@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 
-__all__ = ["check_target", "host_and_port", "listens"]
-
 _SCHEMES = ("dns", "ipv4", "ipv6")
 _FORM = 'write it as "host:port", with brackets for IPv6: "[::1]:50052"'
 

@@ -8,8 +8,6 @@ from typing import Any
 import grpc
 import grpc.aio
 
-__all__ = ["ManyConnections"]
-
 
 class ManyConnections(grpc.aio.Channel):
     """Each stream goes over the connection with the fewest, unary calls over the first one."""

@@ -10,27 +10,28 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import logging
+import os
 import signal
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from types import TracebackType
+from typing import Any, Self, cast
 
 from seamflow.agent import Agent
 from seamflow.client import Client, Rollout
 from seamflow.client.plain_values import named_rewards
-from seamflow.client.token_log import TokenLog
 from seamflow.common.v1 import tokens_pb2
 from seamflow.credentials import Credentials
 from seamflow.errors import NotFoundError, RunEndedError, SeamflowError
 from seamflow.network.host_port import check_target
 from seamflow.retry import OF_ONE_CALL, Backoff
+from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.user_code.user_calls import awaited, user_place
 from seamflow.user_code.user_modules import import_user_module
-
-__all__ = ["AgentRunner", "RunnerConfig", "load_agent"]
 
 _log = logging.getLogger("seamflow.runner")
 _MAX_LEASES = 8
@@ -40,6 +41,49 @@ _GIVE_BACK_SECONDS = 5.0
 _EVALUATION_WORKERS = 16
 """Further rollouts at once, of evaluations alone: training may have to wait for the rollout server
 that an evaluation holds, so its rollouts must not keep the evaluation's out."""
+
+
+class TokenLog:
+    """A file that any number of processes may append to concurrently. Close it, or use `with`."""
+
+    def __init__(self, path: Path) -> None:
+        """Open for appending; raises `OSError` where the file cannot be written."""
+        self._path = path
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def write(self, rollout_id: str, turn_id: str, chunk: pb.TokenChunk) -> None:
+        """Append one chunk; an observer for `Client`."""
+        line = json.dumps(
+            {
+                "rollout_id": rollout_id,
+                "turn_id": turn_id,
+                "offset": chunk.offset,
+                "token_ids": list(chunk.tokens.token_ids),
+                "logprobs": list(chunk.tokens.logprobs),
+                "spans": [
+                    [span.start, span.num_tokens, span.weight_version, span.server_id]
+                    for span in chunk.tokens.spans
+                ],
+            }
+        ).encode()
+        # A single write: lines of several runners never mix.
+        if os.write(self._file, line + b"\n") != len(line) + 1:
+            raise OSError(f"{self._path}: the disk took only part of a line")
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

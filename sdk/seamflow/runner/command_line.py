@@ -16,8 +16,6 @@ from seamflow.credentials import Credentials
 from seamflow.runner.agent_runner import RunnerConfig, load_agent, run_until_signalled
 from seamflow.user_code.left_processes import ended_for_sure
 
-__all__ = ["main"]
-
 _PREFIX = "SEAMFLOW_AGENT_RUNNER_"
 _USAGE, _CONFIG = 64, 78  # exit codes of sysexits.h
 _TYPES = {"int": int, "float": float}

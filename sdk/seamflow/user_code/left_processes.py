@@ -15,8 +15,6 @@ from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["MARK", "end_left", "ended_for_sure", "exit_if_forked", "whole_process"]
-
 MARK = "SEAMFLOW_STARTED_AS"
 """Variable of a process and of all that it starts: words, the last one of the process itself."""
 

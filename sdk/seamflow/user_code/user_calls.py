@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 
 from seamflow.user_code.left_processes import exit_if_forked
 
-__all__ = ["Exited", "awaited", "ordinary", "user_place"]
-
 T = TypeVar("T")
 
 _LIBRARIES = (

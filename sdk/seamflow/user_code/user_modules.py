@@ -15,8 +15,6 @@ import sys
 from importlib.machinery import PathFinder
 from types import ModuleType
 
-__all__ = ["FOLDER_VARIABLE", "import_user_module"]
-
 FOLDER_VARIABLE = "SEAMFLOW_USER_FOLDER"
 """Environment variable with the folder; without it modules are imported as usual."""
 

@@ -14,9 +14,8 @@ from services.console.bundle.redaction import Redaction
 from services.console.sources.run_store import RunStore
 from services.console.sources.shown_run import ShownRun
 from services.console.views.nodes import ended_history
-from services.console.views.overview import overview
+from services.console.views.overview import overview, run_row
 from services.console.views.rows import rollout_row
-from services.console.views.run_row import run_row
 from services.console.views.step_detail import step_detail
 from services.console.views.steps import step_curves
 from services.console.views.token_window import MAX_TOKENS, token_window

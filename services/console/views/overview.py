@@ -11,13 +11,14 @@ from seamflow.failure_causes import Cause
 from seamflow.inspect.diagnosis import Finding, activity, node_state, published
 from seamflow.inspect.learning import not_learning
 from seamflow.inspect.progress import read_progress
+from seamflow.inspect.run_folders import started
 from seamflow.inspect.snapshot import Snapshot
 from seamflow.inspect.why_stuck import why_stuck
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
 from services.console.sources.shown_run import ShownRun
-from services.console.views.evaluations import evaluation_points
+from services.console.views.steps import evaluation_points
 
 Values = dict[str, Any]
 
@@ -152,4 +153,24 @@ def _signals(run: ShownRun, snapshot: Snapshot) -> Values:
         "share_equal_groups": last.get("share_equal_groups"),
         "entropy": last.get("entropy"),
         "length": last.get("completion_tokens_mean"),
+    }
+
+
+def run_row(run: ShownRun, snapshot: Snapshot) -> dict[str, Any]:
+    """A run in the list; times in Unix seconds, None where nothing is known."""
+    newest = run.steps.newest()
+    results = [each for each in evaluation_points(run, snapshot) if each["best"]]
+    addresses = None if run.folder is None else run.folder / "addresses.json"
+    return {
+        "id": run.run_id,
+        "name": run.run_id,
+        "state": run_state(run, snapshot),
+        "live": run.is_live,
+        "step": int(newest.get("step") or (run.steps.steps[-1] if run.steps.steps else 0)),
+        "reward": newest.get("reward_mean"),
+        "best_heldout": results[-1]["mean"] if results else None,
+        "started": started(addresses.parent) if addresses and addresses.is_file() else None,
+        "ended": None if run.is_live else run.end or None,
+        "model": run.model,
+        "algorithm": run.algorithm(),
     }

@@ -1,19 +1,23 @@
-"""What has to be there before the first process of a run starts."""
+"""What has to be there before the first process of a run starts: packages, ports, groups, hosts."""
 
 from __future__ import annotations
 
 import shutil
+import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from seamflow.installation.extras import how_to_install, missing_packages
+
+from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError
-from services.launcher.checks.groups import check_groups
-from services.launcher.checks.process_settings import process_setting
+from services.launcher.checks.run_settings import process_setting
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
 from services.lib.evaluation.evaluation_config import EvaluationConfig
+from services.lib.group_baseline import check_group_size
 from services.lib.model_files.end_ids import warn_of_end
 from services.lib.model_files.model_folder import (
     check_chat_template,
@@ -23,8 +27,83 @@ from services.lib.model_files.model_folder import (
 from services.lib.model_files.same_tokens import check_same_tokens
 from services.lib.model_files.text_config import check_attention
 
+_ALL = "0.0.0.0"  # noqa: S104 -- compared, not bound
+
+_ENGINES = {None: "rollout-server", "torch": "rollout-server", "sglang": "sglang"}
+_ANY = "chassis"
 _EMBEDDED = "torch"
 _MIN_FREE_BYTES = 512 * 1024 * 1024
+
+
+def check_hosts(settings: Mapping[str, ServerConfig], addresses: Mapping[str, str]) -> None:
+    """Refuse a process that would listen elsewhere alone, such as on ::1: nobody would reach it.
+
+    Args:
+        settings: of each process.
+        addresses: at which the others reach it: 127.0.0.1, but for a run on several hosts.
+
+    Raises:
+        ConfigError: names the process, its host and the cure.
+    """
+    for name, each in settings.items():
+        own = addresses[name]
+        if each.host not in (own, _ALL) and own not in _addresses(each.host):
+            raise ConfigError(
+                f"host of {name} is {each.host!r}, and the processes of a run reach each other at "
+                f"{own}: give {own}, or {_ALL} for callers of other machines too"
+            )
+
+
+def _addresses(host: str) -> set[str]:
+    """What a name stands for; an address stands for itself."""
+    try:
+        found = socket.getaddrinfo(host, None, family=socket.AF_INET)
+    except OSError:
+        return set()
+    return {str(address[0]) for *_, address in found}
+
+
+def extra_of(table: str, engine: object) -> str:
+    """The extra of a process, by the table of its settings; `engine` is that of rollout servers.
+
+    What a plug-in engine needs is not known; it says so itself.
+    """
+    if table == "rollout_server":
+        return _ENGINES.get(engine if isinstance(engine, str) else None, _ANY)
+    return table.replace("_", "-")
+
+
+def check_installed(plans: Iterable[ProcessPlan], engine: object) -> None:
+    """Raise `ConfigError` with a line for each kind of process that lacks packages."""
+    tables = dict.fromkeys(plan.table for plan in plans if plan.settings is not None)
+    lacking = {
+        table: (extra, missing)
+        for table in tables
+        if (missing := missing_packages(extra := extra_of(table, engine)))
+    }
+    if lacking:
+        raise ConfigError(
+            "\n".join(how_to_install(table, missing, e) for table, (e, missing) in lacking.items())
+        )
+
+
+def check_groups(config: LauncherConfig, config_file: Path) -> None:
+    """Refuse groups of one for an algorithm that compares the rollouts of a group.
+
+    Agents that bring tasks of their own, and a dataloader with max_samples, choose the sizes.
+
+    Raises:
+        ConfigError: names the setting, its value and the cure.
+    """
+    given = process_setting(config, config_file, "dataloader.group_size")
+    is_chosen = process_setting(config, config_file, "dataloader.max_samples") not in (None, 0, "0")
+    if is_chosen or (config.tasks is None and not config.runs_environment):
+        return
+    is_own = str(given).isdecimal() and str(given) != "0"
+    setting = "dataloader.group_size" if is_own else "launcher.group_size"
+    size = int(str(given)) if is_own else config.group_size
+    name = process_setting(config, config_file, "trainer.algorithm.name") or "dapo"
+    check_group_size(setting, size, str(name))
 
 
 def check_prerequisites(config: LauncherConfig, layout: Layout) -> None:

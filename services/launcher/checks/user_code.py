@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr
 from dataclasses import replace
@@ -14,11 +16,11 @@ from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 
+from seamflow.user_code.left_processes import MARK, end_left
+
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError
-from services.launcher.checks.run_settings import check_settings
-from services.launcher.checks.task_amount import CHECK_TASKS, amount_of_tasks
-from services.launcher.checks.user_command import run_command
+from services.launcher.checks.run_settings import CHECK_TASKS, amount_of_tasks, check_settings
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
@@ -96,3 +98,31 @@ def checked_models(
     if mistakes := [each.stderr.strip() for each in done if each.returncode]:
         raise ConfigError("\n".join(mistakes))
     return [line for each in done if (line := each.stdout.strip())]
+
+
+def run_command(
+    command: Sequence[str], environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Wait for a command, not for processes that it leaves, which are killed; its output.
+
+    The output goes to files: a pipe ends only when everyone who has it ends, such as a server that
+    a module of the user's starts when it is imported.
+    """
+    mark = secrets.token_hex(16)
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        try:
+            done = subprocess.run(
+                command,
+                env={**environment, MARK: mark},
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+            )
+        finally:
+            end_left(mark)
+        texts = []
+        for file in (output, errors):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+    return subprocess.CompletedProcess(done.args, done.returncode, *texts)

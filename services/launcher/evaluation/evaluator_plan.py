@@ -10,8 +10,7 @@ from typing import Any
 
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError, ExitCode
-from services.launcher.checks.process_settings import process_setting
-from services.launcher.checks.trained_rewards import trained_rewards
+from services.launcher.checks.run_settings import process_setting, trained_rewards
 from services.launcher.child_process import ProcessPlan, checking, service
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout, environment_addresses

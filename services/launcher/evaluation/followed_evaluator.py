@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import grpc.aio
 from seamflow.evaluator.v1 import evaluator_service_pb2 as pb
 
-from services.launcher.view import View
+from services.launcher.report.view import View
 
 if TYPE_CHECKING:
     from seamflow.evaluator.v1.evaluator_service_pb2_grpc import EvaluatorServiceAsyncStub

@@ -16,13 +16,12 @@ import grpc.aio
 from seamflow.launcher.v1 import launcher_service_pb2 as pb
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
-from services.launcher.checks.thread_numbers import divided_threads, num_cores
+from services.launcher.checks.run_settings import divided_threads, num_cores
 from services.launcher.child_process import ProcessPlan
 from services.launcher.hosts.host_network import host_variables
 from services.launcher.hosts.other_hosts import FOLDER_MARK
-from services.launcher.run_until_failure import run_until_failure
-from services.launcher.same_run.model_fingerprint import fingerprint
-from services.launcher.supervisor import ChildFailed, Supervisor
+from services.launcher.same_run.same_run import fingerprint
+from services.launcher.supervisor import ChildFailed, Supervisor, run_until_failure
 
 if TYPE_CHECKING:
     from seamflow.launcher.v1.launcher_service_pb2_grpc import LauncherServiceAsyncStub

@@ -32,9 +32,9 @@ from services.launcher.config import LauncherConfig
 from services.launcher.hosts.join_secret import made_secret, secret_file
 from services.launcher.hosts.run_certificates import hosts_folder, kept_secret
 from services.launcher.layout import Layout
-from services.launcher.same_run.model_fingerprint import fingerprint
+from services.launcher.report.view import View
+from services.launcher.same_run.same_run import fingerprint
 from services.launcher.supervisor import ChildFailed
-from services.launcher.view import View
 
 FOLDER_MARK = "hosts/folder_mark"
 _LOOK_SECONDS = 0.5

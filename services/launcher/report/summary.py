@@ -1,20 +1,46 @@
-"""Statistics of a run, computed from its recorded data."""
+"""Statistics of a run from its recorded data, and the summary as people read it."""
 
 from __future__ import annotations
 
 import platform
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
 from seamflow.common.v1 import tokens_pb2
+from seamflow.inspect.progress import WINDOW
+from seamflow.retry import retrying
 from seamflow.trajectory.v1 import trajectory_pb2
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
+from services.launcher.service_clients import Services
 from services.lib.evaluation.pinned_task import label_of
 
 _ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
+
+_PAGE = 250
+_LEARNED = (
+    "run",
+    "seed",
+    "reward_first",
+    "reward_last",
+    "heldout_before",
+    "heldout_best",
+    "heldout_after",
+    "heldout_tasks",
+    "evaluations",
+    "best_step",
+    "best_checkpoint",
+    "best_note",
+    "trained_tokens_per_second",
+    "health",
+    "failures",
+)
 
 
 @dataclass(slots=True)
@@ -96,3 +122,94 @@ def package_versions() -> dict[str, str]:
     """Of Python and of the packages that a run's results depend on."""
     packages = ("seamflow", "torch", "transformers", "grpcio", "protobuf", "redis")
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+async def trajectories(
+    services: Services, *, headers_only: bool = False
+) -> AsyncIterator[trajectory_pb2.Trajectory]:
+    """All recorded trajectories of the run, oldest first."""
+    token = ""
+    while True:
+        request = pb.ListTrajectoriesRequest(
+            run_id=services.run_id,
+            page_size=_PAGE,
+            page_token=token,
+            headers_only=headers_only,
+        )
+        page = await retrying(lambda: services.trajectories.ListTrajectories(request))  # noqa: B023
+        for trajectory in page.trajectories:
+            yield trajectory
+        token = page.next_page_token
+        if not token:
+            return
+
+
+def show_summary(summary: Mapping[str, Any], folder: Path, console: Console | None = None) -> None:
+    """Print it. Lines with paths are never cut, however narrow the terminal is."""
+    console = console or Console()
+    console.print(_table(f"run {summary['run']}", dict(_learned(summary))))
+    for line in _sentences(summary):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    counters = {name: value for name, value in summary.items() if name not in _LEARNED}
+    console.print(_table("services", counters))
+    if summary["nodes"]:
+        console.print(_nodes(summary["nodes"]))
+    console.print(f"summary, pictures and logs: {folder}", soft_wrap=True, highlight=False)
+
+
+def _learned(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if summary["reward_first"] is not None:
+        first, last = summary["reward_first"], summary["reward_last"]
+        yield f"reward, first → last {WINDOW} steps", f"{first:.3f} → {last:.3f}"
+    if summary["heldout_before"] is not None:
+        best = f"best {_share(summary['heldout_best'])} at step {summary['best_step']}"
+        yield (
+            f"held-out, {summary['heldout_tasks']} tasks",
+            f"{_share(summary['heldout_before'])} before → {best} → "
+            f"{_share(summary['heldout_after'])} after",
+        )
+    if summary["trained_tokens_per_second"] is not None:
+        yield "trained tokens per second", f"{summary['trained_tokens_per_second']:,.0f}"
+
+
+def _share(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.1%}" if 0 <= value <= 1 else f"{value:.3g}"
+
+
+def _sentences(summary: Mapping[str, Any]) -> Iterator[str]:
+    if summary["best_checkpoint"]:
+        yield f"best checkpoint: {summary['best_checkpoint']}"
+    elif summary["best_note"]:
+        yield summary["best_note"]
+    yield from (f"health: {line}" for line in summary["health"])
+    yield from summary["failures"]
+
+
+def _table(title: str, rows: Mapping[str, Any]) -> Table:
+    table = Table(title=title, show_header=False)
+    for _ in range(2):
+        table.add_column(overflow="fold")
+    for name, value in rows.items():
+        if value not in (None, "") and not isinstance(value, dict):
+            table.add_row(name, str(value))
+    return table
+
+
+def _nodes(nodes: Mapping[str, Mapping[str, Any]]) -> Table:
+    """A row per node: shares of its time during training, and mean seconds of its switches."""
+    activities = sorted({name for node in nodes.values() for name in node} - {"switch_seconds"})
+    tags = sorted({tag for node in nodes.values() for tag in node["switch_seconds"]})
+    table = Table(title="nodes during training: share of time at work (waiting counts as idle)")
+    heads = (f"switch to {tag}, s" if tag else "release, s" for tag in tags)
+    for column in ("node", *activities, *heads):
+        table.add_column(column, justify="left" if column == "node" else "right", overflow="fold")
+    for name, node in nodes.items():
+        seconds = (node["switch_seconds"].get(tag) for tag in tags)
+        table.add_row(
+            name,
+            *(f"{node.get(activity, 0.0):.1%}" for activity in activities),
+            *("–" if each is None else f"{each:.3f}" for each in seconds),
+        )
+    return table

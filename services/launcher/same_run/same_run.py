@@ -1,21 +1,29 @@
-"""A run goes on by the rules, and from the model, that it began with."""
+"""How a run began and ended: it goes on by the same rules and from the same model."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
-from services.chassis.errors import ConfigError
+from services.chassis.errors import ConfigError, StartupError
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
 from services.launcher.run_rules import rules
-from services.launcher.same_run.model_fingerprint import fingerprint
+from services.lib.model_files.json_file import read_object
+from services.lib.model_files.weight_headers import weight_files
 
 FILE = "began_with.json"
+
+_SAMPLE_BYTES = 1 << 20
+_NO_SHAPE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
+END_FILE = "end.json"
 
 
 def check_same_run(config: LauncherConfig, layout: Layout) -> None:
@@ -78,3 +86,56 @@ def _read(file: Path) -> Mapping[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def fingerprint(folder: Path) -> Mapping[str, str]:
+    """Digests of the folder's "architecture" and "weights", wherever it lies.
+
+    Of each file of weights, the size and 1 MiB at its beginning, with names and shapes, in the
+    middle and at its end are read.
+
+    Raises:
+        ValueError: a file is missing or damaged.
+    """
+    config = read_object(folder, "config.json")
+    shape = {name: value for name, value in config.items() if name not in _NO_SHAPE}
+    weights = hashlib.sha256()
+    for file in weight_files(folder):
+        weights.update(_sample(file))
+    text = json.dumps(shape, sort_keys=True).encode()
+    return {
+        "architecture": hashlib.sha256(text).hexdigest()[:16],
+        "weights": weights.hexdigest()[:16],
+    }
+
+
+def _sample(file: Path) -> bytes:
+    size = file.stat().st_size
+    sample = str(size).encode()
+    with file.open("rb") as opened:
+        for start in (0, size // 2, max(size - _SAMPLE_BYTES, 0)):
+            opened.seek(start)
+            sample += opened.read(_SAMPLE_BYTES)
+    return sample
+
+
+@contextmanager
+def recorded_end(folder: Path) -> Iterator[None]:
+    """Within it the run goes on; then the file says finished, stopped (by Ctrl-C) or failed."""
+    file = folder / END_FILE
+    file.unlink(missing_ok=True)
+    try:
+        yield
+    except StartupError as error:
+        _write(file, "failed", str(error))
+        raise
+    except KeyboardInterrupt:
+        _write(file, "stopped", "")
+        raise
+    _write(file, "finished", "")
+
+
+def _write(file: Path, state: str, reason: str) -> None:
+    when = time.strftime("%Y-%m-%d %H:%M:%S")
+    with suppress(OSError):  # the folder may be what failed
+        file.write_text(json.dumps({"state": state, "reason": reason, "time": when}) + "\n")

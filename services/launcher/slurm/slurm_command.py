@@ -11,9 +11,9 @@ from typing import NoReturn
 
 from services.chassis.config.load import load
 from services.chassis.errors import ConfigError, ExitCode, StartupError
-from services.launcher.command_line.set_option import DEFAULT_FILE, own_settings
 from services.launcher.config import LauncherConfig
-from services.launcher.nodes.node_plan import node_plan
+from services.launcher.node_plan import node_plan
+from services.launcher.set_option import DEFAULT_FILE, own_settings
 from services.launcher.slurm.batch_script import SlurmJob, batch_script, checked_job
 
 

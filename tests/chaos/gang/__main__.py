@@ -20,8 +20,8 @@ from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import plan
-from services.launcher.redis.redis_server import server_plan
-from services.launcher.view import PlainView
+from services.launcher.redis_server import server_plan
+from services.launcher.report.view import PlainView
 from tests.chaos.gang.gang_run import GangRun, NodeKiller
 from tests.chaos.suite import NOTHING_LOST, broken_limits, exit_if_broken
 from tests.lib.end_to_end.quickstart_files import make_quickstart
@@ -74,6 +74,7 @@ def _config(folder: Path, seed: int) -> LauncherConfig:
     return LauncherConfig(
         name="gang",
         runs_folder=str(folder),
+        token_audit=True,
         model=str(folder / "model"),
         tasks=str(folder / "tasks.jsonl"),
         agent="examples.quickstart.agent:ElevatorAgent",

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
-from services.launcher.redis import redis_server
+from services.launcher import redis_server
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
 from tests.chaos.restarts.restarts import Restart

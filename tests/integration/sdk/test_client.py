@@ -23,10 +23,10 @@ from seamflow import (
     WeightSpan,
 )
 from seamflow.client.rollout_client import RolloutName
-from seamflow.client.token_log import TokenLog
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import InvalidRequestError, RunEndedError, SeamflowError
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
+from seamflow.runner.agent_runner import TokenLog
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from tests.lib.sdk.support import TOKENS, Gateway, serving

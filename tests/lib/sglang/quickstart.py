@@ -19,13 +19,13 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from services.chassis.config.load import load
+from services.launcher import redis_server
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import plan
-from services.launcher.redis import redis_server
+from services.launcher.report.view import PlainView
 from services.launcher.run import Run
-from services.launcher.view import PlainView
 from tests.lib.end_to_end.support import Process
 from tests.lib.redis_server import RedisServer
 

@@ -21,15 +21,15 @@ from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from bench.provenance import ROOT
+from services.launcher import redis_server
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import plan
-from services.launcher.redis import redis_server
-from services.launcher.report.trajectories import trajectories
+from services.launcher.report.summary import trajectories
+from services.launcher.report.view import PlainView
 from services.launcher.run import Run
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
-from services.launcher.view import PlainView
 
 CONFIG_FILE = ROOT / "examples" / "openai_agent.toml"
 _POLL_SECONDS = 0.1

@@ -27,6 +27,7 @@ nodes = ["node-a: rollout", "node-b: train"]
 group_size = 8
 groups_per_step = 4
 max_staleness = 1
+token_audit = true
 
 [dataloader]
 epochs = 0

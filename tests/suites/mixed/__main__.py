@@ -27,11 +27,11 @@ from seamflow.release import __version__
 
 from bench.report import RESULTS, Report
 from services.chassis.errors import StartupError
+from services.launcher import redis_server
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import plan
-from services.launcher.redis import redis_server
-from services.launcher.view import PlainView
+from services.launcher.report.view import PlainView
 from tests.chaos.suite import NOTHING_LOST, broken_limits, exit_if_broken
 from tests.lib.end_to_end.quickstart_files import make_quickstart
 from tests.suites.mixed.changes import UPGRADE_ORDER, Change, changes
@@ -108,6 +108,7 @@ def _config(folder: Path, seed: int) -> LauncherConfig:
         name="mixed",
         console=False,  # the other release has none, and no process depends on it
         runs_folder=str(folder),
+        token_audit=True,
         model=str(folder / "model"),
         reference=str(folder / "model"),
         ranker=True,

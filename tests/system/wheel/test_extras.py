@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.checks.installed_extras import extra_of
+from services.launcher.checks.prerequisites import extra_of
 from services.launcher.checks.run_settings import CLASSES
 from tests.lib.mostly_long import mostly_long
 from tests.system.wheel.only_packages import link_packages, names_of, run_with

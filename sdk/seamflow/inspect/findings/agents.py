@@ -11,6 +11,8 @@ from seamflow.inspect.snapshot import Snapshot
 _START_SECONDS = 60.0
 """Within which agents of a new run need not have come yet."""
 
+_MAX_CAUSES = 3
+
 
 def no_agents(snapshot: Snapshot) -> Iterator[Finding]:
     """Tasks wait, admission is open, and nobody leases: by the kind of agent of the run."""
@@ -59,9 +61,6 @@ def _agent_cure(snapshot: Snapshot) -> str:
         f"{snapshot.run_id}`, or one that leases over HTTP (docs/agents.md); if one runs, see its "
         "log for why it cannot reach the gateway."
     )
-
-
-_MAX_CAUSES = 3
 
 
 def failed_rollouts(snapshot: Snapshot) -> Iterator[Finding]:

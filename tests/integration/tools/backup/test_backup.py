@@ -201,7 +201,7 @@ async def test_a_truncated_backup_is_refused_by_name(
     await save(old.redis.url, tmp_path / "backup", {RUN_ID: old.checkpoints}, None)
     file = tmp_path / "backup" / name
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(BackupError, match=f"{file} has {file.stat().st_size} bytes of"):
+    with pytest.raises(BackupError, match=f"{file} differs from its checksum"):
         await restore(tmp_path / "backup", new.redis.url, {RUN_ID: new.checkpoints}, None)
     file.write_bytes(file.read_bytes() + b"\0")
     with pytest.raises(BackupError, match=f"{file} differs from its checksum"):
@@ -239,7 +239,7 @@ async def test_a_snapshot_arrives_whole(tmp_path: Path, diskless: str) -> None:
             values = {f"key-{number}": bytes([number % 251]) * number for number in range(2000)}
             await client.mset(values)
         await fetch_snapshot(url, tmp_path / "copy.rdb")
-        with pytest.raises(BackupError, match="the server refuses: NOAUTH"):
+        with pytest.raises(BackupError, match="the server refuses: Authentication required"):
             await fetch_snapshot(redis.url, tmp_path / "refused.rdb")
     finally:
         redis.stop()

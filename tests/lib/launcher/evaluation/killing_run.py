@@ -13,15 +13,15 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.inspect.snapshot import Snapshot
 from seamflow.trajectory.v1 import trajectory_pb2
 
+from services.launcher import redis_server
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import plan
-from services.launcher.redis import redis_server
-from services.launcher.report.trajectories import trajectories
+from services.launcher.report.summary import trajectories
+from services.launcher.report.view import PlainView
 from services.launcher.run import Run
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
-from services.launcher.view import PlainView
 from services.lib.evaluation.evaluation_config import EvaluationConfig
 from tests.lib.end_to_end.quickstart_files import make_quickstart
 from trainer.checkpoint.checkpoint_files import read_parameters

@@ -21,7 +21,7 @@ from scheduler.policy.allocation_policy import POLICIES
 from services.chassis import plugins
 from services.chassis.config.load import load
 from services.chassis.errors import ConfigError
-from services.launcher.checks.process_settings import process_setting
+from services.launcher.checks.run_settings import process_setting
 from services.launcher.config import LauncherConfig
 from services.launcher.supervisor import child_environment
 from services.lib.redis_binary import socket_folder

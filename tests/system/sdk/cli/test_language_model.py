@@ -14,9 +14,7 @@ from zipfile import ZipFile
 import pytest
 import torch
 from seamflow.cli.init_project.init_project import init_project
-from seamflow.cli.init_project.language_model import MODELS, model_folder
-from seamflow.cli.init_project.model_cache import cached
-from seamflow.cli.init_project.package_files import fetch_packages
+from seamflow.cli.init_project.language_model import MODELS, cached, fetch_packages, model_folder
 from seamflow.inspect.endpoints import UsageError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -25,7 +23,7 @@ from tests.lib.end_to_end.support import child_environment
 MAKER = """
 import sys, time
 from pathlib import Path
-from seamflow.cli.init_project.model_cache import cached
+from seamflow.cli.init_project.language_model import cached
 def make(work):
     (work / "half").write_text("")
     print("makes", flush=True)

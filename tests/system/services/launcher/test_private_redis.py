@@ -14,7 +14,7 @@ from redis.exceptions import AuthenticationError
 
 from services.launcher.child_process import ProcessPlan
 from services.launcher.cli import make_layout
-from services.launcher.redis.redis_server import private_url, server_plan, wait_for_store
+from services.launcher.redis_server import private_url, server_plan, wait_for_store
 from services.launcher.supervisor import Supervisor
 from tests.lib.launcher.support import make_config
 from tests.lib.redis_server import free_port

@@ -16,7 +16,7 @@ from seamflow.client.task import Task
 from seamflow.environment import EnvironmentClient, Transcript
 from seamflow.errors import DeadlineError
 
-from services.launcher.checks.user_command import run_command
+from services.launcher.checks.user_code import run_command
 from services.lib import child_process
 from services.lib.child_process import Child
 from tests.system.services.lib.left_process import WAYS

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from seamflow.cli.init_project import language_model
-from seamflow.cli.init_project.language_model import model_folder
-from seamflow.cli.init_project.model_cache import cache_folder, cached
+from seamflow.cli.init_project.language_model import cache_folder, cached, model_folder
 from seamflow.inspect.endpoints import UsageError
 
 

@@ -14,7 +14,7 @@ from rollout.server.engines.sglang.command_line import command_line, num_devices
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import places
-from services.launcher.nodes.node_plan import node_plan
+from services.launcher.node_plan import node_plan
 from services.launcher.process_plan import plan
 from tests.lib.launcher.support import make_config, make_layout
 

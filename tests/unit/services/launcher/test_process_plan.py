@@ -15,8 +15,7 @@ from services.chassis.config.load import load
 from services.chassis.errors import ConfigError, ExitCode
 from services.evaluator.config import EvaluatorConfig
 from services.launcher.agent_access import agent_variables
-from services.launcher.checks.installed_extras import check_installed
-from services.launcher.checks.prerequisites import check_program
+from services.launcher.checks.prerequisites import check_installed, check_program
 from services.launcher.checks.run_settings import check_settings
 from services.launcher.config import LauncherConfig
 from services.launcher.process_plan import plan

@@ -6,7 +6,7 @@ import pytest
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
-from services.launcher.report.lendings import Lendings
+from services.launcher.phases.watch import Lendings
 from services.launcher.report.summary import (
     TrajectoryFigures,
     num_weight_updates,

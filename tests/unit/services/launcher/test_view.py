@@ -13,7 +13,7 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 
-from services.launcher.view import LiveView
+from services.launcher.report.view import LiveView
 
 
 def make_snapshot() -> Snapshot:

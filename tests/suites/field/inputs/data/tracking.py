@@ -17,7 +17,7 @@ from hypothesis import strategies
 from tensorboard.plugin_util import markdown_to_safe_html
 
 from services.chassis.errors import ConfigError
-from services.launcher.checks.trained_rewards import check_reward_names
+from services.launcher.checks.run_settings import check_reward_names
 from services.launcher.config import LauncherConfig
 from services.tool_loop.config import ToolLoopConfig
 from tests.suites.field.kind import Kind

@@ -6,9 +6,8 @@ import json
 from typing import Any
 
 from hypothesis import strategies
-from seamflow.client.messages import to_messages
+from seamflow.client.messages import to_dict, to_messages
 from seamflow.environment import EnvironmentFailed, Observation, Step
-from seamflow.environment.message_dicts import to_dict
 from seamflow.errors import PreconditionError
 
 from services.tool_loop.python_tool import python_tool

@@ -15,7 +15,7 @@ from seamflow.runner.agent_runner import RunnerConfig
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError
 from services.chassis.rpc.clients import channel
-from services.launcher.checks.loopback_hosts import check_hosts
+from services.launcher.checks.prerequisites import check_hosts
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from services.chassis.errors import ConfigError
-from services.launcher.checks.groups import check_groups
+from services.launcher.checks.prerequisites import check_groups
 from services.lib.group_baseline import compares_groups
 from tests.lib.launcher.support import make_config
 from tests.lib.trainer.support import trainer_config

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from services.chassis.errors import DependencyUnavailable
-from services.launcher.checks.run_folder import folder_problem, opened_folder, watch_folder
-from services.launcher.run_until_failure import run_until_failure
-from services.launcher.supervisor import Supervisor
+from services.launcher.run import folder_problem, opened_folder, watch_folder
+from services.launcher.supervisor import Supervisor, run_until_failure
 
 
 def _moved(folder: Path) -> None:

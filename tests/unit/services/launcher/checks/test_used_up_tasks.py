@@ -10,9 +10,9 @@ from seamflow.inspect.snapshot import Snapshot
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 
-from services.launcher.checks.task_amount import amount_of_tasks
-from services.launcher.checks.used_up_tasks import UsedUpTasks
+from services.launcher.checks.run_settings import amount_of_tasks
 from services.launcher.config import LauncherConfig
+from services.launcher.phases.training import UsedUpTasks
 
 
 def snapshot(state: str = "WAITING", step: int = 3, **counts: Any) -> Snapshot:

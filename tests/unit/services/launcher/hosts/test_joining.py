@@ -19,7 +19,7 @@ from services.launcher.hosts.other_hosts import FOLDER_MARK, OtherHosts
 from services.launcher.hosts.run_certificates import secured
 from services.launcher.layout import places
 from services.launcher.process_plan import plan
-from services.launcher.view import PlainView
+from services.launcher.report.view import PlainView
 from tests.lib.launcher.support import make_config, make_layout
 
 NODES = ("a: rollout", "b: rollout train; host 1")

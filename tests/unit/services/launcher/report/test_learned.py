@@ -11,8 +11,8 @@ from rich.console import Console
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
-from services.launcher.report.learned import failure_lines, learned
-from services.launcher.report.shown_summary import show_summary
+from services.launcher.phases.run_summary import failure_lines, learned
+from services.launcher.report.summary import show_summary
 from services.lib.evaluation.evaluation_config import EvaluationConfig
 from services.lib.evaluation.evaluation_line import EvaluationLine
 from tests.lib.launcher.support import make_trajectory

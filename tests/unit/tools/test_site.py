@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tools.site.site_pages import llms_text, staged
+from tools.site import llms_text, staged
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 LINK = re.compile(r"\]\((?P<target>[^)\s#]+)")
 
 

@@ -1,13 +1,15 @@
-"""The pages of the site, from the Markdown files of this repository.
+"""`python -m tools.site`: write the pages to runs/site, and build the site with `seamflow[site]`.
 
-Links to other pages lead to these; what else a page links to, such as a test that proves a promise,
-is copied beside them as text.
+Exits with 1 where a link or an anchor of a page leads nowhere.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +18,11 @@ _TOP = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECU
 _NAMES = {"README.md": "index.md", "deploy/README.md": "deploy.md"}
 _ASSETS = (".png", ".json", ".svg")
 _SOURCE = "source"
+
+ROOT = Path(__file__).parents[1]
+_OUT = ROOT / "runs" / "site"
+_QUIET = {"NO_MKDOCS_2_WARNING": "1"}
+_CONFIG = ROOT / "docs" / "mkdocs.yml"
 
 
 def staged(root: Path) -> Mapping[str, bytes]:
@@ -87,3 +94,23 @@ def _opening(text: str) -> tuple[str, str]:
     paragraph = " ".join(rest.strip().partition("\n\n")[0].split())
     sentence = paragraph.partition(". ")[0].rstrip(".:")
     return title, _LINK.sub(lambda link: link["text"], sentence) + "."
+
+
+def main() -> int:
+    """Returns the exit code of MkDocs."""
+    pages = _OUT / "pages"
+    shutil.rmtree(pages, ignore_errors=True)
+    for path, content in staged(ROOT).items():
+        target = pages / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    (pages / "llms.txt").write_text(llms_text(ROOT), encoding="utf-8")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(_CONFIG)]
+    code = subprocess.run(command, env={**os.environ, **_QUIET}, check=False).returncode
+    if code == 0:
+        print(f"wrote {_OUT / 'html' / 'index.html'}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,13 +1,20 @@
-"""The places where the version stands, and the changelog's newest heading."""
+"""`python -m tools.release prepare 0.3.0`, then commit, tag v0.3.0, and `check --tag v0.3.0`.
+
+`prepare` writes the version and the changelog's heading and renews protos/released.binpb, against
+which the next changes of the contract are compared. `check` exits with 1 where something disagrees.
+"""
 
 from __future__ import annotations
 
+import argparse
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 
-from services.chassis.errors import ConfigError
+from services.chassis.errors import ConfigError, StartupError
 
 _VERSION = r"\d+\.\d+\.\d+(?:\.dev\d+)?"
 _PLACES = {
@@ -18,6 +25,8 @@ _PLACES = {
 }
 _UNRELEASED = "## Unreleased\n"
 _HEADING = re.compile(rf"^## ({_VERSION}) \(\d{{4}}-\d\d-\d\d\)$", re.MULTILINE)
+
+ROOT = Path(__file__).parents[1]
 
 
 def check(root: Path, version: str) -> list[str]:
@@ -80,3 +89,41 @@ def _release_changes(changelog: Path, version: str, day: date) -> None:
             f'CHANGELOG.md has nothing under "{_UNRELEASED.strip()}": say what is new'
         )
     changelog.write_text(f"{before}{mark}\n## {version} ({day})\n{after}")
+
+
+def main() -> int:
+    """Returns the exit code."""
+    given = _arguments()
+    try:
+        return _prepare(given.version) if given.what == "prepare" else _check(given.tag)
+    except StartupError as error:
+        print(f"release: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tools.release", description=__doc__)
+    commands = parser.add_subparsers(dest="what", required=True)
+    prepare = commands.add_parser("prepare", help="make this tree the release")
+    prepare.add_argument("version", help="such as 0.3.0, or 0.4.0.dev0 after it")
+    comparing = commands.add_parser("check", help="compare the tree with a tag")
+    comparing.add_argument("--tag", required=True, help="such as v0.3.0")
+    return parser.parse_args()
+
+
+def _prepare(version: str) -> int:
+    write(ROOT, version, datetime.now(UTC).date())
+    if ".dev" not in version:
+        subprocess.run(["/usr/bin/env", "make", "descriptors"], cwd=ROOT, check=True)
+    print(f"now: make check test, git commit -am 'Release {version}', git tag v{version}")
+    return 0
+
+
+def _check(tag: str) -> int:
+    wrong = check(ROOT, tag.removeprefix("v"))
+    print("\n".join(wrong) or f"{tag}: every place agrees")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from seamflow.common.v1 import tokens_pb2
@@ -14,17 +15,50 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 
-from services.launcher.checks.trained_rewards import trained_rewards
-from services.launcher.checks.used_up_tasks import UsedUpTasks
+from services.launcher.checks.run_settings import trained_rewards
+from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
-from services.launcher.report.trajectories import trajectories
+from services.launcher.phases.watch import Watch
+from services.launcher.report.occupancy import CoresBusy
+from services.launcher.report.summary import trajectories
+from services.launcher.report.view import View
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
 from services.launcher.view import View
 from services.lib.evaluation.pinned_task import check_trained_reward
 
+_SECONDS = 5.0
+"""All must stay so for this long: a sample may be replaced."""
+
 _REFRESH_SECONDS = 0.5
+
+
+class UsedUpTasks:
+    """Looks at a run whose dataloader has submitted its last task."""
+
+    def __init__(self, seconds: float = _SECONDS) -> None:
+        self._seconds = seconds
+        self._since: float | None = None
+
+    def look(self, snapshot: Snapshot, now: float) -> bool:
+        """Whether the trainer would wait for ever; `now` in seconds of a monotonic clock."""
+        ready, trainer = snapshot.readiness, snapshot.trainer
+        works = ready is None or (
+            ready.num_queued_tasks
+            or ready.num_running_rollouts
+            or ready.num_ready_groups >= ready.groups_per_step
+            or ready.leased_step > (trainer.step if trainer is not None else 0)
+        )
+        waits = trainer is not None and trainer.state in (
+            trainer_pb.TRAINER_STATE_WAITING,
+            trainer_pb.TRAINER_STATE_SUSPENDED,
+        )
+        if works or not waits:
+            self._since = None
+            return False
+        self._since = now if self._since is None else self._since
+        return now - self._since >= self._seconds
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,3 +152,40 @@ class Training:
 
 def _is_released(server: server_pb.GetServerInfoResponse) -> bool:
     return server.state == server_pb.SERVER_STATE_RELEASED
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What is known of the training of a run after it."""
+
+    seconds: float = 0.0
+    """Duration."""
+    cores_busy: float = 0.0
+    """Mean number of cores at work."""
+    is_without_tasks: bool = False
+    """Whether it ended as no task was left for another step."""
+    stopped_early: str = ""
+    """Why the evaluator ended it early; empty: it did not."""
+
+
+async def learn(training: Training, plans: Mapping[str, ProcessPlan], watch: Watch) -> Learned:
+    """Submit tasks until the trainer has finished and every server has its last weights."""
+    began, cores, watch.is_learning = time.monotonic(), CoresBusy(), True
+    await submit_tasks(training.processes, plans, watch)
+    status = await training.finished()
+    watch.is_learning = False
+    learned = Learned(time.monotonic() - began, cores.mean(), training.is_without_tasks)
+    if "dataloader" in plans:
+        await training.processes.stop("dataloader")
+    await training.wait_for_version(status.weight_version)
+    return learned
+
+
+async def submit_tasks(
+    processes: Supervisor, plans: Mapping[str, ProcessPlan], watch: Watch
+) -> None:
+    """Submit tasks, unless agents bring their own; tell of settings that no process knows."""
+    if "dataloader" in plans:
+        await processes.start(plans["dataloader"])
+    for warning in processes.warnings():
+        watch.view.note(warning)

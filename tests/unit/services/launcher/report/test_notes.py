@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from seamflow.common.v1 import tokens_pb2
+from seamflow.trainer.v1.trainer_service_pb2 import GetStatusResponse
+from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1.sample_service_pb2 import Readiness
 
-from services.launcher.report.failure_notes import FailureNotes
+from services.launcher.report.notes import AlarmNotes, FailureNotes, HealthNotes
+from services.launcher.service_clients import connected
+from tests.lib.launcher.support import make_config, make_layout
 from trajectory_manager.service.rollouts import EXPIRED
 
 ENVIRONMENT = tokens_pb2.FAILURE_CLASS_ENVIRONMENT
@@ -101,3 +107,37 @@ async def test_a_stopped_agent_is_not_blamed_on_a_server() -> None:
     agent, server = sorted(lines, key=lambda line: "lease expired" not in line)
     assert "Nothing is wrong if its agent, or the whole run, was stopped" in agent
     assert "named server" in server
+
+
+def test_each_alarm_is_told_once() -> None:
+    """Also after a restart of the trainer, which has forgotten it or raises it again."""
+    notes = AlarmNotes()
+    assert notes.look(None) == []
+    assert notes.look(GetStatusResponse(alarms=["a", "b", "a"])) == ["alarm: a", "alarm: b"]
+    assert notes.look(GetStatusResponse()) == []
+    assert notes.look(GetStatusResponse(alarms=["b", "c"])) == ["alarm: c"]
+
+
+def written(folder: Path, *rewards: float) -> None:
+    """Steps with these mean rewards; 0 is that of all rollouts."""
+    lines = (
+        {"step": i, "reward_mean": reward, "reward_std": float(reward > 0)}
+        for i, reward in enumerate(rewards, 1)
+    )
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+async def test_a_finding_has_a_line_when_it_appears_and_when_it_ends(tmp_path: Path) -> None:
+    """None in between, and none while the trajectory manager is silent."""
+    config, ready = make_config(), sample_pb.Readiness(groups_per_step=4)
+    async with connected(config, make_layout(config, tmp_path)) as services:
+        notes = HealthNotes(tmp_path, services)
+        assert await notes.look(ready) == []
+        written(tmp_path, 0, 0, 0)
+        assert await notes.look(None) == []
+        (line,) = await notes.look(ready)
+        assert line.startswith("health (rewards_equal): All rewards of the last 3 steps are 0.000")
+        written(tmp_path, 0, 0, 0, 0)
+        assert await notes.look(ready) == []
+        written(tmp_path, 0, 0, 0, 0, 0.5)
+        assert await notes.look(ready) == ["health (rewards_equal): over"]

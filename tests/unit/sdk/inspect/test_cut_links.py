@@ -11,7 +11,7 @@ from seamflow.inspect.snapshot import ServerSnapshot
 from seamflow.inspect.why_stuck import why_stuck
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 
-from tests.unit.sdk.cli.test_why_stuck import HEALTHY, NOW, node, server
+from tests.unit.sdk.inspect.test_why_stuck import HEALTHY, NOW, node, server
 
 WEST, EAST = ("scheduler", "trainer", "weights"), ("trajectory_manager", "gateway")
 ADDRESSES = {

@@ -1,4 +1,4 @@
-"""More threads than cores give a warning, and are divided."""
+"""Deltas of weights in float32 are named before a run starts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.checks.thread_numbers import divided_threads, num_cores
+from services.launcher.checks.run_settings import divided_threads, num_cores
 from services.launcher.process_plan import plan
 from services.launcher.supervisor import child_environment
 from tests.lib.launcher.support import make_config, make_layout

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from services.chassis.errors import ConfigError
-from tools.release.versions import check, released, write
+from tools.release import check, released, write
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 PLACES = ("pyproject.toml", "sdk/seamflow/release.py", "deploy/helm/seamflow/Chart.yaml")
 FILES = (*PLACES, "docker-compose.yml", "CHANGELOG.md")
 DAY = date(2027, 1, 2)

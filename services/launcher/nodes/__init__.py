@@ -1,1 +1,0 @@
-"""The nodes of a run: what each does, on which host, and its GPUs."""

@@ -1,1 +1,0 @@
-"""The Redis of a one-machine run: its program, and the private server."""

@@ -1,0 +1,139 @@
+"""What is told beside the live view: alarms, failures, and what speaks against learning."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import grpc.aio
+from seamflow.failure_causes import causes
+from seamflow.inspect.diagnosis import Finding
+from seamflow.inspect.learning import not_learning
+from seamflow.inspect.progress import equal_groups_discarded, read_progress, with_counts
+from seamflow.inspect.run_files import GrowingSteps
+from seamflow.inspect.snapshot import Snapshot
+from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
+from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
+from seamflow.trajectory.v1 import trajectory_pb2
+
+from services.launcher.service_clients import Services
+
+_MAX_CHARACTERS = 600
+_GROWTH = 4
+"""The number of dead letters is shown again once it has grown by this factor."""
+_SHARE = 20
+"""Listing takes at most one part in this many of the time."""
+List = Callable[[], AsyncIterator[trajectory_pb2.Trajectory]]
+_FILES = ("metrics.jsonl", "evaluation.jsonl")
+
+
+class ReadyNotes:
+    """Notices the first answer of each rollout server and of the trainer."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def look(self, snapshot: Snapshot) -> list[str]:
+        """A line for each rollout server, and the trainer, that has not answered before."""
+        ready = [f"the rollout server of {name}" for name in snapshot.answering_servers]
+        ready += [] if snapshot.trainer is None else ["the trainer"]
+        new = [each for each in ready if each not in self._told]
+        self._told.update(new)
+        return [f"{each} has loaded its model" for each in new]
+
+
+class AlarmNotes:
+    """Remembers which alarms were told."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def look(self, trainer: trainer_pb.GetStatusResponse | None) -> list[str]:
+        """A line for each alarm that was not told yet."""
+        alarms = () if trainer is None else trainer.alarms
+        new = [alarm for alarm in dict.fromkeys(alarms) if alarm not in self._told]
+        self._told.update(new)
+        return [f"alarm: {alarm}" for alarm in new]
+
+
+class FailureNotes:
+    """Looks at failures when their number has grown."""
+
+    def __init__(self, listed: List) -> None:
+        """`listed` gives the rollouts of the run, without their tokens."""
+        self._listed = listed
+        self._num_replaced = 0
+        self._shown: set[str] = set()
+        self._next = 0.0
+        self._next_dead_letters = 1
+
+    async def look(self, readiness: sample_pb.Readiness | None) -> list[str]:
+        """A line for each cause not shown yet, and one if the number of dead letters has grown."""
+        began = time.monotonic()
+        if readiness is None or began < self._next:
+            return []
+        number = readiness.num_replaced_samples + readiness.num_dead_letters
+        if number == self._num_replaced:
+            return []
+        self._num_replaced = number
+        lines = self._new([each async for each in self._listed()])
+        lines += self._dead_letters(readiness.num_dead_letters)
+        self._next = time.monotonic() + _SHARE * (time.monotonic() - began)
+        return lines
+
+    def _dead_letters(self, number: int) -> list[str]:
+        if number < self._next_dead_letters:
+            return []
+        self._next_dead_letters = _GROWTH * number
+        return [
+            f"dead letters: {number}, tasks that left the run without being trained: rollouts that "
+            "failed too often, samples too old; `seamflow dead-letters` says why each."
+        ]
+
+    def _new(self, trajectories: Iterable[trajectory_pb2.Trajectory]) -> list[str]:
+        new = [cause for cause in causes(trajectories) if cause.key not in self._shown]
+        self._shown |= {cause.key for cause in new}
+        return [f"{cause.line[:_MAX_CHARACTERS]}. {cause.cure}" for cause in new]
+
+
+class HealthNotes:
+    """Looks at a run whenever its files or counts have changed."""
+
+    def __init__(self, folder: Path, services: Services) -> None:
+        self._folder, self._services = folder, services
+        self._steps = GrowingSteps(folder / "metrics.jsonl")
+        self._seen: tuple[int, ...] = ()
+        self._found: dict[str, Finding] = {}
+
+    async def look(self, ready: sample_pb.Readiness | None) -> list[str]:
+        """A line for each new finding, and for each that is over."""
+        seen = (*map(self._size, _FILES), *_counts(ready))
+        if seen == self._seen or ready is None:
+            return []
+        self._seen = seen
+        return self._news({finding.rule: finding for finding in await self.findings(ready)})
+
+    async def findings(self, ready: sample_pb.Readiness | None) -> list[Finding]:
+        """All of now; without the counts if the trajectory manager does not answer."""
+        progress, number = read_progress(self._folder, self._steps), 0
+        with suppress(grpc.aio.AioRpcError):
+            tasks, run_id = self._services.tasks, self._services.run_id
+            number = await equal_groups_discarded(tasks, run_id, progress, ready)
+        return not_learning(with_counts(progress, ready, number))
+
+    def _news(self, found: dict[str, Finding]) -> list[str]:
+        new = [finding for name, finding in found.items() if name not in self._found]
+        begun = [f"health ({each.rule}): {each.sentence} {each.cure}" for each in new]
+        over = [f"health ({name}): over" for name in self._found if name not in found]
+        self._found = found
+        return begun + over
+
+    def _size(self, name: str) -> int:
+        file = self._folder / name
+        return file.stat().st_size if file.is_file() else 0
+
+
+def _counts(ready: sample_pb.Readiness | None) -> tuple[int, ...]:
+    return () if ready is None else (ready.num_discarded_groups, ready.num_replaced_samples)
