@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies
 from seamflow.client.messages import to_messages
 from seamflow.environment import EnvironmentFailed, Observation, Step
-from seamflow.environment.message_dicts import to_dict
+from seamflow.environment.request_fields import to_dict
 from seamflow.errors import PreconditionError
 
 from services.tool_loop.python_tool import python_tool
