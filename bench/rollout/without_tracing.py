@@ -35,8 +35,13 @@ def _take_out() -> None:
     vars(tracing).update(begin=_begin, span=_no_span, rollout_span=_no_span, traceparent=_none)
     vars(trace_context)["of_rollout"] = lambda run_id, rollout_id: ""
     vars(request_batcher)["_span"] = lambda message: _NOTHING
-    vars(servicer)["run_turn"] = turn._run_turn
+    vars(servicer)["run_turn"] = _run_turn
     channel._Channel._with_ours = _with_ours  # type: ignore[method-assign]
+
+
+async def _run_turn(*called: Any) -> None:
+    call, services, send = called
+    await (await turn.Turn.begin(call, services)).run(send)
 
 
 def _begin(metadata: Mapping[str, Any], method: str = "", parent: str = "") -> tracing.Trace:

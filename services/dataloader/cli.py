@@ -12,9 +12,8 @@ from services.chassis.rpc.clients import channel, credentials, with_token
 from services.chassis.rpc.server import Service, run
 from services.dataloader.check_tasks import check_tasks
 from services.dataloader.config import DataloaderConfig
-from services.dataloader.curriculum import Curriculum
+from services.dataloader.curriculum import Curriculum, GroupSizes
 from services.dataloader.first_evaluation import await_first_evaluation
-from services.dataloader.group_sizes import GroupSizes
 from services.dataloader.loader import Loader
 from services.dataloader.success_rates import SuccessRates
 from services.dataloader.task_queue import TaskQueue

@@ -15,7 +15,7 @@ from seamflow.client.task import Task
 from seamflow.common.v1 import tokens_pb2
 from seamflow.credentials import Credentials
 from seamflow.environment.environment import Endpoint, Observation, Step
-from seamflow.environment.message_dicts import to_dict, tool_dict
+from seamflow.environment.request_fields import to_dict, tool_dict
 from seamflow.environment.returned_values import rewards_of
 from seamflow.environment.v1 import environment_service_pb2 as pb
 from seamflow.environment.v1 import reward_service_pb2 as reward_pb

@@ -1,13 +1,16 @@
-"""Checks of the fields of requests to an environment server."""
+"""Fields of requests to an environment server: their checks, and messages as dicts."""
 
 from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
+from seamflow.client.messages import from_message
 from seamflow.client.task import Task
 from seamflow.common.v1 import tokens_pb2
 from seamflow.environment.call_error import invalid_field
+from seamflow.rollout.v1 import rollout_service_pb2 as rollout_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 
 __all__ = ["check_name", "to_task"]
@@ -34,3 +37,21 @@ def to_task(field: str, task: trajectory_pb2.Task) -> Task:
         raise invalid_field(f"{field}.payload_json", task.payload_json, "send a JSON object")
     train = task.purpose != tokens_pb2.PURPOSE_EVAL
     return Task(task_id=task.task_id, payload=payload, train=train)
+
+
+def to_dict(message: rollout_pb.Message) -> dict[str, Any]:
+    """A message of any role."""
+    given = from_message(message)
+    if message.tool_call_id:
+        given["tool_call_id"] = message.tool_call_id
+    if message.name:
+        given["name"] = message.name
+    return given
+
+
+def tool_dict(tool: rollout_pb.Tool) -> dict[str, Any]:
+    """A tool."""
+    function: dict[str, Any] = {"name": tool.name, "description": tool.description}
+    if tool.parameters_json:
+        function["parameters"] = json.loads(tool.parameters_json)
+    return {"type": "function", "function": function}

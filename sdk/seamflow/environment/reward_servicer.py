@@ -11,8 +11,7 @@ import grpc.aio
 from seamflow.environment.call_error import Guard, from_user, invalid_field
 from seamflow.environment.environment import RewardFunction
 from seamflow.environment.episode_thread import EpisodeThread
-from seamflow.environment.message_dicts import to_dict
-from seamflow.environment.request_fields import check_name, to_task
+from seamflow.environment.request_fields import check_name, to_dict, to_task
 from seamflow.environment.returned_values import to_rewards
 from seamflow.environment.v1 import reward_service_pb2 as pb
 from seamflow.environment.v1.reward_service_pb2_grpc import RewardServiceServicer

@@ -1,14 +1,43 @@
-"""Checks of single fields of a request; each error names the field, the value and the cure."""
+"""Fields of messages: checks, whose errors name the field, the value and the cure, and copies.
+
+A record that says the same as a message calls its fields so, and those are copied by their names.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from services.chassis.errors import invalid_argument
 
 Number = TypeVar("Number", int, float)
+M = TypeVar("M", bound=Message)
+R = TypeVar("R")
 _MAX_NAME = 256
+
+
+def message_of(kind: type[M], record: Any, /, **others: Any) -> M:
+    """The message of a dataclass: the fields that both have, and `others`."""
+    names = _common(kind, type(record)) - others.keys()
+    return kind(**{name: getattr(record, name) for name in names}, **others)
+
+
+def record_of(kind: type[R], message: Message, /, **others: Any) -> R:
+    """The dataclass of a message: the fields that both have, and `others`; a list as a tuple."""
+    names = _common(type(message), kind) - others.keys()
+    return kind(**{name: _plain(getattr(message, name)) for name in names}, **others)
+
+
+def _common(message: Any, record: Any) -> frozenset[str]:
+    names = {field.name for field in dataclasses.fields(record)}
+    return frozenset(names & set(message.DESCRIPTOR.fields_by_name))
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | bytes | int | float) else tuple(value)
 
 
 def positive(field: str, value: int) -> int:

@@ -41,7 +41,8 @@ async def test_one_run_does_not_keep_the_others_from_being_swept() -> None:
     now = [0.0]
     store = memory_store(lambda: now[0], 1)
     await store.runs.create_run("whole", RULES)
-    run = Run(replace(store, runs=Listing(store.runs)), "whole")
+    listing: Any = Listing(store.runs)
+    run = Run(replace(store, runs=listing), "whole")
     await run.submit("a")
     lease = await run.lease()
     assert lease is not None
@@ -73,7 +74,8 @@ async def test_runs_in_which_nothing_happens_are_swept_rarely() -> None:
     """A run with a lease every time, and an idle one as soon as something happens in it."""
     store = memory_store(lambda: 0.0, 1)
     counting = Counting(store.runs)
-    run = Run(replace(store, runs=counting), "busy")
+    runs: Any = counting
+    run = Run(replace(store, runs=runs), "busy")
     for name in ("idle", "busy"):
         await store.runs.create_run(name, RULES)
     await run.submit("a")

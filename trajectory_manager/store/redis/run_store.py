@@ -33,8 +33,7 @@ from trajectory_manager.model.records import (
     TaskLease,
     Topic,
 )
-from trajectory_manager.model.run_counts import RunCounts
-from trajectory_manager.model.runs import Replay, Run, RunConfig
+from trajectory_manager.model.runs import Replay, Run, RunConfig, RunCounts
 from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.redis import keys, record_json
 from trajectory_manager.store.redis.rollout_rows import packed

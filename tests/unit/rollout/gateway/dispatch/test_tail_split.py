@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rollout.gateway.dispatch.tail_split import (
+from rollout.gateway.dispatch.skew_aware import (
     LONG_SHARES,
     StepLoad,
     TailSplit,
