@@ -11,7 +11,9 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from scheduler.model.records import AllocationEvent, State
+from scheduler.model.lending_state import LendingState
+from scheduler.model.records import AllocationEvent, Gang, Node, RunPolicy, State
+from scheduler.model.stage_balance import StageBalance
 from scheduler.store import codec, keys
 from services.chassis.redis.connect import store_errors
 from services.chassis.redis.pipeline import Pipelines
@@ -61,15 +63,15 @@ class RedisStore:
                     pipeline.hgetall(key)
                 counters, nodes, gangs, runs, lendings, balances = await pipeline.execute()
         return State(
-            nodes={name.decode(): codec.decode_node(node) for name, node in nodes.items()},
-            gangs={codec.decode_key(key): codec.decode_gang(gang) for key, gang in gangs.items()},
-            runs={name.decode(): codec.decode_run_policy(run) for name, run in runs.items()},
+            nodes={name.decode(): codec.decode(Node, node) for name, node in nodes.items()},
+            gangs={codec.decode_key(key): codec.decode(Gang, gang) for key, gang in gangs.items()},
+            runs={name.decode(): codec.decode(RunPolicy, run) for name, run in runs.items()},
             lendings={
-                codec.decode_key(key): codec.decode_lending_state(lending)
+                codec.decode_key(key): codec.decode(LendingState, lending)
                 for key, lending in lendings.items()
             },
             balances={
-                codec.decode_key(key): codec.decode_stage_balance(balance)
+                codec.decode_key(key): codec.decode(StageBalance, balance)
                 for key, balance in balances.items()
             },
             **{name: int(value or 0) for name, value in zip(_COUNTERS, counters, strict=True)},
@@ -98,7 +100,7 @@ class RedisStore:
             found: Any = await self._redis.zrangebyscore(
                 keys.EVENTS, f"({after}", "+inf", start=0, num=limit
             )
-        return [codec.decode_event(entry) for entry in found]
+        return [codec.decode(AllocationEvent, entry) for entry in found]
 
     async def reachable(self) -> bool:
         """True when the store answers."""

@@ -21,7 +21,7 @@ from tests.lib.trajectory_manager.memory.store import memory_store
 from tests.lib.trajectory_manager.support import RULES
 from trajectory_manager.api.append_tokens import AppendTokensHandler
 from trajectory_manager.api.begin_turns import BeginTurnsHandler
-from trajectory_manager.api.store_budget import store_budget
+from trajectory_manager.cli import store_budget
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
 
