@@ -28,13 +28,7 @@ from scheduler.policy.tail_migration import MeasuredBatch, Tail
 from services.chassis.errors import invalid_argument
 from services.chassis.rpc.fields import message_of, not_negative, record_of, required
 
-_STATES = {
-    NodeState.IDLE: pb.NODE_STATE_IDLE,
-    NodeState.ACTIVATING: pb.NODE_STATE_ACTIVATING,
-    NodeState.ACTIVE: pb.NODE_STATE_ACTIVE,
-    NodeState.DRAINING: pb.NODE_STATE_DRAINING,
-    NodeState.LOST: pb.NODE_STATE_LOST,
-}
+_STATES = {state: pb.NodeState.Value(f"NODE_STATE_{state.name}") for state in NodeState}
 _ADVICE = {
     SplitAdvice.KEEP: pb.SPLIT_ADVICE_KEEP,
     SplitAdvice.ADD_GENERATION: pb.SPLIT_ADVICE_ADD_GENERATION,

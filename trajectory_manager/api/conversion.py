@@ -155,10 +155,10 @@ def task_to(task: Task) -> trajectory_pb2.Task:
 
 def dead_letter_to(letter: DeadLetter) -> task_service_pb2.DeadLetter:
     """The message of a dead letter."""
-    return task_service_pb2.DeadLetter(
+    return fields.message_of(
+        task_service_pb2.DeadLetter,
+        letter,
         task=task_to(letter.task),
-        reason=int(letter.reason),  # type: ignore[arg-type]
-        message=letter.message,
         discard_time=timestamp(letter.time),
         rollout_ids=letter.rollout_ids,
     )

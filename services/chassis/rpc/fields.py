@@ -20,7 +20,7 @@ _MAX_NAME = 256
 
 
 def message_of(kind: type[M], record: Any, /, **others: Any) -> M:
-    """The message of a dataclass: the fields that both have, and `others`."""
+    """The message of a dataclass or named tuple: the fields that both have, and `others`."""
     names = _common(kind, type(record)) - others.keys()
     return kind(**{name: getattr(record, name) for name in names}, **others)
 
@@ -32,8 +32,8 @@ def record_of(kind: type[R], message: Message, /, **others: Any) -> R:
 
 
 def _common(message: Any, record: Any) -> frozenset[str]:
-    names = {field.name for field in dataclasses.fields(record)}
-    return frozenset(names & set(message.DESCRIPTOR.fields_by_name))
+    names = getattr(record, "_fields", None) or [f.name for f in dataclasses.fields(record)]
+    return frozenset(names) & set(message.DESCRIPTOR.fields_by_name)
 
 
 def _plain(value: Any) -> Any:

@@ -22,7 +22,7 @@ from scheduler.policy.split_advice import advise, needs_generation_node
 from scheduler.pool.node_leases import NodeLeases
 from scheduler.pool.pool import Pool
 from scheduler.pool.state_transaction import StateTransaction
-from scheduler.store.codec import decode, encode
+from scheduler.store.redis_store import decode, encode
 from tests.lib.scheduler.memory_store import MemoryStore
 from tests.lib.scheduler.support import BOTH, RUN, gang, node
 

@@ -14,7 +14,7 @@ from scheduler.policy.allocation_policy import PreemptivePolicy
 from scheduler.policy.training_nodes import SplitRule, advised
 from scheduler.pool.gang_measurements import Allocation, GenerationLoad
 from scheduler.pool.state_transaction import StateTransaction
-from scheduler.store.codec import decode, encode
+from scheduler.store.redis_store import decode, encode
 from services.chassis.errors import Reason, ServiceError
 from tests.lib.scheduler.support import BOTH, RUN, gang, node
 

@@ -20,7 +20,7 @@ from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
 from rollout.server.weights.transport import MANIFEST, LocalVersion
 from scheduler.model import lending_state, records, stage_balance
-from scheduler.store import codec
+from scheduler.store import redis_store as codec
 from services.dataloader.position import Position, PositionFile
 from trainer.checkpoint import checkpoint_files
 from trainer.checkpoint.checkpoint_files import Checkpoint
