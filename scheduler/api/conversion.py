@@ -1,4 +1,7 @@
-"""Conversion between protobuf messages and the scheduler's records, with validation."""
+"""Conversion between protobuf messages and the scheduler's records, with validation.
+
+What reads a request raises `ServiceError` INVALID_ARGUMENT for a field that is wrong.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +42,7 @@ _REPORTABLE: dict[int, NodeState] = {
 
 
 def node_record(request: pb.RegisterNodeRequest) -> Node:
-    """The node of a registration.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT.
-    """
+    """The node of a registration."""
     required("node_id", request.node_id)
     required("run_id", request.run_id)
     tags = tuple(sorted(set(request.capability_tags)))
@@ -78,22 +77,14 @@ def report_record(request: pb.HeartbeatRequest) -> NodeReport | None:
 
 
 def switch_seconds(request: pb.HeartbeatRequest) -> float | None:
-    """Seconds of the node's last switch, if it made one.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT, negative.
-    """
+    """Seconds of the node's last switch, if it made one."""
     if not request.HasField("switch_duration"):
         return None
     return not_negative("switch_duration", seconds_of(request.switch_duration))
 
 
 def forecast_record(request: pb.ReleaseNodesRequest) -> BatchForecast | None:
-    """The forecast of a release, if any.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT, not a part of a batch.
-    """
+    """The forecast of a release, if any."""
     if not request.HasField("forecast"):
         return None
     remaining, batch = request.forecast.remaining_rollouts, request.forecast.batch_rollouts
@@ -112,11 +103,7 @@ def forecast_record(request: pb.ReleaseNodesRequest) -> BatchForecast | None:
 
 
 def measured_batch(request: pb.ReleaseNodesRequest) -> MeasuredBatch | None:
-    """What the gang measured of its newest batch, if anything.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT, no groups, or one without rollouts or tokens.
-    """
+    """What the gang measured of its newest batch, if anything."""
     if not request.HasField("forecast") or not request.forecast.HasField("newest_batch"):
         return None
     given, name = request.forecast.newest_batch, "forecast.newest_batch"
@@ -141,11 +128,7 @@ def tail_message(tail: Tail | None) -> pb.Tail | None:
 
 
 def run_policy_record(request: pb.SetRunPolicyRequest) -> RunPolicy:
-    """The policy to set.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT.
-    """
+    """The policy to set."""
     required("run_id", request.run_id)
     policy = request.policy
     return record_of(
@@ -157,22 +140,14 @@ def run_policy_record(request: pb.SetRunPolicyRequest) -> RunPolicy:
 
 
 def state_record(state: int) -> NodeState:
-    """The state that a node reports.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT, not one that a node agent may report.
-    """
+    """The state that a node reports."""
     if state not in _REPORTABLE:
         raise invalid_argument("state", state, "report IDLE, ACTIVATING, ACTIVE or DRAINING")
     return _REPORTABLE[state]
 
 
 def gang_record(request: pb.RequestNodesRequest) -> Gang:
-    """The gang of a request.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT.
-    """
+    """The gang of a request."""
     for field in ("run_id", "gang_id", "tag"):
         required(field, getattr(request, field))
     if request.tag == ROLLOUT:
@@ -207,20 +182,12 @@ def _check_gang_nodes(request: pb.RequestNodesRequest) -> None:
 
 
 def batch_number(request: pb.RequestNodesRequest | pb.ReleaseNodesRequest) -> int:
-    """Number of the batch that the nodes are for; 0: unspecified.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT, negative.
-    """
+    """Number of the batch that the nodes are for; 0: unspecified."""
     return not_negative("batch", request.batch)
 
 
 def wait_seconds(wait: Duration, limit: float) -> float:
-    """Seconds that a long poll may wait.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT, negative or above `limit`.
-    """
+    """Seconds that a long poll may wait."""
     seconds = seconds_of(wait)
     if not 0 <= seconds <= limit:
         raise invalid_argument("wait", seconds, f"wait between 0 and {limit:g} seconds")

@@ -31,12 +31,12 @@ from seamflow.environment.call_error import Guard
 from seamflow.environment.environment import RewardFunction
 from seamflow.environment.environment_class import EnvironmentClass, reward_function
 from seamflow.environment.environment_servicer import EnvironmentServicer
+from seamflow.environment.returned_values import MAX_OBSERVATION_BYTES
 from seamflow.environment.reward_servicer import RewardServicer
 from seamflow.environment.v1.environment_service_pb2_grpc import (
     add_EnvironmentServiceServicer_to_server,
 )
 from seamflow.environment.v1.reward_service_pb2_grpc import add_RewardServiceServicer_to_server
-from seamflow.environment.value_size import MAX_OBSERVATION_BYTES
 
 __all__ = ["EnvironmentServerConfig", "serve", "serve_until_signalled", "serving"]
 

@@ -19,10 +19,9 @@ from seamflow.environment.environment_class import EnvironmentClass
 from seamflow.environment.episode import Episode, UserObject
 from seamflow.environment.episode_table import EpisodeTable
 from seamflow.environment.request_fields import check_name, to_task
-from seamflow.environment.returned_values import to_rewards
+from seamflow.environment.returned_values import MAX_OBSERVATION_BYTES, to_rewards
 from seamflow.environment.v1 import environment_service_pb2 as pb
 from seamflow.environment.v1.environment_service_pb2_grpc import EnvironmentServiceServicer
-from seamflow.environment.value_size import MAX_OBSERVATION_BYTES
 from seamflow.trajectory.v1 import trajectory_pb2
 
 __all__ = ["EnvironmentServicer"]

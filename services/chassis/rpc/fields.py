@@ -1,4 +1,4 @@
-"""Fields of messages: checks, whose errors name the field, the value and the cure, and copies.
+"""Fields of messages: checks, whose INVALID_ARGUMENT names field, value and cure, and copies.
 
 A record that says the same as a message calls its fields so, and those are copied by their names.
 """
@@ -41,22 +41,14 @@ def _plain(value: Any) -> Any:
 
 
 def positive(field: str, value: int) -> int:
-    """`value`, checked to be at least 1.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT.
-    """
+    """`value`, checked to be at least 1."""
     if value < 1:
         raise invalid_argument(field, value, "must be at least 1")
     return value
 
 
 def not_negative(field: str, value: Number) -> Number:
-    """`value`, checked to be at least 0 and finite.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT.
-    """
+    """`value`, checked to be at least 0 and finite."""
     if not 0 <= value < math.inf:  # NaN is not
         raise invalid_argument(
             field, value, "must be at least 0" if value < 0 else "must be finite"
@@ -65,22 +57,14 @@ def not_negative(field: str, value: Number) -> Number:
 
 
 def not_empty(field: str, value: str) -> str:
-    """`value`, checked to have a character.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT.
-    """
+    """`value`, checked to have a character."""
     if not value:
         raise invalid_argument(field, value, "must not be empty")
     return value
 
 
 def required(field: str, value: str) -> str:
-    """`value`, checked to have 1 to 256 characters.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT.
-    """
+    """`value`, checked to have 1 to 256 characters."""
     if not 1 <= len(value) <= _MAX_NAME:
         raise invalid_argument(field, value, f"must have 1 to {_MAX_NAME} characters")
     return value

@@ -10,7 +10,7 @@ import pytest
 from seamflow.client.task import Task
 from seamflow.environment import EnvironmentClient, Observation, Step
 from seamflow.environment.environment_server import EnvironmentServerConfig, serving
-from seamflow.environment.value_size import check_size
+from seamflow.environment.returned_values import check_size
 from seamflow.errors import ExhaustedError, SeamflowError
 
 from services.environments.episode_loop import failure_class
