@@ -15,12 +15,13 @@ from seamflow.trajectory.v1.trajectory_service_pb2_grpc import (
     add_TrajectoryServiceServicer_to_server,
 )
 
+from services.chassis.errors import Reason
+from services.chassis.rpc.request_budget import RequestBudget
 from services.chassis.rpc.server import Service, run
 from trajectory_manager import limits
 from trajectory_manager.api.column_servicer import ColumnServicer
 from trajectory_manager.api.run_servicer import RunServicer
 from trajectory_manager.api.sample_servicer import SampleServicer
-from trajectory_manager.api.store_budget import store_budget
 from trajectory_manager.api.task_servicer import TaskServicer
 from trajectory_manager.api.trajectory_servicer import TrajectoryServicer
 from trajectory_manager.config import TrajectoryManagerConfig
@@ -100,3 +101,11 @@ def service(config: TrajectoryManagerConfig, store: Store) -> Service:
         ready=store.ready,
         drain=drain,
     )
+
+
+_RETRY_SECONDS = 0.2
+
+
+def store_budget(max_inflight_bytes: int) -> RequestBudget:
+    """Refuses with STORE_FULL what would exceed `max_inflight_bytes`: the store is slow."""
+    return RequestBudget(max_inflight_bytes, full=Reason.STORE_FULL, retry_seconds=_RETRY_SECONDS)

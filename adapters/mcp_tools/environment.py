@@ -10,12 +10,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mcp import StdioServerParameters
-from seamflow.client.tool_results import result_text
+from mcp import Client, StdioServerParameters
+from seamflow.common.v1 import tokens_pb2
 from seamflow.environment import EnvironmentFailed, Observation, Step, Task
-
-from adapters.mcp_tools.session import Session
-from adapters.replies import UnreadableAction
+from seamflow.environment.mcp_connection import McpCallError, McpConnection, result_text
 
 _NOT_SHOWN = ("reward", "done")
 
@@ -84,11 +82,16 @@ class McpToolsEnvironment:
         self._reward_tool = reward_tool
         self._answer_field = answer_field
         self._timeout = timeout_seconds
-        self._session: Session | None = None
+        self._session: McpConnection | None = None
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Connect, and ask the question of the task."""
-        self._session = Session(self._server, self._where, self._timeout)
+        self._session = McpConnection(
+            f"MCP server {self._where}",
+            lambda: Client(self._server),
+            self._timeout,
+            reconnects=False,
+        )
         tools = await self._session.tools()
         names = {tool.name for tool in tools}
         hidden = {self._reset_tool, self._reward_tool} - {""}
@@ -121,7 +124,6 @@ class McpToolsEnvironment:
 
     async def _called(self, function: Mapping[str, str]) -> tuple[str, Mapping[str, Any]]:
         """Text and structured content of a call; a text that explains one that is no action."""
-        assert self._session is not None
         if function["name"] not in self._names:
             known = ", ".join(sorted(self._names))
             return f"There is no tool {function['name']!r}; there are {known}.", {}
@@ -132,10 +134,18 @@ class McpToolsEnvironment:
         except (ValueError, RecursionError) as error:
             return f"The arguments are no JSON object: {error}.", {}
         try:
-            result = await self._session.call(function["name"], arguments)
-        except UnreadableAction as error:
-            return str(error), {}
+            result = await self._call(function["name"], arguments)
+        except McpCallError as error:
+            return f"The call failed: {error}.", {}
         return _read(result)
+
+    async def _call(self, tool: str, arguments: dict[str, Any]) -> Any:
+        assert self._session is not None
+        try:
+            return await self._session.call(tool, arguments, self._timeout)
+        except TimeoutError as error:
+            message = f"{self._where}, tool {tool}: over {self._timeout:g} s"
+            raise EnvironmentFailed(message, tokens_pb2.FAILURE_CLASS_TIMEOUT) from error
 
     async def _question(self, seed: int) -> str:
         if self._reset_tool:
@@ -163,10 +173,9 @@ class McpToolsEnvironment:
         return float(answer.strip() == str(self._task[self._answer_field]).strip())
 
     async def _hidden(self, tool: str, arguments: dict[str, Any]) -> tuple[str, Mapping[str, Any]]:
-        assert self._session is not None
         try:
-            result = await self._session.call(tool, arguments)
-        except UnreadableAction as error:
+            result = await self._call(tool, arguments)
+        except McpCallError as error:
             raise EnvironmentFailed(f"tool {tool} of {self._where}: {error}") from error
         if result.is_error:
             raise EnvironmentFailed(f"tool {tool} of {self._where}: {_read(result)[0]}")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 from collections.abc import Callable, Mapping
+from types import TracebackType
 from typing import Any
 
+import numpy as np
 import textarena
 from seamflow.environment import EnvironmentFailed, Step, Task
 from seamflow.environment.environment_class import load_object
 
 from adapters.replies import UnreadableAnswers, replies
-from adapters.textarena.global_random import OwnRandom
-from adapters.textarena.opponent import random_move
 
 Opponent = Callable[[str, random.Random], str]
 _RANDOM = "random"
@@ -121,3 +122,53 @@ class TextArenaEnvironment:
             info={"reason": reason},
             policy_failure=f"illegal move: {reason}" if mine.get("invalid_move") else "",
         )
+
+
+_LISTED = re.compile(r"(?:available|valid|legal|possible)\s+(?:moves|actions)", re.IGNORECASE)
+_MOVE = re.compile(r"\[[^\[\]\n]+\]")
+
+
+def random_move(observation: str, chance: random.Random) -> str:
+    """A move of those that the observation lists last, such as "Available Moves: '[0]', '[1]'".
+
+    Raises:
+        EnvironmentFailed: it lists none.
+    """
+    lists = list(_LISTED.finditer(observation))
+    line = observation[lists[-1].end() :].lstrip(": \n").partition("\n")[0] if lists else ""
+    moves: list[str] = _MOVE.findall(line)
+    if not moves:
+        raise EnvironmentFailed(
+            "the observation lists no legal moves for the opponent: give a function that knows the "
+            f"game as `opponent`; it ends with {observation[-200:]!r}"
+        )
+    return chance.choice(moves)
+
+
+_using = threading.Lock()
+
+
+class OwnRandom:
+    """While it is entered, the global random state of Python and numpy is this game's own.
+
+    TextArena draws from the global one of the process. One game at a time: others wait.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._state: Any = random.Random(seed).getstate()
+        self._numpy_state: Any = np.random.RandomState(seed % 2**32).get_state()
+
+    def __enter__(self) -> None:
+        _using.acquire()
+        random.setstate(self._state)
+        np.random.set_state(self._numpy_state)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._state = random.getstate()
+        self._numpy_state = np.random.get_state()
+        _using.release()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import verifiers.v1 as vf
+from seamflow.common.v1 import tokens_pb2
 from seamflow.environment import Endpoint, EnvironmentFailed, Task
 from verifiers.v1.utils.loaders import import_taskset
-
-from adapters.verifiers.failures import episode_failure, no_gateway
-from adapters.verifiers.plugins import plugin_id
 
 _MODEL = "policy"
 
@@ -133,3 +133,40 @@ def _rewards(episode: Any) -> Mapping[str, float]:
     named = {name: value for name, value in trace.metrics.items() if value is not None}
     named |= {name: each.value for name, each in trace.rewards.items() if each is not None}
     return {**named, "reward": trace.reward}
+
+
+_INFRASTRUCTURE = ("ProviderError", "InterceptionError", "TunnelError", "SandboxError")
+
+
+def episode_failure(episode: Any) -> EnvironmentFailed:
+    """TIMEOUT for a passed deadline of verifiers, INFRASTRUCTURE for calls of the policy and for
+    the boxes of programs, ENVIRONMENT for the code of tasks, tools and harness."""
+    errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+    message = "; ".join(f"{error.type}: {error.message}" for error in errors) or "no reason given"
+    kind = tokens_pb2.FAILURE_CLASS_ENVIRONMENT
+    if any(error.type in _INFRASTRUCTURE for error in errors):
+        kind = tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE
+    elif episode.is_timeout or any(trace.is_timeout for trace in episode.traces):
+        kind = tokens_pb2.FAILURE_CLASS_TIMEOUT
+    return EnvironmentFailed(message[-1000:], kind)
+
+
+def no_gateway() -> EnvironmentFailed:
+    """There is no URL at which the policy could be called."""
+    return EnvironmentFailed(
+        "no HTTP gateway runs: start one, and set environments.http_gateway_url",
+        tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE,
+    )
+
+
+def plugin_id(name: str) -> str:
+    """An id that verifiers finds: it knows top-level modules only.
+
+    Raises:
+        ModuleNotFoundError: there is no such module.
+    """
+    if "." not in name:
+        return name
+    flat = name.replace(".", "_").lower()
+    sys.modules.setdefault(flat, importlib.import_module(name))
+    return flat

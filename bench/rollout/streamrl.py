@@ -9,8 +9,13 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from rollout.gateway.dispatch.skew_aware import SkewAware
-from rollout.gateway.dispatch.tail_split import LONG_SHARES, StepLoad, TailSplit, quantile
+from rollout.gateway.dispatch.skew_aware import (
+    LONG_SHARES,
+    SkewAware,
+    StepLoad,
+    TailSplit,
+    quantile,
+)
 from services.lib.decode_latency import DecodeLatency
 
 Objective = Literal["sum", "max"]

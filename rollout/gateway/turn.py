@@ -129,7 +129,7 @@ class Turn:
         record = await services.lanes.run(
             call.begin.credential_digest,
             call.request.ByteSize(),
-            lambda: TurnRecord(call.begin, call.prompt, begun, services.store, services.recorder),
+            lambda: TurnRecord(call.begin, call.prompt, begun, services.recorder),
         )
         return cls(call, services, begun, record)
 

@@ -1,4 +1,7 @@
-"""Conversion between protobuf messages and the scheduler's records, with validation."""
+"""Conversion between protobuf messages and the scheduler's records, with validation.
+
+What reads a request raises `ServiceError` INVALID_ARGUMENT for a field that is wrong.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +29,9 @@ from scheduler.model.stage_balance import SplitAdvice, StageBalance
 from scheduler.policy.roofline import train_priority
 from scheduler.policy.tail_migration import MeasuredBatch, Tail
 from services.chassis.errors import invalid_argument
-from services.chassis.rpc.fields import not_negative, required
+from services.chassis.rpc.fields import message_of, not_negative, record_of, required
 
-_STATES = {
-    NodeState.IDLE: pb.NODE_STATE_IDLE,
-    NodeState.ACTIVATING: pb.NODE_STATE_ACTIVATING,
-    NodeState.ACTIVE: pb.NODE_STATE_ACTIVE,
-    NodeState.DRAINING: pb.NODE_STATE_DRAINING,
-    NodeState.LOST: pb.NODE_STATE_LOST,
-}
+_STATES = {state: pb.NodeState.Value(f"NODE_STATE_{state.name}") for state in NodeState}
 _ADVICE = {
     SplitAdvice.KEEP: pb.SPLIT_ADVICE_KEEP,
     SplitAdvice.ADD_GENERATION: pb.SPLIT_ADVICE_ADD_GENERATION,
@@ -45,11 +42,7 @@ _REPORTABLE: dict[int, NodeState] = {
 
 
 def node_record(request: pb.RegisterNodeRequest) -> Node:
-    """The node of a registration.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT.
-    """
+    """The node of a registration."""
     required("node_id", request.node_id)
     required("run_id", request.run_id)
     tags = tuple(sorted(set(request.capability_tags)))
@@ -69,10 +62,7 @@ def node_record(request: pb.RegisterNodeRequest) -> Node:
         node_id=request.node_id,
         run_id=request.run_id,
         capability_tags=tags,
-        workers=tuple(
-            Worker(tag=entry.tag, address=entry.address, run_id=entry.run_id)
-            for entry in request.workers
-        ),
+        workers=tuple(record_of(Worker, entry) for entry in request.workers),
         train_priority=request.train_priority
         or train_priority(hardware.memory_bytes_per_second, hardware.flops),
         hardware=hardware,
@@ -83,32 +73,18 @@ def report_record(request: pb.HeartbeatRequest) -> NodeReport | None:
     """The measurements of a heartbeat, if any."""
     if not request.HasField("report"):
         return None
-    return NodeReport(
-        used_device_bytes=request.report.used_device_bytes,
-        num_turns=request.report.num_turns,
-        tokens_per_second=request.report.tokens_per_second,
-        used_host_bytes=request.report.used_host_bytes,
-        max_running=request.report.max_running,
-    )
+    return record_of(NodeReport, request.report)
 
 
 def switch_seconds(request: pb.HeartbeatRequest) -> float | None:
-    """Seconds of the node's last switch, if it made one.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT, negative.
-    """
+    """Seconds of the node's last switch, if it made one."""
     if not request.HasField("switch_duration"):
         return None
     return not_negative("switch_duration", seconds_of(request.switch_duration))
 
 
 def forecast_record(request: pb.ReleaseNodesRequest) -> BatchForecast | None:
-    """The forecast of a release, if any.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT, not a part of a batch.
-    """
+    """The forecast of a release, if any."""
     if not request.HasField("forecast"):
         return None
     remaining, batch = request.forecast.remaining_rollouts, request.forecast.batch_rollouts
@@ -127,11 +103,7 @@ def forecast_record(request: pb.ReleaseNodesRequest) -> BatchForecast | None:
 
 
 def measured_batch(request: pb.ReleaseNodesRequest) -> MeasuredBatch | None:
-    """What the gang measured of its newest batch, if anything.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT, no groups, or one without rollouts or tokens.
-    """
+    """What the gang measured of its newest batch, if anything."""
     if not request.HasField("forecast") or not request.forecast.HasField("newest_batch"):
         return None
     given, name = request.forecast.newest_batch, "forecast.newest_batch"
@@ -156,37 +128,26 @@ def tail_message(tail: Tail | None) -> pb.Tail | None:
 
 
 def run_policy_record(request: pb.SetRunPolicyRequest) -> RunPolicy:
-    """The policy to set.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT.
-    """
+    """The policy to set."""
     required("run_id", request.run_id)
     policy = request.policy
-    return RunPolicy(
-        priority=policy.priority,
+    return record_of(
+        RunPolicy,
+        policy,
         max_nodes=not_negative("policy.max_nodes", policy.max_nodes),
         rollout_share=not_negative("policy.rollout_share", policy.rollout_share) or 1.0,
     )
 
 
 def state_record(state: int) -> NodeState:
-    """The state that a node reports.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT, not one that a node agent may report.
-    """
+    """The state that a node reports."""
     if state not in _REPORTABLE:
         raise invalid_argument("state", state, "report IDLE, ACTIVATING, ACTIVE or DRAINING")
     return _REPORTABLE[state]
 
 
 def gang_record(request: pb.RequestNodesRequest) -> Gang:
-    """The gang of a request.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT.
-    """
+    """The gang of a request."""
     for field in ("run_id", "gang_id", "tag"):
         required(field, getattr(request, field))
     if request.tag == ROLLOUT:
@@ -196,16 +157,13 @@ def gang_record(request: pb.RequestNodesRequest) -> Gang:
         raise invalid_argument("num_nodes", request.num_nodes, "request at least 1")
     _check_gang_nodes(request)
     needed = request.HasField("needed_time")
-    return Gang(
-        run_id=request.run_id,
-        gang_id=request.gang_id,
-        tag=request.tag,
-        num_nodes=request.num_nodes,
+    return record_of(
+        Gang,
+        request,
         node_ids=tuple(sorted(request.node_ids)),
         batch=batch_number(request),
         needed_time=seconds_of(request.needed_time) if needed else None,
         unit_nodes=not_negative("unit_nodes", request.unit_nodes),
-        max_nodes=request.max_nodes,
         done_tokens=not_negative("done_tokens", request.done_tokens),
     )
 
@@ -224,20 +182,12 @@ def _check_gang_nodes(request: pb.RequestNodesRequest) -> None:
 
 
 def batch_number(request: pb.RequestNodesRequest | pb.ReleaseNodesRequest) -> int:
-    """Number of the batch that the nodes are for; 0: unspecified.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT, negative.
-    """
+    """Number of the batch that the nodes are for; 0: unspecified."""
     return not_negative("batch", request.batch)
 
 
 def wait_seconds(wait: Duration, limit: float) -> float:
-    """Seconds that a long poll may wait.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT, negative or above `limit`.
-    """
+    """Seconds that a long poll may wait."""
     seconds = seconds_of(wait)
     if not 0 <= seconds <= limit:
         raise invalid_argument("wait", seconds, f"wait between 0 and {limit:g} seconds")
@@ -246,14 +196,11 @@ def wait_seconds(wait: Duration, limit: float) -> float:
 
 def assignment_message(assignment: Assignment) -> pb.Assignment:
     """The assignment as a message."""
-    return pb.Assignment(
-        tag=assignment.tag,
-        epoch=assignment.epoch,
-        gang_id=assignment.gang_id,
-        lent=assignment.lent,
+    return message_of(
+        pb.Assignment,
+        assignment,
         node_index=assignment.rank_offset,
         num_gang_nodes=assignment.world_size,
-        run_id=assignment.run_id,
     )
 
 
@@ -273,7 +220,7 @@ def run_messages(state: State) -> list[pb.Run]:
     return [
         pb.Run(
             run_id=run_id,
-            policy=_policy_message(state.runs.get(run_id, RunPolicy())),
+            policy=message_of(pb.RunPolicy, state.runs.get(run_id, RunPolicy())),
             num_nodes=standing[run_id],
             waiting_gang_ids=[gang.gang_id for gang in waiting if gang.run_id == run_id],
             stage_times=stage_times[run_id],
@@ -284,39 +231,27 @@ def run_messages(state: State) -> list[pb.Run]:
 
 def node_message(node: Node, heartbeat_time: float | None = None) -> pb.Node:
     """The node as a message, with the time of its last heartbeat."""
-    return pb.Node(
-        node_id=node.node_id,
-        capability_tags=node.capability_tags,
-        workers=[
-            pb.Worker(tag=entry.tag, address=entry.address, run_id=entry.run_id)
-            for entry in node.workers
-        ],
+    return message_of(
+        pb.Node,
+        node,
+        workers=[message_of(pb.Worker, worker) for worker in node.workers],
         assignment=assignment_message(node.assignment),
         state=_STATES[node.state],
-        reported_epoch=node.reported_epoch,
-        train_priority=node.train_priority,
         heartbeat_time=None if heartbeat_time is None else to_timestamp(heartbeat_time),
-        run_id=node.run_id,
-        draining=node.draining,
-        hardware=pb.Hardware(
-            memory_bytes_per_second=node.hardware.memory_bytes_per_second,
-            flops=node.hardware.flops,
-            device_bytes=node.hardware.device_bytes,
-        ),
-        report=None if node.report is None else _report_message(node.report),
+        hardware=message_of(pb.Hardware, node.hardware),
+        report=None if node.report is None else message_of(pb.NodeReport, node.report),
         switch_durations={tag: to_duration(s) for tag, s in node.switch_seconds.items()},
     )
 
 
 def event_message(event: AllocationEvent) -> pb.AllocationEvent:
     """The entry of the audit log as a message."""
-    return pb.AllocationEvent(
-        sequence=event.sequence,
+    return message_of(
+        pb.AllocationEvent,
+        event,
         event_time=to_timestamp(event.time),
         node=None if event.node is None else node_message(event.node),
         kind=event.kind.value,
-        cause=event.cause,
-        run_id=event.run_id,
     )
 
 
@@ -333,21 +268,3 @@ def _stage_times_messages(gang_id: str, balance: StageBalance) -> list[pb.StageT
         advice=_ADVICE[balance.advice],
     )
     return [message]
-
-
-def _policy_message(policy: RunPolicy) -> pb.RunPolicy:
-    return pb.RunPolicy(
-        priority=policy.priority,
-        max_nodes=policy.max_nodes,
-        rollout_share=policy.rollout_share,
-    )
-
-
-def _report_message(report: NodeReport) -> pb.NodeReport:
-    return pb.NodeReport(
-        used_device_bytes=report.used_device_bytes,
-        num_turns=report.num_turns,
-        tokens_per_second=report.tokens_per_second,
-        used_host_bytes=report.used_host_bytes,
-        max_running=report.max_running,
-    )

@@ -23,8 +23,7 @@ from scheduler.model.stage_balance import SplitAdvice
 from scheduler.policy.allocation_policy import AllocationPolicy
 from scheduler.policy.tail_migration import MeasuredBatch, Tail
 from scheduler.policy.training_nodes import SplitRule
-from scheduler.pool.gang_measurements import Allocation
-from scheduler.pool.generation_load import GenerationLoad
+from scheduler.pool.gang_measurements import Allocation, GenerationLoad
 from scheduler.pool.node_leases import NodeLeases
 from scheduler.pool.state_transaction import StateTransaction
 from scheduler.pool.tail_starts import TailStarts

@@ -1,22 +1,33 @@
-"""The scheduler's store in Redis. Assignments survive a crash of the scheduler at any time."""
+"""The scheduler's store in Redis. Assignments survive a crash of the scheduler at any time.
+
+Records are JSON. Readers ignore unknown fields and use defaults for missing ones, so records of
+older and newer schedulers can be read.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import TypeAdapter
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from scheduler.model.records import AllocationEvent, State
-from scheduler.store import codec, keys
+from scheduler.model.lending_state import LendingState
+from scheduler.model.records import AllocationEvent, Gang, GangKey, Node, RunPolicy, State
+from scheduler.model.stage_balance import StageBalance
+from scheduler.store import keys
 from services.chassis.redis.connect import store_errors
 from services.chassis.redis.pipeline import Pipelines
 from services.chassis.redis.scripts import Scripts
 
+_reader: Any = cache(TypeAdapter)
+Record = TypeVar("Record", Node, Gang, RunPolicy, LendingState, StageBalance, AllocationEvent)
 _COUNTERS = ("last_epoch", "last_arrival", "last_sequence")
 _HASHES = (keys.NODES, keys.GANGS, keys.RUNS, keys.LENDINGS, keys.BALANCES)
 
@@ -61,16 +72,14 @@ class RedisStore:
                     pipeline.hgetall(key)
                 counters, nodes, gangs, runs, lendings, balances = await pipeline.execute()
         return State(
-            nodes={name.decode(): codec.decode_node(node) for name, node in nodes.items()},
-            gangs={codec.decode_key(key): codec.decode_gang(gang) for key, gang in gangs.items()},
-            runs={name.decode(): codec.decode_run_policy(run) for name, run in runs.items()},
+            nodes={name.decode(): decode(Node, node) for name, node in nodes.items()},
+            gangs={decode_key(key): decode(Gang, gang) for key, gang in gangs.items()},
+            runs={name.decode(): decode(RunPolicy, run) for name, run in runs.items()},
             lendings={
-                codec.decode_key(key): codec.decode_lending_state(lending)
-                for key, lending in lendings.items()
+                decode_key(key): decode(LendingState, lending) for key, lending in lendings.items()
             },
             balances={
-                codec.decode_key(key): codec.decode_stage_balance(balance)
-                for key, balance in balances.items()
+                decode_key(key): decode(StageBalance, balance) for key, balance in balances.items()
             },
             **{name: int(value or 0) for name, value in zip(_COUNTERS, counters, strict=True)},
         )
@@ -98,7 +107,7 @@ class RedisStore:
             found: Any = await self._redis.zrangebyscore(
                 keys.EVENTS, f"({after}", "+inf", start=0, num=limit
             )
-        return [codec.decode_event(entry) for entry in found]
+        return [decode(AllocationEvent, entry) for entry in found]
 
     async def reachable(self) -> bool:
         """True when the store answers."""
@@ -116,13 +125,13 @@ class RedisStore:
 def _changes(before: State, after: State, events: Sequence[AllocationEvent]) -> str:
     """The argument of `commit.lua`; numbers travel as text, which Lua cannot round."""
     counters = chain.from_iterable((name, str(getattr(after, name))) for name in _COUNTERS)
-    logged = chain.from_iterable((str(event.sequence), codec.encode(event)) for event in events)
+    logged = chain.from_iterable((str(event.sequence), encode(event)) for event in events)
     hashes = [
         _difference(before.nodes, after.nodes, str),
-        _difference(before.gangs, after.gangs, codec.encode_key),
+        _difference(before.gangs, after.gangs, encode_key),
         _difference(before.runs, after.runs, str),
-        _difference(before.lendings, after.lendings, codec.encode_key),
-        _difference(before.balances, after.balances, codec.encode_key),
+        _difference(before.lendings, after.lendings, encode_key),
+        _difference(before.balances, after.balances, encode_key),
     ]
     changes = {"counters": list(counters), "events": list(logged), "hashes": hashes}
     return json.dumps(changes)
@@ -136,5 +145,30 @@ def _difference(
     for key, record in after.items():
         known = before.get(key)
         if known is not record and known != record:
-            changed += (field(key), codec.encode(record))
+            changed += (field(key), encode(record))
     return {"set": changed, "removed": [field(key) for key in before if key not in after]}
+
+
+def encode(record: Node | Gang | RunPolicy | LendingState | StageBalance | AllocationEvent) -> str:
+    """One line of JSON."""
+    content = asdict(record)
+    for node in (content, content.get("node") or {}):
+        node.pop("report", None)  # kept in memory only
+    return json.dumps(content, separators=(",", ":"))
+
+
+def decode(kind: type[Record], text: bytes) -> Record:
+    """Decode a record of `encode`."""
+    found: Record = _reader(kind).validate_python(json.loads(text))
+    return found
+
+
+def encode_key(key: GangKey) -> str:
+    """Encode a gang's key, with any characters."""
+    return json.dumps(key)
+
+
+def decode_key(text: bytes) -> GangKey:
+    """Decode a key of `encode_key`."""
+    run_id, gang_id = json.loads(text)
+    return run_id, gang_id

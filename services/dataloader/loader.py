@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
+from seamflow.common.v1.tokens_pb2 import PURPOSE_EVAL, PURPOSE_TRAIN
 from seamflow.errors import SeamflowError
 from seamflow.trajectory.v1.trajectory_pb2 import Task
 
 from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
 from services.dataloader.config import DataloaderConfig
-from services.dataloader.curriculum import Curriculum
-from services.dataloader.group_sizes import GroupSizes
+from services.dataloader.curriculum import Curriculum, GroupSizes
 from services.dataloader.position import Position, PositionFile
 from services.dataloader.task_queue import TaskQueue
-from services.dataloader.tasks import make_task
 from services.lib.tasks.sources import Row, Source
+from services.lib.tasks.task_rows import task_of
 
 
 class Loader:
@@ -149,4 +149,22 @@ def _start(config: DataloaderConfig, source: Source) -> Position:
     return Position(
         source=f"{of_run}|{source.fingerprint}|{order}",
         content=f"{of_run}|{source.content}|{order}" if source.content else "",
+    )
+
+
+_PURPOSES = {"train": PURPOSE_TRAIN, "eval": PURPOSE_EVAL}
+
+
+def make_task(row: Row, epoch: int, config: DataloaderConfig) -> Task:
+    """The task of `row`: its id is the row's with the epoch, its payload an object.
+
+    Raises:
+        ConfigError: the row has no id, or is not JSON serializable; names the row and the cure.
+    """
+    task = task_of(row, config.row_fields)
+    return Task(
+        task_id=f"{task.name}@{epoch}",
+        payload_json=task.payload_json,
+        num_samples=config.num_samples,
+        purpose=_PURPOSES[config.purpose],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,6 @@ from seamflow.environment import Endpoint, EnvironmentClient, OpenEpisode, Step
 from seamflow.errors import InvalidRequestError
 
 from services.environments.config import EnvironmentsConfig
-from services.environments.episode_seeds import episode_seed
 
 
 @dataclass(slots=True)
@@ -129,3 +129,14 @@ def _seed(config: EnvironmentsConfig, task: Task, rollout: Rollout) -> int:
     return episode_seed(
         config.seed, task.task_id, rollout.rollout_id, per_task=config.seed_per_task
     )
+
+
+def episode_seed(seed: int, task_id: str, rollout_id: str, *, per_task: bool = False) -> int:
+    """A seed in [0, 2^32), as numpy's global one takes; equal for equal arguments, everywhere.
+
+    Leased rollouts are named "<task>/<place in the group>/<attempt>": a replacement gets the seed
+    of the rollout that it replaces.
+    """
+    place = "" if per_task else rollout_id.rpartition("/")[0]
+    text = "\0".join((str(seed), task_id, place))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")

@@ -1,4 +1,4 @@
-"""Leases tasks and runs an episode for each, many concurrently."""
+"""Runs an episode for each leased rollout, many concurrently."""
 
 from __future__ import annotations
 
@@ -10,49 +10,23 @@ from seamflow.environment import EnvironmentClient, Transcript
 from seamflow.environment.v1 import environment_service_pb2 as pb
 from seamflow.errors import (
     DeadlineError,
-    NotFoundError,
-    RunEndedError,
+    ExhaustedError,
+    InvalidRequestError,
     SeamflowError,
     UnavailableError,
 )
-from seamflow.retry import OF_ONE_CALL, Backoff
+from seamflow.retry import Backoff
+from seamflow.runner.rollout_workers import MAX_MESSAGE, RolloutWorkers
 
 from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
 from services.environments.config import EnvironmentsConfig
 from services.environments.episode import Outcome, run_self_driving, run_stepped
-from services.environments.failures import failure_class
 from services.environments.reward_collector import RewardCollector
 
 _log = get_logger()
-_MAX_LEASES = 8
-_MAX_MESSAGE = 4096
-_POLL_SECONDS = 0.5
 _EVALUATION_PLACES = 16
-"""For evaluation alone, at most a quarter of the environment's: training may have to wait for the
-rollout server that an evaluation holds, so its episodes must not keep the evaluation's out."""
-
-
-class _Places:
-    """Room for so many episodes at once."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._free = asyncio.Semaphore(most)
-
-    async def take(self, number: int) -> int:
-        """Wait for one free place, then take up to `number` of those that are free."""
-        await self._free.acquire()
-        taken = 1
-        while taken < min(self._most, number) and not self._free.locked():
-            await self._free.acquire()
-            taken += 1
-        return taken
-
-    def give_back(self, number: int) -> None:
-        """Give places back to those who wait."""
-        for _ in range(number):
-            self._free.release()
+"""For evaluation alone, at most a quarter of the environment's."""
 
 
 class EpisodeLoop:
@@ -73,27 +47,15 @@ class EpisodeLoop:
         self._run = run_stepped
 
     async def run(self) -> None:
-        """Work until the run ends or the call is cancelled; its episodes are then abandoned."""
+        """Work until the run ends or the call is cancelled; its episodes are then given back."""
         described = await self._described()
         if described.kind == pb.ENVIRONMENT_KIND_SELF_DRIVING:
             self._run = run_self_driving
         reserved = min(_EVALUATION_PLACES, described.max_episodes // 4)
         most = min(self._config.max_episodes, described.max_episodes - reserved)
         _log.info("environment found", name=described.name, max_episodes=most)
-        async with asyncio.TaskGroup() as episodes:
-            episodes.create_task(self._episodes(most))
-            if reserved:
-                episodes.create_task(self._episodes(reserved, train=False))
-
-    async def _episodes(self, most: int, train: bool | None = None) -> None:
-        """Run up to `most` episodes at once until the run ends; `train` False: of evaluations."""
-        places = _Places(most)
-        async with asyncio.TaskGroup() as episodes:
-            try:
-                while True:
-                    await self._start_some(episodes, places, train)
-            except RunEndedError as error:
-                _log.info("run ended", why=str(error))
+        workers = RolloutWorkers(self._client, self._work, rollouts=most, evaluation=reserved)
+        await workers.run(asyncio.Event())
 
     async def _described(self) -> pb.DescribeResponse:
         try:
@@ -108,43 +70,6 @@ class EpisodeLoop:
                 "here: let its run() give the rewards"
             )
         return described
-
-    async def _start_some(
-        self, episodes: asyncio.TaskGroup, places: _Places, train: bool | None
-    ) -> None:
-        """Wait for a free place, lease as many rollouts as there are free ones, start them."""
-        taken = await places.take(_MAX_LEASES)
-        rollouts: list[Rollout] = []
-        try:
-            rollouts = await self._lease(taken, train)
-        finally:
-            places.give_back(taken - len(rollouts))
-        for rollout in rollouts:
-            episodes.create_task(self._episode(rollout, places))
-
-    async def _lease(self, number: int, train: bool | None) -> list[Rollout]:
-        try:
-            return await self._client.lease_rollouts(number, train=train)
-        except NotFoundError:  # the run does not exist yet
-            pass
-        except OF_ONE_CALL as error:
-            _log.warning("no rollout leased", error=str(error))
-        await asyncio.sleep(_POLL_SECONDS)
-        return []
-
-    async def _episode(self, rollout: Rollout, places: _Places) -> None:
-        """One rollout from lease to end; one whose lease is lost is abandoned."""
-        working = asyncio.create_task(self._work(rollout))
-        lost = asyncio.create_task(rollout.lost.wait())
-        try:
-            await asyncio.wait([working, lost], return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                working.result()
-        finally:
-            working.cancel()
-            lost.cancel()
-            await asyncio.gather(working, lost, return_exceptions=True)
-            places.give_back(1)
 
     async def _work(self, rollout: Rollout) -> None:
         try:
@@ -186,7 +111,7 @@ class EpisodeLoop:
         await rollout.finish(
             outcome.rewards,
             turn_rewards=outcome.turn_rewards,
-            policy_failure=outcome.policy_failure[:_MAX_MESSAGE],
+            policy_failure=outcome.policy_failure[:MAX_MESSAGE],
             truncated=outcome.truncated,
         )
 
@@ -199,6 +124,33 @@ class EpisodeLoop:
             message += "; raise reset_timeout_seconds or step_timeout_seconds if it needs longer"
         _log.warning("episode failed", task=task_id, rollout=rollout.rollout_id, why=message)
         try:
-            await rollout.fail(failure_class(error), message[:_MAX_MESSAGE])
+            await rollout.fail(failure_class(error), message[:MAX_MESSAGE])
         except SeamflowError as ended:  # it has ended already, or its lease is lost
             _log.info("failure not recorded", rollout=rollout.rollout_id, why=str(ended))
+
+
+_OF_ENVIRONMENTS: dict[str, tokens_pb2.FailureClass.ValueType] = {
+    "ENVIRONMENT": tokens_pb2.FAILURE_CLASS_ENVIRONMENT,
+    "INFRASTRUCTURE": tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE,
+    "TIMEOUT": tokens_pb2.FAILURE_CLASS_TIMEOUT,
+    "CANCELLED": tokens_pb2.FAILURE_CLASS_CANCELLED,
+}
+
+
+def failure_class(error: Exception) -> tokens_pb2.FailureClass.ValueType:
+    """The class of what ended an episode.
+
+    ENVIRONMENT for the user's code and for requests that its values made invalid or too large,
+    TIMEOUT for a passed deadline, INFRASTRUCTURE for a server that cannot be reached or has
+    forgotten the episode, and for what is unknown.
+    """
+    if isinstance(error, SeamflowError) and error.reason == "ENVIRONMENT_FAILED":
+        given = error.metadata.get("failure_class", "")
+        return _OF_ENVIRONMENTS.get(given, tokens_pb2.FAILURE_CLASS_ENVIRONMENT)
+    if isinstance(error, TimeoutError | DeadlineError):
+        return tokens_pb2.FAILURE_CLASS_TIMEOUT
+    if isinstance(error, ExhaustedError) and error.retry_after is None:
+        return tokens_pb2.FAILURE_CLASS_ENVIRONMENT  # an observation that no message takes
+    if isinstance(error, InvalidRequestError | ValueError):
+        return tokens_pb2.FAILURE_CLASS_ENVIRONMENT
+    return tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE

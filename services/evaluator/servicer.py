@@ -10,6 +10,7 @@ from seamflow.evaluator.v1 import evaluator_service_pb2 as pb
 from seamflow.evaluator.v1.evaluator_service_pb2_grpc import EvaluatorServiceServicer
 
 from services.chassis.errors import invalid_argument, not_found
+from services.chassis.rpc.fields import message_of
 from services.evaluator.evaluator import Evaluator
 from services.lib.evaluation.evaluation_line import EvaluationLine
 
@@ -67,17 +68,11 @@ def _of_most(lines: Sequence[EvaluationLine]) -> Sequence[EvaluationLine]:
 
 def _evaluation(line: EvaluationLine) -> pb.Evaluation:
     low, high = line.interval or (None, None)
-    return pb.Evaluation(
-        label=line.label,
-        step=line.step,
-        weight_version=line.weight_version,
-        metric=line.metric,
-        num_tasks=line.num_tasks,
-        num_rollouts=line.num_rollouts,
-        mean=line.mean,
+    return message_of(
+        pb.Evaluation,
+        line,
         low=low,
         high=high,
-        is_best=line.is_best,
         checkpoint=line.checkpoint or "",
         smaller_is_better=line.goal == "min",
         abandoned=line.abandoned or "",

@@ -11,11 +11,9 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from services.chassis.rpc.clients import channel
 from services.chassis.rpc.server import Service, run
-from services.node_agent.agent import NodeAgent
+from services.node_agent.agent import Lease, NodeAgent, Reporter
 from services.node_agent.config import NodeAgentConfig
 from services.node_agent.hardware import hardware
-from services.node_agent.lease import Lease
-from services.node_agent.measurements import Reporter
 from services.node_agent.process_journal import ProcessJournal
 from services.node_agent.switcher import Switcher
 from services.node_agent.worker_clients import (

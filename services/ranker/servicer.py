@@ -11,7 +11,7 @@ from seamflow.ranker.v1 import ranker_service_pb2 as pb
 from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceServicer
 
 from services.chassis.errors import invalid_argument, not_found
-from services.chassis.rpc.fields import not_negative
+from services.chassis.rpc.fields import message_of, not_negative
 from services.ranker.features import TurnStart
 from services.ranker.ranker import Ranker
 
@@ -57,12 +57,7 @@ class RankerServicer(RankerServiceServicer):
         learned = self._ranker.learned
         if learned is None:
             return pb.GetRankerResponse()
-        return pb.GetRankerResponse(
-            num_turns=learned.num_turns,
-            recall=learned.recall,
-            median_tokens=learned.median_tokens,
-            p90_tokens=learned.p90_tokens,
-        )
+        return message_of(pb.GetRankerResponse, learned)
 
     def _check_run(self, run_id: str) -> None:
         if run_id != self._run_id:

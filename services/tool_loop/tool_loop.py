@@ -9,10 +9,11 @@ from seamflow.client.messages import Message
 from seamflow.client.task import Task
 from seamflow.environment import Step
 from seamflow.environment.environment_class import EnvironmentClass
+from seamflow.environment.mcp_connection import McpConnection
 from seamflow.environment.v1 import environment_service_pb2 as pb
 
 from services.tool_loop.config import ToolLoopConfig
-from services.tool_loop.mcp_connection import McpConnection, mcp_tools
+from services.tool_loop.mcp_connection import mcp_connection, mcp_tools
 from services.tool_loop.prompt_template import PromptTemplate
 from services.tool_loop.python_tool import python_tool
 from services.tool_loop.rewards import Rewards
@@ -99,7 +100,7 @@ class ToolLoop:
 
     def _connection(self, name: str) -> McpConnection:
         server = self._config.mcp_servers[name]
-        return McpConnection(name, server, START_TIMEOUT_SECONDS)
+        return mcp_connection(name, server, START_TIMEOUT_SECONDS)
 
 
 class ToolEpisode:

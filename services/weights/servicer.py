@@ -19,11 +19,10 @@ from services.chassis.log import get_logger
 from services.chassis.rpc import fields, tracing
 from services.lib.weight_files.shard_sender import ShardSender
 from services.weights import validation
-from services.weights.announced_versions import AnnouncedVersions
 from services.weights.keys import Scope
 from services.weights.redis_store import Publish, RedisStore
 from services.weights.relay_tree import member, parent, servers_of_zone
-from services.weights.shard_source import StoredShards
+from services.weights.shard_source import AnnouncedVersions, StoredShards
 from services.weights.upload_receiver import UploadReceiver
 from services.weights.version_feed import VersionFeed
 from services.weights.version_folders import WeightFolders

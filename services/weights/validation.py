@@ -1,4 +1,4 @@
-"""Validation of requests; strict, because names become paths."""
+"""Validation of requests, by INVALID_ARGUMENT; strict, because names become paths."""
 
 from __future__ import annotations
 
@@ -31,21 +31,13 @@ _UPLOADED = (
 
 
 def scope_of(run_id: str, model: str) -> Scope:
-    """The scope of a request; an empty model is "policy".
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT.
-    """
+    """The scope of a request; an empty model is "policy"."""
     model = model or MODEL_NAME
     return Scope(run_id=_named("run_id", run_id), model=_named("model", model))
 
 
 def zone(name: str) -> str:
-    """A zone's name, or none.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT.
-    """
+    """A zone's name, or none."""
     if name and not _ZONE.fullmatch(name):
         cure = "use at most 64 of A-Z a-z 0-9 . _ -, or none; zone of [rollout_server]"
         raise invalid_argument("zone", name[:80], cure)
@@ -53,11 +45,7 @@ def zone(name: str) -> str:
 
 
 def check_files(files: Sequence[WeightFile]) -> None:
-    """Check that each file has a unique plain name, a size and a digest.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT.
-    """
+    """Check that each file has a unique plain name, a size and a digest."""
     if not 1 <= len(files) <= _MAX_FILES:
         cure = f"name every file of the version, 1 to {_MAX_FILES}"
         raise invalid_argument("files", f"{len(files)} files", cure)
@@ -71,11 +59,7 @@ def check_files(files: Sequence[WeightFile]) -> None:
 
 
 def check_file(field: str, file: WeightFile) -> None:
-    """Check that a file has a plain name, a size and a digest.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT.
-    """
+    """Check that a file has a plain name, a size and a digest."""
     _named(f"{field}.name", file.name)
     not_negative(f"{field}.num_bytes", file.num_bytes)
     if not _DIGEST.fullmatch(file.sha256):
@@ -84,11 +68,7 @@ def check_file(field: str, file: WeightFile) -> None:
 
 
 def check_part(request: UploadShardsRequest) -> None:
-    """Check that a part of a file has a size that its encoding may have, and lies in the file.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT.
-    """
+    """Check that a part of a file has a size that its encoding may have, and lies in the file."""
     check_file("file", request.file)
     if len(request.data) > CHUNK_BYTES:
         cure = f"send parts of at most {CHUNK_BYTES} bytes"
@@ -105,11 +85,7 @@ def check_part(request: UploadShardsRequest) -> None:
 
 
 def check_probe(probe: FolderProbe) -> None:
-    """Check the name and the length of a caller's probe.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT.
-    """
+    """Check the name and the length of a caller's probe."""
     if not PROBE_NAME.fullmatch(probe.name):
         cure = 'use ".probe-" and 32 lower-case hex digits'
         raise invalid_argument("written.name", probe.name[:64], cure)

@@ -9,7 +9,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.environment import Task
 from seamflow.trajectory.v1 import trajectory_pb2
 
-from services.environments.episode_seeds import episode_seed
+from services.environments.episode import episode_seed
 from tests.chaos.environments.__main__ import CONTROL, UNDISTURBED, broken, figures_of
 from tests.chaos.environments.checker import Verdict, check
 from tests.chaos.environments.environment import REWARD, Worker, ended_episodes

@@ -150,22 +150,15 @@ def pinned_from(
 
 def task_to(task: Task) -> trajectory_pb2.Task:
     """The message of a task."""
-    return trajectory_pb2.Task(
-        task_id=task.task_id,
-        payload_json=task.payload_json,
-        num_samples=task.num_samples,
-        purpose=int(task.purpose),  # type: ignore[arg-type]
-        labels=dict(task.labels),
-        pinned_weight_version=task.pinned_weight_version,
-    )
+    return fields.message_of(trajectory_pb2.Task, task, labels=dict(task.labels))
 
 
 def dead_letter_to(letter: DeadLetter) -> task_service_pb2.DeadLetter:
     """The message of a dead letter."""
-    return task_service_pb2.DeadLetter(
+    return fields.message_of(
+        task_service_pb2.DeadLetter,
+        letter,
         task=task_to(letter.task),
-        reason=int(letter.reason),  # type: ignore[arg-type]
-        message=letter.message,
         discard_time=timestamp(letter.time),
         rollout_ids=letter.rollout_ids,
     )
@@ -243,12 +236,9 @@ def trajectory_to(
     """
     outcome = rollout.outcome
     message_keys = prefix_tree.message_keys([record.turn for record in turns])
-    return trajectory_pb2.Trajectory(
-        run_id=rollout.run_id,
-        rollout_id=rollout.rollout_id,
-        group_id=rollout.group_id,
-        purpose=int(rollout.purpose),  # type: ignore[arg-type]
-        state=int(rollout.state),  # type: ignore[arg-type]
+    return fields.message_of(
+        trajectory_pb2.Trajectory,
+        rollout,
         turns=[
             _turn_to(
                 record.turn,
@@ -262,7 +252,6 @@ def trajectory_to(
         untrained_turn_ids=outcome.untrained_turn_ids,
         create_time=timestamp(rollout.create_time),
         finish_time=timestamp(rollout.finish_time) if rollout.finish_time else None,
-        traceparent=rollout.traceparent,
         labels=dict(rollout.labels),
     )
 
@@ -284,17 +273,14 @@ def _failure_to(outcome: Outcome) -> tokens_pb2.Failure:
 
 def _turn_to(turn: Turn, tokens: Tokens | None, message_keys: Sequence[str]) -> trajectory_pb2.Turn:
     begin = turn.begin
-    return trajectory_pb2.Turn(
-        turn_id=turn.turn_id,
-        parent_turn_id=begin.parent_turn_id,
-        prefix_turn_id=begin.prefix_turn_id,
-        prefix_length=begin.prefix_length,
+    return fields.message_of(
+        trajectory_pb2.Turn,
+        begin,
         tokens=tokens_to(tokens) if tokens and tokens.spans else None,
-        finish_reason=turn.finish_reason,  # type: ignore[arg-type]
+        finish_reason=turn.finish_reason,
         epoch=turn.epoch,
         message_keys=message_keys,
         sampling=sampling_params.message(begin.sampling),
-        template_fingerprint=begin.template_fingerprint,
         drift=_drift_to(turn.drift),
     )
 

@@ -1,4 +1,7 @@
-"""Opaque lease tokens: they hold all that the manager needs to check a lease."""
+"""Opaque lease tokens: they hold all that the manager needs to check a lease.
+
+A text that is none raises `ServiceError` INVALID_ARGUMENT.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,7 @@ def task_token(rollout_id: str, nonce: str) -> str:
 
 
 def parse(token: str) -> tuple[str, str]:
-    """(rollout_id, nonce) of a task lease.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT, no such token.
-    """
+    """(rollout_id, nonce) of a task lease."""
     nonce, dot, rollout_id = token.partition(".")
     if not (nonce and dot and rollout_id) or len(token) > 400:
         raise invalid_argument("lease_token", token[:40], "a token from LeaseTasks")
@@ -37,11 +36,7 @@ def column_token(epoch: int) -> str:
 
 
 def parse_column(token: str) -> int:
-    """Epoch of a column lease.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT, no such token.
-    """
+    """Epoch of a column lease."""
     if not (_is_number(token) and len(token) < 20):
         raise invalid_argument("lease_token", token[:40], "a token from LeaseColumn")
     return int(token)
@@ -53,11 +48,7 @@ def step_token(step: int, epoch: int) -> str:
 
 
 def parse_step(token: str) -> tuple[int, int]:
-    """(step, epoch) of a sample lease.
-
-    Raises:
-        ServiceError: INVALID_ARGUMENT, no such token.
-    """
+    """(step, epoch) of a sample lease."""
     step, _, epoch = token.partition(".")
     if not (_is_number(step) and _is_number(epoch) and len(token) < 40):
         raise invalid_argument("lease_token", token[:40], "a token from LeaseSamples")

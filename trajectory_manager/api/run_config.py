@@ -41,39 +41,18 @@ def parse(message: trajectory_pb2.RunConfig, store: Durability) -> RunConfig:
 def to_message(config: RunConfig) -> trajectory_pb2.RunConfig:
     """The message of a run's rules."""
     replay = config.replay
-    return trajectory_pb2.RunConfig(
-        group_size=config.group_size,
-        groups_per_step=config.groups_per_step,
-        max_staleness=config.max_staleness,
-        staleness_policy=int(config.staleness_policy),  # type: ignore[arg-type]
+    return fields.message_of(
+        trajectory_pb2.RunConfig,
+        config,
         lease_duration=to_duration(config.lease_seconds),
-        zero_variance_reward=config.zero_variance_reward,
-        durability=int(config.durability),  # type: ignore[arg-type]
-        num_extra_samples=config.num_extra_samples,
-        fifo_window=config.fifo_window,
         max_publish_wait=_optional_duration(config.publish_wait_seconds),
-        required_columns=config.required_columns,
-        replay=None if replay is None else _replay_message(replay),
-        max_deliveries=config.max_deliveries,
-        max_stored_tokens=config.max_stored_tokens,
-        retention_steps=config.retention_steps,
-        reward_name=config.reward_name,
+        replay=None if replay is None else fields.message_of(trajectory_pb2.ReplayConfig, replay),
         labels=dict(config.labels),
     )
 
 
 def _optional_duration(seconds: float) -> Duration | None:
     return to_duration(seconds) if seconds else None
-
-
-def _replay_message(replay: Replay) -> trajectory_pb2.ReplayConfig:
-    return trajectory_pb2.ReplayConfig(
-        strategy=int(replay.strategy),  # type: ignore[arg-type]
-        capacity_groups=replay.capacity_groups,
-        groups_per_step=replay.groups_per_step,
-        reward_name=replay.reward_name,
-        temperature=replay.temperature,
-    )
 
 
 def _config(message: trajectory_pb2.RunConfig) -> RunConfig:
@@ -83,22 +62,14 @@ def _config(message: trajectory_pb2.RunConfig) -> RunConfig:
         raise invalid_argument("config.staleness_policy", policy, "DROP, WAIT, MASK or WITHHOLD")
     if durability not in trajectory_pb2.Durability.values()[1:]:
         raise invalid_argument("config.durability", durability, "FAST, DURABLE or REPLICATED")
-    return RunConfig(
-        group_size=message.group_size,
-        groups_per_step=message.groups_per_step,
-        max_staleness=message.max_staleness,
+    return fields.record_of(
+        RunConfig,
+        message,
         staleness_policy=StalenessPolicy(policy),
         lease_seconds=validation.seconds("config.lease_duration", message.lease_duration),
-        zero_variance_reward=message.zero_variance_reward,
         durability=Durability(durability),
-        num_extra_samples=message.num_extra_samples,
-        fifo_window=message.fifo_window,
         publish_wait_seconds=wait,
-        required_columns=tuple(message.required_columns),
         replay=_replay(message.replay),
-        max_deliveries=message.max_deliveries,
-        max_stored_tokens=message.max_stored_tokens,
-        retention_steps=message.retention_steps,
         reward_name=validation.optional_name("config.reward_name", message.reward_name),
         labels=validation.labels("config.labels", message.labels),
     )
@@ -109,13 +80,7 @@ def _replay(message: trajectory_pb2.ReplayConfig) -> Replay | None:
         return None
     if int(message.strategy) not in set(ReplayStrategy):
         raise invalid_argument("config.replay.strategy", message.strategy, "RECENCY or REWARD")
-    return Replay(
-        strategy=ReplayStrategy(message.strategy),
-        capacity_groups=message.capacity_groups,
-        groups_per_step=message.groups_per_step,
-        reward_name=message.reward_name,
-        temperature=message.temperature,
-    )
+    return fields.record_of(Replay, message, strategy=ReplayStrategy(message.strategy))
 
 
 def _check(config: RunConfig) -> None:

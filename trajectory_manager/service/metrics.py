@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.chassis.metrics import counter, gauge, histogram
 from trajectory_manager.model.records import Effect, SettleResult
-from trajectory_manager.model.run_counts import RunCounts
+from trajectory_manager.model.runs import RunCounts
 
 _SERVICE = "trajectory_manager"
 _STALENESS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)

@@ -14,7 +14,7 @@ from services.chassis.errors import ServiceError
 from services.chassis.log import get_logger
 from services.chassis.steady_clock import SteadyClock
 from trajectory_manager.model.records import Rollout, RolloutState
-from trajectory_manager.model.run_counts import RunCounts
+from trajectory_manager.model.runs import RunCounts
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.retention import Retention
 from trajectory_manager.service.rollouts import UNFINISHED, Rollouts

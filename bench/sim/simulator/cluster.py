@@ -24,8 +24,7 @@ from scheduler.model.records import (
 )
 from scheduler.policy.allocation_policy import AllocationPolicy
 from scheduler.policy.training_nodes import SplitRule
-from scheduler.pool.gang_measurements import Allocation
-from scheduler.pool.generation_load import GenerationLoad
+from scheduler.pool.gang_measurements import Allocation, GenerationLoad
 from scheduler.pool.state_transaction import StateTransaction
 
 _RUN = "run"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from seamflow.durations import to_duration
@@ -40,21 +39,6 @@ _FAILURES = metrics.counter(
 )
 
 
-class EjectionState(StrEnum):
-    """Whether a server gets turns."""
-
-    IN_USE = "in_use"
-    EJECTED = "ejected"
-    PROBED = "probed"
-
-
-_EJECTIONS_OF = {
-    EjectionState.IN_USE: pb.EJECTION_NONE,
-    EjectionState.EJECTED: pb.EJECTION_EJECTED,
-    EjectionState.PROBED: pb.EJECTION_PROBED,
-}
-
-
 class OutlierEjection:
     """Counts good and failed turns of servers, and says which may be given turns."""
 
@@ -67,12 +51,12 @@ class OutlierEjection:
         self._servers = servers
         self._clock = clock
 
-    def state(self, server: Server) -> EjectionState:
+    def state(self, server: Server) -> pb.Ejection.ValueType:
         """Whether it gets turns."""
         until = server.standing.ejected_until
         if until is None:
-            return EjectionState.IN_USE
-        return EjectionState.EJECTED if self._clock() < until else EjectionState.PROBED
+            return pb.EJECTION_NONE
+        return pb.EJECTION_EJECTED if self._clock() < until else pb.EJECTION_PROBED
 
     def seconds_left(self, server: Server) -> float:
         """Seconds until its next probe."""
@@ -82,12 +66,12 @@ class OutlierEjection:
         """A turn failed there, for which the turn is not to blame."""
         _FAILURES.inc()
         state, standing = self.state(server), server.standing
-        if state is EjectionState.EJECTED:
+        if state == pb.EJECTION_EJECTED:
             return  # of a turn that was there before
         standing.cause = cause
         standing.failures += 1
         has_failed = self.enabled and standing.failures >= limits.EJECTION_FAILURES
-        if state is EjectionState.PROBED or has_failed:
+        if state == pb.EJECTION_PROBED or has_failed:
             self._eject(server, cause)
 
     def answered(self, server: Server, *, is_empty: bool) -> None:
@@ -100,7 +84,7 @@ class OutlierEjection:
             self._eject(server, f"{standing.num_empty} empty answer(s) that others do not give")
             return
         standing.failures = max(standing.failures - _FORGIVEN, 0.0)
-        if self.state(server) is EjectionState.PROBED:
+        if self.state(server) == pb.EJECTION_PROBED:
             standing.num_probes += 1
             if standing.num_probes >= _PROBES:
                 self._restore(server)
@@ -114,19 +98,19 @@ class OutlierEjection:
         if not self.enabled or server.standing.num_not_empty:
             return False
         others = [s for s in self._servers() if s is not server and s.info is not None]
-        in_use = [s.standing for s in others if self.state(s) is EjectionState.IN_USE]
+        in_use = [s.standing for s in others if self.state(s) == pb.EJECTION_NONE]
         return any(other.num_not_empty or not other.num_answers for other in in_use)
 
     def use(self, server: Server) -> pb.ServerUse:
         """The contract's form of what is known of it."""
         standing, state = server.standing, self.state(server)
-        is_in_use = state is EjectionState.IN_USE
+        is_in_use = state == pb.EJECTION_NONE
         return pb.ServerUse(
             address=server.address,
             server_id=server.info.server_id if server.info is not None else "",
             answers=server.info is not None,
             num_turns=server.num_turns,
-            ejection=_EJECTIONS_OF[state],
+            ejection=state,
             ejection_left=to_duration(self.seconds_left(server)),
             ejection_cause="" if is_in_use else standing.cause,
         )
@@ -138,7 +122,7 @@ class OutlierEjection:
 
     def _is_alone_in_silence(self, server: Server) -> bool:
         """Whether it gives empty answers in a row that the others do not give."""
-        is_probed = self.state(server) is EjectionState.PROBED
+        is_probed = self.state(server) == pb.EJECTION_PROBED
         if not self.enabled or (server.standing.num_empty < _EMPTY_ANSWERS and not is_probed):
             return False
         others = [s.standing for s in self._servers() if s is not server and s.standing.num_answers]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from rollout.gateway import limits
 from rollout.gateway.dispatch.length_estimators import LengthQuery, RunningMeans
 from services.chassis import metrics
 from services.chassis.rpc import clients
+from services.lib.token_bytes import pack_ids
 
 if TYPE_CHECKING:
     from rollout.gateway.config import GatewayConfig
@@ -101,7 +101,7 @@ class RankerLengths:
         request = pb.PredictLengthsRequest(
             run_id=self._run_id,
             prompts=[
-                pb.Prompt(task_id=b.group, token_ids=_packed(b.token_ids), turn_index=b.turn_index)
+                pb.Prompt(task_id=b.group, token_ids=pack_ids(b.token_ids), turn_index=b.turn_index)
                 for b in queries
             ],
         )
@@ -118,10 +118,6 @@ class RankerLengths:
     def _is_fresh(self, key: _Key) -> bool:
         known = self._known.get(key)
         return known is not None and self._clock() - known[1] < _FRESH_SECONDS
-
-
-def _packed(token_ids: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(token_ids)}i", *token_ids)
 
 
 def _key(query: LengthQuery) -> _Key:

@@ -25,7 +25,7 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 from rollout.gateway import limits
 from rollout.gateway.config import GatewayConfig
 from rollout.gateway.dispatch.length_estimators import load_lengths
-from rollout.gateway.dispatch.outlier_ejection import EjectionState, OutlierEjection
+from rollout.gateway.dispatch.outlier_ejection import OutlierEjection
 from rollout.gateway.dispatch.policies import load_dispatch
 from rollout.gateway.dispatch.server_state import Server
 from rollout.gateway.dispatch.waiting_turns import WaitingTurns
@@ -187,7 +187,7 @@ class ServerPool:
         """The servers that are not ejected; all, if all are."""
         known = list(self._servers.values())
         state = self.outliers.state
-        return [s for s in known if state(s) is not EjectionState.EJECTED] or known
+        return [s for s in known if state(s) != rollout_pb.EJECTION_EJECTED] or known
 
     def _serving(self) -> list[Server]:
         return self._allowed(None, 0, frozenset())
@@ -208,11 +208,11 @@ class ServerPool:
             if self._may_serve(server, pinned_version, required_version)
         ]
         state = self.outliers.state
-        in_use = [s for s in serving if state(s) is not EjectionState.EJECTED] or serving
+        in_use = [s for s in serving if state(s) != rollout_pb.EJECTION_EJECTED] or serving
         return [s for s in in_use if s.address not in avoided] or in_use
 
     def _has_room(self, server: Server) -> bool:
-        if self.outliers.state(server) is EjectionState.PROBED:
+        if self.outliers.state(server) == rollout_pb.EJECTION_PROBED:
             return server.num_turns == 0
         return server.has_room(limits.OVERCOMMIT)
 

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from seamflow.errors import SeamflowError, from_status
-from seamflow.retry import Backoff, may_retry
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from rollout.gateway.record.request_batcher import RequestBatcher
 from services.chassis import metrics
 from services.chassis.rpc.retries import call_until_answered
-from services.chassis.rpc.status import from_dependency
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
@@ -71,20 +69,3 @@ class Recorder:
             next(appended) if isinstance(part, pb.TokenAppend) else next(finished) for part in parts
         ]
         return [from_status(r.error) if r.HasField("error") else r for r in results]
-
-
-async def finish_rollout(store: TrajectoryServiceAsyncStub, finish: pb.RolloutFinish) -> None:
-    """Finish one rollout in a separate message, retrying while the store is unavailable.
-
-    Raises:
-        ServiceError: the store's error.
-    """
-    request, backoff = pb.AppendTokensRequest(finishes=[finish]), Backoff()
-    while True:
-        (result,) = (await call_until_answered(lambda: store.AppendTokens(request))).finish_results
-        if not result.HasField("error"):
-            return
-        error = from_status(result.error)
-        if not may_retry(error):
-            raise from_dependency(error)
-        await backoff.wait(error.retry_after)

@@ -11,13 +11,10 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from rollout.gateway.prompt.stop_strings import StopStrings
 from rollout.gateway.record import packed_tokens
-from rollout.gateway.record.recorder import finish_rollout
 from services.chassis.errors import already_exists
 from services.lib.token_bytes import BYTES_PER_TOKEN, pack_ids, unpack_ids
 
 if TYPE_CHECKING:
-    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
-
     from rollout.gateway.prompt.answer.response_format import Answer
     from rollout.gateway.prompt.prompt import Prompt
     from rollout.gateway.record.recorder import Recorder
@@ -36,13 +33,11 @@ class TurnRecord:
         begin: store_pb.NewTurn,
         prompt: Prompt,
         begun: store_pb.BegunTurn,
-        store: TrajectoryServiceAsyncStub,
         recorder: Recorder,
     ) -> None:
         self.begin = begin
         """What opened the turn in the store."""
         self._prompt = prompt
-        self._store = store
         self._recorder = recorder
         self._epoch = begun.epoch
         self._num_stored = packed_tokens.num_tokens(begun.tokens)
@@ -158,7 +153,7 @@ class TurnRecord:
         )
         request.failure.failure_class = tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE
         request.failure.message = message
-        await finish_rollout(self._store, request)
+        await self._recorder.finish(request)
 
     async def _append(
         self,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from rollout.http_gateway.api_error import ApiError, invalid
 from rollout.http_gateway.dialects.answer_options import (
@@ -27,7 +29,6 @@ from rollout.http_gateway.dialects.dialect import (
     text_logprobs,
     token_logprobs,
 )
-from rollout.http_gateway.dialects.echoed_calls import with_calls
 from rollout.http_gateway.dialects.request_model import NotText, RequestPart
 from rollout.http_gateway.dialects.sampling import Budget, SamplingRequest
 
@@ -295,3 +296,38 @@ def _usage(turn: Turn) -> Json:
         "completion_tokens": sampled,
         "total_tokens": turn.num_prompt_tokens + sampled,
     }
+
+
+_HEADER = "Calling tools:\n"
+_MAX_CHARACTERS = 1 << 18
+_MALFORMED = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
+
+
+class _EchoedFunction(TypedDict):
+    name: str
+    arguments: dict[str, Any] | str | None
+
+
+class _Call(TypedDict):
+    id: str
+    function: _EchoedFunction
+
+
+_CALLS = TypeAdapter(list[_Call])
+
+
+def with_calls(message: dict[str, Any]) -> dict[str, Any]:
+    """An assistant message with the calls in its text as calls; any other one as it is."""
+    if message["role"] != "assistant" or message.get("tool_calls"):
+        return message
+    content = message.get("content") or ""
+    parts = [content] if isinstance(content, str) else [part["text"] for part in content]
+    text, header, listed = "".join(parts).rpartition(_HEADER)
+    is_own_line = not text or text.endswith("\n")
+    if not (header and is_own_line and listed.startswith("[") and len(listed) <= _MAX_CHARACTERS):
+        return message
+    try:
+        calls = _CALLS.validate_python(ast.literal_eval(listed))
+    except (ValidationError, *_MALFORMED):
+        return message
+    return {**message, "content": text.strip(), "tool_calls": calls} if calls else message

@@ -1,4 +1,4 @@
-"""Checks of the fields of requests to an environment server."""
+"""Fields of requests to an environment server: their checks, and messages as dicts."""
 
 from __future__ import annotations
 

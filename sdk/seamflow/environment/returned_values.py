@@ -13,11 +13,10 @@ from seamflow.environment.environment import Observation, Step
 from seamflow.environment.v1 import environment_service_pb2 as pb
 
 MAX_OBSERVATION_BYTES = 4 << 20
-"""Messages and info of one answer: what a prompt may have at the gateway (`max_prompt_bytes`)."""
-
-_NODE_BYTES = 8
+"""Messages and info of one answer: what a prompt may have at the gateway."""
 
 _MAX_TEXT = 4096
+_NODE_BYTES = 8
 _ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -37,9 +36,8 @@ def check_size(what: str, limit: int, *values: object) -> None:
         # Parts are counted before they are listed: there may be millions.
         if size + _NODE_BYTES * (len(left) + _num_parts(value)) > limit:
             raise ValueError(
-                f"{what} of more than {limit} bytes: return less, such as a part that says what "
-                "was left out; a larger one needs max_observation_bytes of the environment server, "
-                "and max_request_bytes, max_prompt_bytes and max_message_bytes of [rollout_gateway]"
+                f"{what} of more than {limit} bytes (max_observation_bytes of the environment "
+                "server): return less, such as a part that says what was left out"
             )
         if isinstance(value, Mapping):
             left.extend(value.keys())

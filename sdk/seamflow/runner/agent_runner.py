@@ -14,8 +14,6 @@ import json
 import logging
 import os
 import signal
-from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -26,21 +24,16 @@ from seamflow.client import Client, Rollout
 from seamflow.client.plain_values import named_rewards
 from seamflow.common.v1 import tokens_pb2
 from seamflow.credentials import Credentials
-from seamflow.errors import NotFoundError, RunEndedError, SeamflowError
+from seamflow.errors import SeamflowError
 from seamflow.network.host_port import check_target
-from seamflow.retry import OF_ONE_CALL, Backoff
+from seamflow.retry import Backoff
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
+from seamflow.runner.rollout_workers import MAX_MESSAGE, RolloutWorkers
 from seamflow.user_code.user_calls import awaited, user_place
 from seamflow.user_code.user_modules import import_user_module
 
 _log = logging.getLogger("seamflow.runner")
-_MAX_LEASES = 8
-_MAX_MESSAGE = 4096
-_POLL_SECONDS = 0.5
-_GIVE_BACK_SECONDS = 5.0
 _EVALUATION_WORKERS = 16
-"""Further rollouts at once, of evaluations alone: training may have to wait for the rollout server
-that an evaluation holds, so its rollouts must not keep the evaluation's out."""
 
 
 class TokenLog:
@@ -113,46 +106,6 @@ class RunnerConfig:
             raise ValueError(f"token_log {self.token_log!r}: its folder does not exist; create it")
 
 
-class _Leases:
-    """Leases rollouts for several workers; one of the idle ones does it for all of them."""
-
-    def __init__(self, client: Client, train: bool | None) -> None:
-        self._client, self._train = client, train
-        self._leasing = asyncio.Lock()
-        self._num_idle = 0
-        self._leased: deque[Rollout] = deque()
-        self._failures = Backoff(first=0.1, longest=10.0)
-
-    async def next(self) -> Rollout:
-        """Wait for a rollout. Raises `RunEndedError` when there will be no more."""
-        self._num_idle += 1
-        try:
-            async with self._leasing:
-                while not self._leased:
-                    await self._lease_more()
-                return self._leased.popleft()
-        finally:
-            self._num_idle -= 1
-
-    def left(self) -> list[Rollout]:
-        """Those that no worker has begun."""
-        return list(self._leased)
-
-    async def _lease_more(self) -> None:
-        try:
-            most = min(self._num_idle, _MAX_LEASES)
-            self._leased.extend(await self._client.lease_rollouts(most, train=self._train))
-        except NotFoundError:
-            _log.info("run %s does not exist yet", self._client.run_id)
-            await asyncio.sleep(_POLL_SECONDS)
-        except OF_ONE_CALL as error:
-            # Rollouts that run go on, and the next call may succeed.
-            _log.warning("no rollout could be leased: %s", error)
-            await self._failures.wait()
-        else:
-            self._failures.reset()
-
-
 class AgentRunner:
     """Runs one agent on the tasks of one run until it is stopped or the run ends."""
 
@@ -168,75 +121,19 @@ class AgentRunner:
             observer=self._token_log.write if self._token_log else None,
         )
         self._failures = Backoff(first=0.1, longest=10.0)
-        self._any = _Leases(self._client, None)
-        self._evaluation = _Leases(self._client, False)
-        self._cut_short: list[Rollout] = []
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set or the run ends; then running rollouts are given back."""
         number = self._config.concurrency
-        sources = [self._any] * number + [self._evaluation] * min(number, _EVALUATION_WORKERS)
-        workers = [asyncio.create_task(self._work(source)) for source in sources]
-        stopped = asyncio.create_task(stop.wait())
+        workers = RolloutWorkers(
+            self._client, self._act, rollouts=number, evaluation=min(number, _EVALUATION_WORKERS)
+        )
         try:
-            while not stopped.done() and not all(worker.done() for worker in workers):
-                running = [worker for worker in workers if not worker.done()]
-                done, _ = await asyncio.wait(
-                    [*running, stopped], return_when=asyncio.FIRST_COMPLETED
-                )
-                for task in done:
-                    task.result()
+            await workers.run(stop)
         finally:
-            for task in (*workers, stopped):
-                task.cancel()
-            await asyncio.gather(*workers, stopped, return_exceptions=True)
-            await self._give_all_back()
             await self._client.close()
             if self._token_log is not None:
                 self._token_log.close()
-
-    async def _work(self, source: _Leases) -> None:
-        """Work on one rollout after the other until the run ends."""
-        try:
-            while True:
-                await self._rollout(await source.next())
-        except RunEndedError as error:
-            _log.info("%s", error)
-
-    async def _rollout(self, rollout: Rollout) -> None:
-        """Run one rollout from lease to end; one whose lease is lost is abandoned."""
-        working = asyncio.create_task(self._act(rollout))
-        lost = asyncio.create_task(rollout.lost.wait())
-        try:
-            await asyncio.wait([working, lost], return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                working.result()
-        except SeamflowError as error:
-            _log.warning("rollout %s: %s", rollout.rollout_id, error)
-            await self._give_back(rollout, tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE, str(error))
-        except asyncio.CancelledError:
-            self._cut_short.append(rollout)
-            raise
-        finally:
-            working.cancel()
-            lost.cancel()
-            await asyncio.gather(working, lost, return_exceptions=True)
-
-    async def _give_all_back(self) -> None:
-        """Let others have what was under way at once, not when its leases run out."""
-        left = [*self._cut_short, *self._any.left(), *self._evaluation.left()]
-        reason = "its agent runner was stopped"
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_GIVE_BACK_SECONDS):
-                cancelled = tokens_pb2.FAILURE_CLASS_CANCELLED
-                await asyncio.gather(*(self._give_back(each, cancelled, reason) for each in left))
-
-    async def _give_back(
-        self, rollout: Rollout, failure: tokens_pb2.FailureClass.ValueType, message: str
-    ) -> None:
-        """Fail an unfinished rollout, which is replaced."""
-        with suppress(SeamflowError):  # it has ended already
-            await rollout.fail(failure, message[:_MAX_MESSAGE])
 
     async def _act(self, rollout: Rollout) -> None:
         task = rollout.task
@@ -255,7 +152,7 @@ class AgentRunner:
                 return
             _log.exception("agent failed on task %s", task.task_id)
             message = f"agent on task {task.task_id!r} raised {error!r}{user_place(error)}"
-            await rollout.fail(tokens_pb2.FAILURE_CLASS_ENVIRONMENT, message[:_MAX_MESSAGE])
+            await rollout.fail(tokens_pb2.FAILURE_CLASS_ENVIRONMENT, message[:MAX_MESSAGE])
             # A broken environment must not use up tasks as fast as they can be leased.
             await self._failures.wait()
         else:

@@ -10,7 +10,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.enum_names import enum_name
 from seamflow.trajectory.v1 import trajectory_pb2
 
-from services.environments.episode_seeds import episode_seed
+from services.environments.episode import episode_seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,7 @@ from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import Reason, already_exists, exhausted, not_found, unavailable
 from services.chassis.rpc.server import Service, started
 from services.dataloader.config import DataloaderConfig
-from services.dataloader.curriculum import Curriculum
-from services.dataloader.group_sizes import GroupSizes
+from services.dataloader.curriculum import Curriculum, GroupSizes
 from services.dataloader.loader import Loader
 from services.dataloader.task_queue import TaskQueue
 from services.lib.tasks.sources import open_source

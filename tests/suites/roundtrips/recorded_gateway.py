@@ -21,12 +21,12 @@ from tests.lib.trajectory_manager.memory.store import memory_store
 from tests.lib.trajectory_manager.support import RULES
 from trajectory_manager.api.append_tokens import AppendTokensHandler
 from trajectory_manager.api.begin_turns import BeginTurnsHandler
-from trajectory_manager.api.store_budget import store_budget
+from trajectory_manager.cli import store_budget
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
 
 if TYPE_CHECKING:
-    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+    pass
 
 RUN = "run"
 _CREDENTIAL = "credential"
@@ -74,9 +74,7 @@ class RecordedGateway:
         answer = await self._begins.begin(store_pb.BeginTurnsRequest(turns=[begin]))
         if answer.turns[0].HasField("error"):
             raise from_status(answer.turns[0].error)
-        begun = answer.turns[0].begun
-        store = cast("TrajectoryServiceAsyncStub", None)  # only failures need it
-        return TurnRecord(begin, prompt, begun, store, cast("Recorder", self))
+        return TurnRecord(begin, prompt, answer.turns[0].begun, cast("Recorder", self))
 
     async def end(self, record: TurnRecord, ids: Sequence[int], *, has_stopped: bool) -> None:
         """Record the answer and the turn's end."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.rollout.streamrl import Objective, group_seconds, split_as_printed
-from rollout.gateway.dispatch.tail_split import StepLoad, TailSplit
+from rollout.gateway.dispatch.skew_aware import StepLoad, TailSplit
 from services.lib.decode_latency import DecodeLatency
 from tests.unit.rollout.gateway.dispatch.random_loads import instance, least_at_or_above
 

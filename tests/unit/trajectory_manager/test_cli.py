@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from tests.lib.trajectory_manager.memory.store import memory_store
 from tests.lib.trajectory_manager.support import RULES, Run
@@ -41,7 +41,8 @@ async def test_one_run_does_not_keep_the_others_from_being_swept() -> None:
     now = [0.0]
     store = memory_store(lambda: now[0], 1)
     await store.runs.create_run("whole", RULES)
-    run = Run(replace(store, runs=cast("Any", Listing(store.runs))), "whole")
+    listing: Any = Listing(store.runs)
+    run = Run(replace(store, runs=listing), "whole")
     await run.submit("a")
     lease = await run.lease()
     assert lease is not None
@@ -73,7 +74,8 @@ async def test_runs_in_which_nothing_happens_are_swept_rarely() -> None:
     """A run with a lease every time, and an idle one as soon as something happens in it."""
     store = memory_store(lambda: 0.0, 1)
     counting = Counting(store.runs)
-    run = Run(replace(store, runs=cast("Any", counting)), "busy")
+    runs: Any = counting
+    run = Run(replace(store, runs=runs), "busy")
     for name in ("idle", "busy"):
         await store.runs.create_run(name, RULES)
     await run.submit("a")

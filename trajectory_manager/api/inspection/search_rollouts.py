@@ -86,21 +86,12 @@ def _wanted(request: pb.SearchRolloutsRequest) -> Wanted:
 def _message(found: RolloutSummary) -> trajectory_pb2.RolloutSummary:
     slot = SlotName.parse(found.rollout_id) if found.in_group else None
     has_versions = found.max_weight_version >= 0
-    return trajectory_pb2.RolloutSummary(
-        rollout_id=found.rollout_id,
+    return fields.message_of(
+        trajectory_pb2.RolloutSummary,
+        found,
         group_id=slot.task_id if slot else "",
-        purpose=found.purpose,  # type: ignore[arg-type]
-        state=found.state,  # type: ignore[arg-type]
-        failure_class=found.failure_class,  # type: ignore[arg-type]
-        reward=found.reward,
-        num_tokens=found.num_tokens,
-        num_policy_tokens=found.num_policy_tokens,
-        num_turns=found.num_turns,
         min_weight_version=found.min_weight_version if has_versions else None,
         max_weight_version=found.max_weight_version if has_versions else None,
-        finish_reason=found.finish_reason,  # type: ignore[arg-type]
-        truncated=found.truncated,
         create_time=conversion.timestamp(found.create_time),
         finish_time=conversion.timestamp(found.finish_time) if found.finish_time else None,
-        step=found.step,
     )

@@ -10,11 +10,9 @@ from functools import lru_cache
 from typing import Any
 
 from trajectory_manager.model.records import (
-    FailureClass,
     Labels,
     Outcome,
     Purpose,
-    Reward,
     Rollout,
     RolloutState,
 )
@@ -169,12 +167,10 @@ def begin_text(begin: TurnBegin) -> str:
 def turn(turn_id: str, stored: bytes, live: bytes) -> Turn:
     """A turn from its record and its state."""
     _, digest, begin = stored.decode().split(" ", 2)
-    fields = record_json.decode(TurnBegin, begin)
-    fields |= {"turn_id": turn_id, "prompt_digest": digest}
     _, incarnation, counter, _, _, *ended = live.decode().split(" ", 7)
     reason, answer_key, drift = (*ended, "", "", "")[:3]
     return Turn(
-        begin=TurnBegin(**fields),
+        begin=record_json.decode(TurnBegin, begin, turn_id=turn_id, prompt_digest=digest),
         epoch=int(incarnation) << _COUNTER_BITS | int(counter),
         finish_reason=int(reason or 0),
         answer_key=answer_key,
@@ -245,10 +241,10 @@ def rollout(run_id: str, rollout_id: str, header: Mapping[bytes, bytes]) -> Roll
         required_weight_version=int(header.get(b"required_version", 0)),
         traceparent=header[b"traceparent"].decode(),
         state=RolloutState(int(header[b"state"])),
-        outcome=_outcome(header.get(b"outcome")),
+        outcome=record_json.decode(Outcome, header.get(b"outcome", b"{}")),
         create_time=float(header[b"created"]),
         finish_time=float(header.get(b"finished", 0)),
-        labels=record_json.tuples(json.loads(header.get(b"labels") or b"[]")),
+        labels=tuple(map(tuple, json.loads(header.get(b"labels") or b"[]"))),
     )
 
 
@@ -263,14 +259,3 @@ def outcome_text(outcome: Outcome) -> str:
 def labels_text(labels: Labels) -> str:
     """Labels as JSON; empty without any."""
     return json.dumps(labels) if labels else ""
-
-
-def _outcome(text: bytes | None) -> Outcome:
-    if text is None:
-        return Outcome()
-    fields = record_json.decode(Outcome, text)
-    rewards = (record_json.known(Reward, reward) for reward in fields.pop("rewards", ()))
-    failure_class = FailureClass(fields.pop("failure_class", 0))
-    return Outcome(
-        rewards=tuple(Reward(**reward) for reward in rewards), failure_class=failure_class, **fields
-    )

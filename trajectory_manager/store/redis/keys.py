@@ -41,7 +41,7 @@ RUN_PARTS = (
     "replay",  # hash: task_id -> "step mean_reward {group}" of a group kept for replay
     "column_requests",  # sorted set: "nonce epoch" of leases of columns, by expiry in ms
     "trained_steps",  # hash: step that is recorded -> epoch of the trainer that did it
-    "rows",  # hash: rollout_id -> row of the index, see rollout_rows.py
+    "rows",  # hash: rollout_id -> row of the index, see inspection_store.py
 )
 """The KEYS of every run script, in this order.
 

@@ -7,10 +7,15 @@ either release equals that of the other wherever no new feature is used.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import MISSING, fields, is_dataclass
-from functools import lru_cache
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+_reader: Any = cache(TypeAdapter)
+Record = TypeVar("Record")
 
 
 def encode(record: Any, *, without: Collection[str] = ()) -> str:
@@ -18,20 +23,10 @@ def encode(record: Any, *, without: Collection[str] = ()) -> str:
     return json.dumps({n: v for n, v in _changed(record).items() if n not in without})
 
 
-def decode(record: type, text: str | bytes) -> dict[str, Any]:
-    """The fields of `record` that `text` has, with lists as tuples."""
-    return known(record, json.loads(text))
-
-
-def known(record: type, found: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of `found` that are fields of `record`, with lists as tuples."""
-    names = _defaults(record)
-    return {name: tuples(value) for name, value in found.items() if name in names}
-
-
-def tuples(value: Any) -> Any:
-    """The same value with lists as tuples."""
-    return tuple(map(tuples, value)) if isinstance(value, list) else value
+def decode(kind: type[Record], text: str | bytes, **others: Any) -> Record:
+    """The record of `encode`, with `others` for the fields that were left out."""
+    found: Record = _reader(kind).validate_python({**json.loads(text), **others})
+    return found
 
 
 def _changed(record: Any) -> dict[str, Any]:
@@ -46,7 +41,7 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
-@lru_cache(maxsize=64)
+@cache
 def _defaults(record: type) -> dict[str, Any]:
     """By field its default; MISSING if it is required."""
     found: dict[str, Any] = {field.name: field.default for field in fields(record)}

@@ -18,26 +18,22 @@ from trajectory_manager.model.records import (
     MAX_REPLACEMENTS,
     DeadLetter,
     DeadLetterReason,
-    Durability,
     Effect,
     EmptyReason,
     LostLease,
     Purpose,
-    ReplayStrategy,
     RolloutResult,
     SettleResult,
-    StalenessPolicy,
     Submitted,
     Task,
     TaskContext,
     TaskLease,
     Topic,
 )
-from trajectory_manager.model.run_counts import RunCounts
-from trajectory_manager.model.runs import Replay, Run, RunConfig
+from trajectory_manager.model.runs import Run, RunConfig, RunCounts
 from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.redis import keys, record_json
-from trajectory_manager.store.redis.rollout_rows import packed
+from trajectory_manager.store.redis.inspection_store import packed
 from trajectory_manager.store.redis.run_scripts import RunScripts
 
 _CONFIG_SECONDS = 5.0
@@ -60,7 +56,7 @@ class RunStore(RunScripts):
         await self._scripts.call("register_run", keys=[keys.RUNS], args=[run_id])
         self._configs.pop(run_id, None)
         existing = await self._call("create_run", run_id, json.dumps(asdict(config)))
-        return _config(existing[0]) if existing else None
+        return record_json.decode(RunConfig, existing[0]) if existing else None
 
     async def run_ids(self) -> list[str]:
         """The names of all runs."""
@@ -75,7 +71,7 @@ class RunStore(RunScripts):
             if text is None:
                 self._configs.pop(run_id, None)
                 raise store_error("UNKNOWN_RUN", run_id)
-            config = _config(text)
+            config = record_json.decode(RunConfig, text)
             self._configs[run_id] = (time.monotonic(), config)
         return config
 
@@ -89,7 +85,7 @@ class RunStore(RunScripts):
         created, ended, committed_step = (float(value or 0) for value in values)
         return Run(
             run_id=run_id,
-            config=_config(text),
+            config=record_json.decode(RunConfig, text),
             create_time=created,
             end_time=ended,
             committed_step=int(committed_step),
@@ -330,31 +326,19 @@ def _task_lease(nonce: str, reply: list[Any]) -> TaskLease | EmptyReason:
         return EmptyReason(reply[0])
     rollout_id, task, seconds = reply
     return TaskLease(
-        task=_task(task), rollout_id=rollout_id.decode(), nonce=nonce, seconds=float(seconds)
+        task=record_json.decode(Task, task),
+        rollout_id=rollout_id.decode(),
+        nonce=nonce,
+        seconds=float(seconds),
     )
-
-
-def _task(text: bytes) -> Task:
-    fields = record_json.decode(Task, text)
-    return Task(**{**fields, "purpose": Purpose(fields["purpose"])})
 
 
 def _dead_letter(task: bytes, text: bytes) -> DeadLetter:
     fields = json.loads(text)
     return DeadLetter(
-        task=_task(task),
+        task=record_json.decode(Task, task),
         reason=DeadLetterReason(fields["reason"]),
         message=fields["message"],
         time=fields["time"],
         attempts=tuple(fields["attempts"]),
     )
-
-
-def _config(text: bytes) -> RunConfig:
-    fields = record_json.decode(RunConfig, text)
-    fields["staleness_policy"] = StalenessPolicy(fields["staleness_policy"])
-    fields["durability"] = Durability(fields["durability"])
-    if fields.get("replay"):
-        replay = record_json.known(Replay, fields["replay"])
-        fields["replay"] = Replay(**{**replay, "strategy": ReplayStrategy(replay["strategy"])})
-    return RunConfig(**fields)

@@ -13,7 +13,7 @@ from seamflow.environment.environment_server import EnvironmentServerConfig, ser
 from seamflow.environment.returned_values import check_size
 from seamflow.errors import ExhaustedError, SeamflowError
 
-from services.environments.failures import failure_class
+from services.environments.episode_loop import failure_class
 
 _SIZE = 50_000_000
 _LIMIT = 1 << 16

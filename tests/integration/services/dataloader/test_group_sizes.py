@@ -16,11 +16,11 @@ from seamflow.trajectory.v1 import task_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as trajectory
 
 from services.chassis.errors import ConfigError, Reason, unavailable
-from services.dataloader.group_sizes import GroupSizes
+from services.dataloader.curriculum import GroupSizes
 from services.dataloader.success_rates import SuccessRates
 from tests.lib.dataloader.support import Queue, load, numbered, serving, write_jsonl
 from tests.lib.ranker.support import manager, record, turn
-from tests.unit.services.dataloader.test_group_sizes import LEAST, MOST, settings
+from tests.unit.services.dataloader.test_curriculum import LEAST, MOST, settings
 
 
 def recorded(task_id: str, outcomes: Sequence[float], name: str = "success") -> Any:

@@ -19,7 +19,7 @@ from bench.harness.store_calls import send_async
 from services.chassis.errors import ConfigError
 from services.chassis.rpc.server import started
 from services.evaluator.clients import Clients
-from services.evaluator.evaluation_samples import EvaluationSamples
+from services.evaluator.evaluation import EvaluationSamples
 from services.evaluator.pinned_rollouts import EvaluationFailed, PinnedRollouts
 from services.lib.tasks.task_rows import TaskRow
 from tests.lib.evaluator.agent import agent, lease, play

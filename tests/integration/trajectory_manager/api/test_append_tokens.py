@@ -14,7 +14,7 @@ from services.lib.token_bytes import pack_ids, pack_logprobs, unpack_ids
 from tests.lib.trajectory_manager.client import rewards
 from tests.lib.trajectory_manager.support import CREDENTIAL, Run
 from trajectory_manager.api.append_tokens import AppendTokensHandler
-from trajectory_manager.api.store_budget import store_budget
+from trajectory_manager.cli import store_budget
 from trajectory_manager.model.records import RolloutState
 from trajectory_manager.model.tokens import Append, Appended
 from trajectory_manager.service.rollouts import Rollouts

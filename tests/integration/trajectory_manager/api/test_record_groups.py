@@ -14,7 +14,7 @@ from services.lib.token_bytes import unpack_ids
 from tests.lib.trajectory_manager.client import rewards
 from tests.lib.trajectory_manager.support import RULES, Run
 from trajectory_manager.api.record_groups import RecordGroupsHandler
-from trajectory_manager.api.store_budget import store_budget
+from trajectory_manager.cli import store_budget
 from trajectory_manager.service import sample_builder
 
 

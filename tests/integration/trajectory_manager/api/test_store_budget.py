@@ -12,8 +12,8 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from services.chassis.errors import Reason, ServiceError
 from tests.lib.trajectory_manager.client import rewards
 from tests.lib.trajectory_manager.support import Run
-from trajectory_manager.api.store_budget import store_budget
 from trajectory_manager.api.trajectory_servicer import TrajectoryServicer
+from trajectory_manager.cli import store_budget
 
 
 def test_one_message_alone_always_passes() -> None:

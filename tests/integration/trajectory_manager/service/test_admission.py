@@ -29,8 +29,7 @@ from trajectory_manager.model.records import (
     StalenessPolicy,
     TaskLease,
 )
-from trajectory_manager.model.run_counts import RunCounts
-from trajectory_manager.model.runs import RunConfig
+from trajectory_manager.model.runs import RunConfig, RunCounts
 from trajectory_manager.service.rollouts import EXPIRED
 from trajectory_manager.store.redis.connect import Store, redis_store
 

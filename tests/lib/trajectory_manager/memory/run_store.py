@@ -31,8 +31,7 @@ from trajectory_manager.model.records import (
     TaskLease,
     Topic,
 )
-from trajectory_manager.model.run_counts import RunCounts
-from trajectory_manager.model.runs import Run, RunConfig
+from trajectory_manager.model.runs import Run, RunConfig, RunCounts
 from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.redis.run_store import RunStore
 

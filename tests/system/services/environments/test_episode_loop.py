@@ -20,8 +20,8 @@ from seamflow.errors import (
     UnavailableError,
 )
 
-from services.environments.episode_seeds import episode_seed
-from services.environments.failures import failure_class
+from services.environments.episode import episode_seed
+from services.environments.episode_loop import failure_class
 from tests.lib.environments.stepped import Counting, Crowd, Drives, Fragile
 from tests.lib.environments.support import World, rewards_of, served, working, world
 from tests.lib.redis_server import free_port

@@ -21,8 +21,8 @@ from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 
 from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc.server import started
+from services.dataloader.cli import await_first_evaluation
 from services.dataloader.config import DataloaderConfig
-from services.dataloader.first_evaluation import await_first_evaluation
 from tests.lib.end_to_end.support import ROOT, Process, child_environment
 from tests.lib.evaluator.agent import agent, lease, play
 from tests.lib.evaluator.training import Training

@@ -22,7 +22,7 @@ from scheduler.policy.split_advice import advise, needs_generation_node
 from scheduler.pool.node_leases import NodeLeases
 from scheduler.pool.pool import Pool
 from scheduler.pool.state_transaction import StateTransaction
-from scheduler.store.codec import decode_stage_balance, encode
+from scheduler.store.redis_store import decode, encode
 from tests.lib.scheduler.memory_store import MemoryStore
 from tests.lib.scheduler.support import BOTH, RUN, gang, node
 
@@ -262,7 +262,7 @@ def test_it_survives_the_scheduler() -> None:
     """As the store keeps it."""
     world = World(work=180.0, training_seconds=50.0, num_generating=2)
     world.train(BATCHES + 1)
-    assert decode_stage_balance(encode(world.balance).encode()) == world.balance
+    assert decode(StageBalance, encode(world.balance).encode()) == world.balance
 
 
 def test_runs_are_listed_with_their_balance() -> None:

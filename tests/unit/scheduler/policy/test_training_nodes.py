@@ -12,10 +12,9 @@ from scheduler.model.records import AllocationEvent, Assignment, NodeReport, Nod
 from scheduler.model.stage_balance import BatchTimes, NodeCounts, StageBalance
 from scheduler.policy.allocation_policy import PreemptivePolicy
 from scheduler.policy.training_nodes import SplitRule, advised
-from scheduler.pool.gang_measurements import Allocation
-from scheduler.pool.generation_load import GenerationLoad
+from scheduler.pool.gang_measurements import Allocation, GenerationLoad
 from scheduler.pool.state_transaction import StateTransaction
-from scheduler.store.codec import decode_stage_balance, encode
+from scheduler.store.redis_store import decode, encode
 from services.chassis.errors import Reason, ServiceError
 from tests.lib.scheduler.support import BOTH, RUN, gang, node
 
@@ -194,7 +193,7 @@ def test_the_profile_outlives_the_scheduler() -> None:
     """Through the store, with the advice."""
     balance = World(300, 100, 4).train(30).state.balances[GANG]
     assert balance.generation_points
-    assert decode_stage_balance(encode(balance).encode()) == balance
+    assert decode(StageBalance, encode(balance).encode()) == balance
 
 
 def test_the_load_is_what_was_sampled_in_what_can_be() -> None:

@@ -20,7 +20,7 @@ from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
 from rollout.server.weights.transport import MANIFEST, LocalVersion
 from scheduler.model import lending_state, records, stage_balance
-from scheduler.store import codec
+from scheduler.store import redis_store as codec
 from services.dataloader.position import Position, PositionFile
 from trainer.checkpoint import checkpoint_files
 from trainer.checkpoint.checkpoint_files import Checkpoint
@@ -124,25 +124,29 @@ def test_nodes_and_events_of_the_scheduler() -> None:
     worker = records.Worker(tag="train", address="x:1")
     node = records.Node(node_id="a", run_id="r", capability_tags=("train",), workers=(worker,))
     stored = newer(codec.encode(node)).encode()
-    assert codec.decode_node(stored) == node
+    assert codec.decode(records.Node, stored) == node
     moved = json.dumps({**json.loads(stored), "state": "moved"}).encode()
-    assert codec.decode_node(moved) == replace(node, state=records.NodeState.LOST)
+    assert codec.decode(records.Node, moved) == replace(node, state=records.NodeState.LOST)
     event = records.AllocationEvent(
         sequence=1, time=2.0, node=node, kind=records.EventKind.ASSIGNED, cause="c"
     )
     told = json.dumps({**json.loads(codec.encode(event)), **NEW, "kind": "moved"}).encode()
-    assert codec.decode_event(told) == replace(event, kind=records.EventKind.OTHER)
+    assert codec.decode(records.AllocationEvent, told) == replace(
+        event, kind=records.EventKind.OTHER
+    )
     gang = records.Gang(run_id="r", gang_id="g", tag="train", num_nodes=1, arrival=2)
-    assert codec.decode_gang(newer(codec.encode(gang)).encode()) == gang
+    assert codec.decode(records.Gang, newer(codec.encode(gang)).encode()) == gang
 
 
 def test_measurements_and_policies_of_the_scheduler() -> None:
     """In Redis."""
     policy, state = records.RunPolicy(), lending_state.LendingState()
-    assert codec.decode_run_policy(newer(codec.encode(policy)).encode()) == policy
-    assert codec.decode_lending_state(newer(codec.encode(state)).encode()) == state
+    assert codec.decode(records.RunPolicy, newer(codec.encode(policy)).encode()) == policy
+    assert codec.decode(lending_state.LendingState, newer(codec.encode(state)).encode()) == state
     balance = stage_balance.StageBalance()
-    assert codec.decode_stage_balance(newer(codec.encode(balance)).encode()) == balance
+    assert (
+        codec.decode(stage_balance.StageBalance, newer(codec.encode(balance)).encode()) == balance
+    )
 
 
 def test_reason_of_a_dead_letter() -> None:

@@ -20,7 +20,7 @@ from pyarrow import parquet
 from services.chassis.errors import ConfigError, ServiceError
 from services.dataloader.check_tasks import check_tasks
 from services.dataloader.config import DataloaderConfig
-from services.dataloader.tasks import make_task
+from services.dataloader.loader import make_task
 from services.evaluator.heldout_tasks import read_tasks
 from services.lib.tasks.sources import open_source
 from tests.suites.field.kind import Kind

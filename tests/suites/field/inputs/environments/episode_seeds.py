@@ -7,7 +7,7 @@ import random
 import numpy as np
 from hypothesis import strategies
 
-from services.environments.episode_seeds import episode_seed
+from services.environments.episode import episode_seed
 from tests.suites.field.kind import Kind
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 from hypothesis import strategies
 from seamflow.environment import Task
+from seamflow.environment.mcp_connection import McpConnection
 
 from adapters.mcp_tools.environment import McpToolsEnvironment
 from services.tool_loop.config import McpServerConfig
-from services.tool_loop.mcp_connection import McpConnection
+from services.tool_loop.mcp_connection import called, mcp_connection
 from services.tool_loop.toolbox import ToolError
 from tests.suites.field import event_loop
 from tests.suites.field.kind import Kind
@@ -41,7 +42,7 @@ async def check(result: Result) -> None:
     connection, environment = await _connection(), await _environment()
     before = connection._client
     try:
-        text = await connection.call(result.tool, result.answer, SECONDS)
+        text = await called(connection, result.tool, result.answer, SECONDS)
     except ToolError as error:
         text = f"Error: {error}"
     if result.is_error != text.startswith("Error: ") or result.right not in text:
@@ -74,7 +75,7 @@ async def _connection() -> McpConnection:
 @cache
 def _made() -> McpConnection:
     config = McpServerConfig(command=f"{sys.executable} -m {MODULE}", env={"PYTHONPATH": _path()})
-    connection = McpConnection("field", config, SECONDS)
+    connection = mcp_connection("field", config, SECONDS)
     atexit.register(lambda: event_loop.run(connection.close()))
     return connection
 

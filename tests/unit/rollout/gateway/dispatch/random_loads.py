@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from rollout.gateway.dispatch.tail_split import StepLoad
+from rollout.gateway.dispatch.skew_aware import StepLoad
 from services.lib.decode_latency import DecodeLatency
 
 

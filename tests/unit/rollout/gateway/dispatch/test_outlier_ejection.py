@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
+from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
 from rollout.gateway import limits
 from rollout.gateway.dispatch.checked_stream import TurnFailures
-from rollout.gateway.dispatch.outlier_ejection import EjectionState, OutlierEjection
+from rollout.gateway.dispatch.outlier_ejection import OutlierEjection
 from rollout.gateway.dispatch.server_state import Server
 
-IN_USE, EJECTED, PROBED = EjectionState
+IN_USE, EJECTED, PROBED = pb.EJECTION_NONE, pb.EJECTION_EJECTED, pb.EJECTION_PROBED
 
 
 class Servers:
@@ -24,7 +25,7 @@ class Servers:
         self.all = [Server(f"s{i}", nothing, nothing) for i in range(number)]
         self.outliers = OutlierEjection(lambda: self.all, lambda: self.now)
 
-    def states(self) -> list[EjectionState]:
+    def states(self) -> list[pb.Ejection.ValueType]:
         """Of each."""
         return [self.outliers.state(server) for server in self.all]
 
@@ -81,7 +82,9 @@ def test_a_server_that_fails_again_soon_stays_away_longer() -> None:
 
 
 @pytest.mark.parametrize(("good_ones", "expected"), [(1, EJECTED), (2, IN_USE)])
-def test_more_than_one_bad_turn_in_three_ejects(good_ones: int, expected: EjectionState) -> None:
+def test_more_than_one_bad_turn_in_three_ejects(
+    good_ones: int, expected: pb.Ejection.ValueType
+) -> None:
     """A good turn makes up for half a failed one."""
     servers = Servers()
     for _ in range(20):

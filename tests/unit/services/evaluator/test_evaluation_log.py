@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from services.evaluator import estimates
+from services.evaluator import evaluation_log as estimates
 
 
 def test_pass_at_k_is_the_share_of_choices_with_a_success() -> None:

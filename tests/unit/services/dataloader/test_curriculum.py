@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from services.dataloader.config import DataloaderConfig
-from services.dataloader.group_sizes import enough_samples
+from services.dataloader.curriculum import enough_samples
 
 LEAST, MOST = 2, 16
 
