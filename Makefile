@@ -27,7 +27,7 @@ SGLANG_TESTS ?= tests/integration/rollout/server tests/system/rollout/server tes
 
 .DEFAULT_GOAL := help
 .PHONY: quickstart quickstart-control bench-quickstart bench-modes bench-algorithms bench-environment bench-lag bench-streaming bench-install bench-wheel bench-model bench-store bench-growth \
-	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-tail bench-rlhf bench-fusion bench-size bench-gpu bench-fleet bench-wan bench-cost bench-allocation \
+	bench-train bench-generation bench-backpressure bench-turns bench-tracing bench-stop-strings bench-gateway bench-rollout bench-weights bench-ranker bench-pipeline bench-fusion bench-size bench-gpu bench-fleet bench-wan bench-cost bench-allocation \
 	chaos-store chaos-scheduler chaos-ranks chaos-trainer chaos-environments chaos-edges model-store test-mixed test-agents test-frameworks test-environments test-field test-math test-readme test-console test-health test-models test-allocation test-publish-kills test-slurm test-roundtrips \
 	test test-unit test-long test-busy test-compose test-chart-pods test-clients test-sglang test-trackers test-algorithms test-sdk-range check docs site lock proto descriptors up images health down clean help .venv-sglang $(ADAPTERS)
 
@@ -106,14 +106,8 @@ bench-ranker: $(VENV)/.quickstart .venv-adapters/reasoning_gym ## Rankers on syn
 	$(RUN) bench.rollout.ranker
 	$(RUN) bench.real_lengths
 
-bench-pipeline: $(VENV)/.dev ## Six ways to use the same nodes, simulated, then on the real control plane (hours).
+bench-pipeline: $(VENV)/.dev ## Six ways to use the same nodes, simulated.
 	$(RUN) bench.sim
-
-bench-tail: $(VENV)/.dev ## R_t as the scheduler computes it next to fixed ones, on emulated nodes; lengths double within the run.
-	$(RUN) bench.sim.tail_sweep --seed $(SEED)
-
-bench-rlhf: $(VENV)/.dev ## RLHF steps of four models on emulated nodes, without RLHFuse's two fusions and with them.
-	$(RUN) bench.sim.rlhf_fusion --seed $(SEED)
 
 bench-fusion: $(VENV)/.dev ## Schedules of actor and critic in one fused pipeline: RLHFuse's twelve settings, and some executed.
 	$(RUN) bench.fusion
@@ -131,7 +125,7 @@ bench-wan: $(VENV)/.dev ## An emulated slow link between two places: copies of w
 bench-cost: $(VENV)/.dev ## Throughput for money with two kinds of nodes against the share of each, simulated beside a formula.
 	$(CONTAINED) bench.sim.cost_curve --seed $(SEED)
 
-bench-allocation: $(VENV)/.dev ## Nodes that move between training and generation next to every fixed split, as lengths double; a trainer that grows and shrinks.
+bench-allocation: $(VENV)/.dev ## Nodes that move between training and generation next to every fixed split, as lengths double.
 	$(CONTAINED) bench.sim.allocation
 
 bench-size: $(VENV)/.dev ## Steps of models and batches of real size, computed without a GPU: how well ranks are balanced.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 
-from bench.sim.clock import Clock
 from bench.sim.costs import EngineCosts
 from bench.sim.simulator.decoding import Busy, Decoding, Work
+from bench.sim.simulator.virtual_time import Clock
 
 
 class EngineLoop:

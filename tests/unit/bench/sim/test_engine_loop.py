@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from bench.sim.clock import Clock
 from bench.sim.costs import load_costs
 from bench.sim.simulator import virtual_time
 from bench.sim.simulator.decoding import Work
 from bench.sim.simulator.engine_loop import EngineLoop
+from bench.sim.simulator.virtual_time import Clock
 
 COSTS = replace(load_costs().engine, decode_seconds_per_cached_token=0.0)
 STEP = COSTS.decode_seconds.seconds(1)
