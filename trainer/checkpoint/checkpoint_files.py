@@ -270,7 +270,7 @@ class _Shards:
             f.get_slice(name) for f, n in zip(self._files, self._names, strict=True) if name in n
         ]
         sizes = [each.get_shape()[0] for each in slices]
-        first, last = policy.span(sum(sizes))
+        first, last = rows_of_part(policy, sum(sizes))
         parts: list[torch.Tensor] = []
         for entry, size, begin in zip(slices, sizes, accumulate(sizes, initial=0), strict=False):
             lo, hi = min(max(first - begin, 0), size), min(last - begin, size)
@@ -281,6 +281,16 @@ class _Shards:
     @property
     def _is_same_size(self) -> bool:
         return len(self._files) == self._world_size
+
+
+def rows_of_part(policy: Policy, size: int) -> tuple[int, int]:
+    """First row of this rank's part of a tensor of `size` rows, and the one after its last.
+
+    FSDP cuts dimension 0 as `torch.chunk`.
+    """
+    rows = -(-size // policy.num_parts)
+    first = policy.part_number * rows
+    return min(first, size), min(first + rows, size)
 
 
 def _state(policy: Policy, shards: _Shards) -> Iterator[tuple[str, torch.Tensor]]:

@@ -18,8 +18,8 @@ from torch import nn
 from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
 from trainer.algorithms.base import Algorithm
+from trainer.commands import Accumulate, Predict
 from trainer.config import TrainerConfig
-from trainer.data.computations import Accumulate, Predict
 from trainer.model.checkpoint_names import checkpoint_tensors
 from trainer.model.critic import CRITIC, is_critic
 from trainer.model.load_model import DTYPES

@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor
 
 from services.lib.transformer.context_group import ContextGroup
 from trainer.algorithms.base import Algorithm
+from trainer.commands import Accumulate, Predict
 from trainer.config import TrainerConfig
-from trainer.data.computations import Accumulate, Predict
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.checkpoint_names import checkpoint_tensors
 from trainer.model.critic import CRITIC, is_critic

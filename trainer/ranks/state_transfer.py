@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.distributed as dist
 
+from trainer.checkpoint.checkpoint_files import rows_of_part
 from trainer.policy.policy import Policy
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -32,7 +33,8 @@ def transfer(
         for key in ("parameter", *(_MOMENTS if step else ())):
             full = f"{key}.{name}"
             whole = _put_together(held.get(full), sources, like, device)
-            tensors[full] = policy.part(whole).clone()
+            first, last = rows_of_part(policy, len(whole))
+            tensors[full] = whole[first:last].clone()
     policy.load_state(tensors)
 
 

@@ -12,10 +12,27 @@ from services.chassis.rpc.clients import weights_channel
 from services.lib.routed_experts import RoutingShape
 from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint import checkpoint_files
-from trainer.checkpoint.host_copy import HostCopy, copy_stream
 from trainer.checkpoint.shard_writer import ShardWriter
+from trainer.commands import (
+    Accumulate,
+    Command,
+    Discard,
+    Exit,
+    Form,
+    Leave,
+    Load,
+    Measure,
+    Optimize,
+    Predict,
+    Release,
+    Restore,
+    Save,
+    TakeSnapshot,
+    WriteBuckets,
+    Written,
+)
 from trainer.config import TrainerConfig
-from trainer.data.computations import Accumulate, Predict
+from trainer.host_copy import HostCopy, copy_stream
 from trainer.model.context_ranks import context_group
 from trainer.model.load_model import DTYPES
 from trainer.model.load_sharded import load_sharded, ranks_mesh
@@ -27,22 +44,6 @@ from trainer.policy.sharded_backend import ShardedBackend
 from trainer.publish.bucket_plan import BucketPlan, bucket_limit, plan_buckets
 from trainer.publish.bucket_writer import BucketWriter, Snapshot, WritingRank
 from trainer.publish.uploader import ThreadUploader
-from trainer.ranks.commands import (
-    Command,
-    Discard,
-    Exit,
-    Form,
-    Leave,
-    Load,
-    Measure,
-    Optimize,
-    Release,
-    Restore,
-    Save,
-    TakeSnapshot,
-    WriteBuckets,
-    Written,
-)
 from trainer.ranks.offload import DeviceState
 from trainer.ranks.row_messages import RowSender
 from trainer.ranks.state_transfer import transfer
