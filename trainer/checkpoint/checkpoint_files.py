@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import torch
 
+from services.chassis.errors import ConfigError
 from trainer import fsync_files
 from trainer.checkpoint.checksums import DamagedError, read_json, seal, verify
 from trainer.checkpoint.object_tensors import open_tensors
@@ -41,12 +42,16 @@ from trainer.checkpoint.own_files import (
     shards_in,
     steps_in,
 )
-from trainer.checkpoint.wrong_checkpoint import WrongCheckpoint
 from trainer.config import Setting
 from trainer.model.critic import is_critic
 from trainer.model.lora import is_adapter
 from trainer.object_path import AnyFolder, Folder, ObjectPath
 from trainer.policy.policy import Policy
+
+
+class WrongCheckpoint(ConfigError, ValueError):  # noqa: N818 -- names what it is
+    """It is of another run, model or kind of training, or all are damaged: a restart helps not."""
+
 
 RNG = "rng"
 """Name of the random state in a shard."""

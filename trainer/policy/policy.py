@@ -16,10 +16,8 @@ from trainer.commands import Accumulate, Predict
 from trainer.config import TrainerConfig
 from trainer.model.critic import CRITIC
 from trainer.policy.backend import Backend, Predictions
-from trainer.policy.learning_rate import learning_rate
-from trainer.policy.optimizer import Optimizer
-from trainer.policy.totals import Totals
-from trainer.policy.trained_rows import TrainedRows
+from trainer.policy.optimizer import Optimizer, learning_rate
+from trainer.policy.totals import Totals, TrainedRows
 
 
 class NonFiniteError(ArithmeticError):

@@ -30,8 +30,7 @@ from trainer.policy.backend import Predictions
 from trainer.policy.forward import Predicted, forward
 from trainer.policy.optimizer import decayed_names
 from trainer.policy.policy_loss import policy_loss
-from trainer.policy.totals import Totals
-from trainer.policy.trained_rows import TrainedRows
+from trainer.policy.totals import Totals, TrainedRows
 from trainer.publish.bucket_plan import Source, source_of
 
 _ALL = 0
