@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from seamflow.weights.v1.weight_service_pb2 import Manifest, WeightFile
 
-from services.weights.store_interface import Allocation, Scope
+from services.weights.keys import Allocation, Scope
 
 _KEPT = 2
 """Versions of a model that are published at a time; older ones were given up by their trainer."""

@@ -15,7 +15,6 @@ from services.chassis.rpc.server import Service, run
 from services.weights.config import WeightsConfig
 from services.weights.redis_store import RedisStore
 from services.weights.servicer import Relay, WeightServicer
-from services.weights.store_interface import Store
 from services.weights.version_feed import VersionFeed
 from services.weights.version_folders import WeightFolders
 
@@ -35,7 +34,7 @@ async def build(config: WeightsConfig) -> AsyncIterator[Service]:
         await store.close()
 
 
-def service(config: WeightsConfig, store: Store) -> Service:
+def service(config: WeightsConfig, store: RedisStore) -> Service:
     """The weights service on an open store."""
     feed = VersionFeed(store, config.poll_seconds)
     servicer = WeightServicer(
@@ -58,7 +57,7 @@ def service(config: WeightsConfig, store: Store) -> Service:
     )
 
 
-async def _open_store(config: WeightsConfig) -> Store:
+async def _open_store(config: WeightsConfig) -> RedisStore:
     store = RedisStore(connect(config.redis_url.get_secret_value))
     if not await store.reachable():
         await store.close()

@@ -1,4 +1,8 @@
-"""`Store` in Redis: shared by replicas, and durable over restarts."""
+"""Versions, their states, and the fence of the trainer, in Redis: shared by replicas, and durable.
+
+A version goes `ALLOCATED -> COMMITTED -> FORGOTTEN`: `begin` allocates, `commit` makes it visible,
+`forget` deletes it after enough newer commits. A version that is never committed remains a gap.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,14 @@ from services.chassis.redis.connect import store_errors
 from services.chassis.redis.pipeline import Pipelines
 from services.chassis.redis.scripts import Scripts
 from services.weights import keys
-from services.weights.store_interface import Allocation, Publish, Scope
+from services.weights.keys import Allocation, Publish, Scope
 
 
 class RedisStore:
-    """One Lua file per write; reads are single commands."""
+    """One Lua file per write; reads are single commands.
+
+    Every method is atomic and raises UNAVAILABLE while Redis is unavailable.
+    """
 
     def __init__(self, redis: Redis) -> None:
         """Takes ownership of `redis`, a client that answers bytes."""
@@ -26,7 +33,12 @@ class RedisStore:
         self._scripts = Scripts(self._pipelines, Path(__file__).parent / "lua")
 
     async def begin(self, scope: Scope, publish: Publish, floor: int) -> int:
-        """Allocate a version with begin.lua."""
+        """Allocate a version above `floor` and above every earlier one; same key, same version.
+
+        Raises:
+            ServiceError: ABORTED (stale epoch), ALREADY_EXISTS (the key is in use with another step
+                or parent).
+        """
         status, *rest = await self._scripts.call(
             "begin",
             keys=[keys.counters(scope), keys.publishes(scope), keys.allocations(scope)],
@@ -39,7 +51,7 @@ class RedisStore:
         return int(rest[0])
 
     async def allocation(self, scope: Scope, version: int) -> Allocation | None:
-        """Read the allocation of `version`."""
+        """The allocation of `version`; None: it was never allocated, or it is forgotten."""
         record = await self._read(keys.allocations(scope), str(version))
         if record is None:
             return None
@@ -47,7 +59,11 @@ class RedisStore:
         return Allocation(step=int(step), parent=int(parent))
 
     async def fence(self, scope: Scope, epoch: int, version: int) -> None:
-        """Check epoch and version with fence.lua."""
+        """Check that `epoch` is not stale and `version` is allocated.
+
+        Raises:
+            ServiceError: ABORTED (stale epoch), NOT_FOUND (never allocated, or forgotten).
+        """
         status, *rest = await self._scripts.call(
             "fence", keys=[keys.counters(scope), keys.allocations(scope)], args=[epoch, version]
         )
@@ -57,7 +73,11 @@ class RedisStore:
             raise not_found("weight_version", str(version))
 
     async def commit(self, scope: Scope, epoch: int, manifest: Manifest) -> Manifest:
-        """Commit the manifest with commit.lua."""
+        """Commit the manifest; returns the committed one, which may be an earlier one.
+
+        Raises:
+            ServiceError: ABORTED (stale epoch), NOT_FOUND (never allocated).
+        """
         status, *rest = await self._scripts.call(
             "commit",
             keys=[keys.counters(scope), keys.allocations(scope), keys.manifests(scope)],
@@ -70,16 +90,16 @@ class RedisStore:
         return Manifest.FromString(rest[0])
 
     async def manifest(self, scope: Scope, version: int) -> Manifest | None:
-        """Read the manifest of `version`."""
+        """The manifest of a committed version."""
         record = await self._read(keys.manifests(scope), str(version))
         return None if record is None else Manifest.FromString(record)
 
     async def newest(self, scope: Scope) -> int:
-        """Read the newest committed version; 0 for none."""
+        """The newest committed version; 0 for none."""
         return int(await self._read(keys.counters(scope), "newest") or 0)
 
     async def forget(self, scope: Scope, keep: int) -> int:
-        """Delete old versions with forget.lua."""
+        """Delete all below the newest `keep` committed versions; returns the oldest one kept."""
         oldest: int = await self._scripts.call(
             "forget",
             keys=[keys.publishes(scope), keys.allocations(scope), keys.manifests(scope)],
@@ -88,18 +108,18 @@ class RedisStore:
         return oldest
 
     async def join(self, scope: Scope, group: str, member: str, *, ttl: float) -> None:
-        """Add or extend a membership with join.lua."""
+        """Add `member` to `group` for `ttl` seconds; a repeated call extends the membership."""
         await self._scripts.call(
             "join", keys=[keys.members(scope, group)], args=[member, round(ttl * 1000)]
         )
 
     async def members(self, scope: Scope, group: str) -> list[str]:
-        """Read the current members with members.lua."""
+        """Current members of `group`, sorted."""
         found = await self._scripts.call("members", keys=[keys.members(scope, group)], args=[])
         return sorted(member.decode() for member in found)
 
     async def leave(self, scope: Scope, group: str, member: str) -> None:
-        """Remove a member."""
+        """Remove a member. Idempotent."""
         with store_errors("write weights"):
             await self._redis.zrem(keys.members(scope, group), member)
 

@@ -13,7 +13,8 @@ from services.chassis.errors import Reason, ServiceError, failed_precondition
 from services.chassis.rpc import fields
 from services.lib.weight_files.shard_chunks import decompress, keep_freed_memory
 from services.weights import validation
-from services.weights.store_interface import Scope, Store
+from services.weights.keys import Scope
+from services.weights.redis_store import RedisStore
 from services.weights.version_folders import WeightFolders
 
 _FENCE_SECONDS = 1.0
@@ -25,7 +26,7 @@ class UploadReceiver:
     """Stores parts; everything it knows of an upload is on the disk."""
 
     def __init__(
-        self, store: Store, folders: WeightFolders, received: Callable[[float], None]
+        self, store: RedisStore, folders: WeightFolders, received: Callable[[float], None]
     ) -> None:
         """`received` is told the length of each part, as sent."""
         self._store, self._folders, self._received = store, folders, received
@@ -75,13 +76,13 @@ class UploadReceiver:
 class _Fence:
     """The fence of one stream."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RedisStore) -> None:
         self._store = store
         self._passed: tuple[Scope, int, int] | None = None
         self._until = 0.0
 
     async def check(self, scope: Scope, epoch: int, version: int) -> None:
-        """As `Store.fence`, once for each stream and version, and again each second."""
+        """As `RedisStore.fence`, once for each stream and version, and again each second."""
         asked = scope, epoch, version
         if self._passed != asked or time.monotonic() >= self._until:
             await self._store.fence(scope, epoch, version)

@@ -16,7 +16,7 @@ from services.chassis.errors import invalid_argument
 from services.chassis.rpc.fields import not_negative
 from services.lib.weight_files.folder_probe import CONTENT_BYTES, PROBE_NAME
 from services.lib.weight_files.shard_chunks import CHUNK_BYTES
-from services.weights.store_interface import Scope
+from services.weights.keys import Scope
 
 DEFAULT_MODEL = "policy"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from services.chassis.errors import Reason, ServiceError, unavailable
 from services.chassis.log import get_logger
-from services.weights.store_interface import Scope, Store
+from services.weights.keys import Scope
+from services.weights.redis_store import RedisStore
 
 
 @dataclass(slots=True)
@@ -22,7 +23,7 @@ class _Watched:
 class VersionFeed:
     """Watchers wait in memory; one read per interval and scope serves them all."""
 
-    def __init__(self, store: Store, poll_seconds: float) -> None:
+    def __init__(self, store: RedisStore, poll_seconds: float) -> None:
         self._store = store
         self._poll_seconds = poll_seconds
         self._watched: dict[Scope, _Watched] = {}

@@ -14,7 +14,7 @@ from seamflow.weights.v1.weight_service_pb2 import Manifest
 
 from services.lib.weight_files.folder_names import folder_name
 from services.weights import keys as weight_keys
-from services.weights.store_interface import Scope
+from services.weights.keys import Scope
 from tools.backup.contents import RDB, BackupError, Contents, copied
 from tools.backup.snapshot import database_of, fetch_snapshot, require_one_server, serving
 from trainer.checkpoint.checksums import DamagedError, verify

@@ -1,4 +1,4 @@
-"""The reference implementation of `Store`, for tests and for runs on one machine."""
+"""The reference implementation of `RedisStore`, for tests and for runs on one machine."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 from seamflow.weights.v1.weight_service_pb2 import Manifest
 
 from services.chassis.errors import already_exists, not_found, stale_epoch
-from services.weights.store_interface import Allocation, Publish, Scope
+from services.weights.keys import Allocation, Publish, Scope
+from services.weights.redis_store import RedisStore
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ class MemoryStore:
         return self._scopes.get(scope, _Versions())
 
     async def begin(self, scope: Scope, publish: Publish, floor: int) -> int:
-        """See `Store.begin`."""
+        """See `RedisStore.begin`."""
         versions = self._scopes.setdefault(scope, _Versions())
         versions.fence(scope, publish.epoch)
         allocation = Allocation(step=publish.step, parent=publish.parent)
@@ -56,11 +58,11 @@ class MemoryStore:
         return version
 
     async def allocation(self, scope: Scope, version: int) -> Allocation | None:
-        """See `Store.allocation`."""
+        """See `RedisStore.allocation`."""
         return self._of(scope).allocations.get(version)
 
     async def fence(self, scope: Scope, epoch: int, version: int) -> None:
-        """See `Store.fence`."""
+        """See `RedisStore.fence`."""
         versions = self._of(scope)
         if epoch < versions.epoch:
             raise stale_epoch(f"run {scope.run_id}", epoch, versions.epoch)
@@ -68,7 +70,7 @@ class MemoryStore:
             raise not_found("weight_version", str(version))
 
     async def commit(self, scope: Scope, epoch: int, manifest: Manifest) -> Manifest:
-        """See `Store.commit`."""
+        """See `RedisStore.commit`."""
         versions, version = self._scopes.setdefault(scope, _Versions()), manifest.weight_version
         versions.fence(scope, epoch)
         if version not in versions.allocations:
@@ -76,15 +78,15 @@ class MemoryStore:
         return versions.manifests.setdefault(version, manifest)
 
     async def manifest(self, scope: Scope, version: int) -> Manifest | None:
-        """See `Store.manifest`."""
+        """See `RedisStore.manifest`."""
         return self._of(scope).manifests.get(version)
 
     async def newest(self, scope: Scope) -> int:
-        """See `Store.newest`."""
+        """See `RedisStore.newest`."""
         return max(self._of(scope).manifests, default=0)
 
     async def forget(self, scope: Scope, keep: int) -> int:
-        """See `Store.forget`."""
+        """See `RedisStore.forget`."""
         versions = self._of(scope)
         oldest = min(sorted(versions.manifests)[-keep:], default=0)
         for version in [old for old in versions.allocations if old < oldest]:
@@ -94,15 +96,15 @@ class MemoryStore:
         return oldest
 
     async def join(self, scope: Scope, group: str, member: str, *, ttl: float) -> None:
-        """See `Store.join`."""
+        """See `RedisStore.join`."""
         self._live(scope, group)[member] = self._clock() + ttl
 
     async def members(self, scope: Scope, group: str) -> list[str]:
-        """See `Store.members`."""
+        """See `RedisStore.members`."""
         return sorted(self._live(scope, group))
 
     async def leave(self, scope: Scope, group: str, member: str) -> None:
-        """See `Store.leave`."""
+        """See `RedisStore.leave`."""
         self._live(scope, group).pop(member, None)
 
     def _live(self, scope: Scope, group: str) -> dict[str, float]:
@@ -117,3 +119,8 @@ class MemoryStore:
 
     async def close(self) -> None:
         """Nothing to let go of."""
+
+
+def memory_store() -> RedisStore:
+    """A store that takes the place of Redis."""
+    return cast("RedisStore", MemoryStore())

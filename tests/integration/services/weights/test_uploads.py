@@ -24,7 +24,7 @@ from seamflow.weights.v1 import weight_service_pb2 as pb
 
 from services.lib.weight_files.folder_probe import write_probe
 from services.weights import upload_receiver
-from services.weights.store_interface import Scope
+from services.weights.keys import Scope
 from tests.lib.weights.memory_store import MemoryStore
 from tests.lib.weights.support import FILES, Trainer, describe, names_in, weights_service
 
