@@ -139,7 +139,7 @@ def _whole_worker() -> Any:
     import torch
     import torch.distributed as dist
 
-    from trainer.ranks.commands import Command, Discard
+    from trainer.commands import Command, Discard
     from trainer.ranks.worker import Worker
 
     class WholeWorker(Worker):
@@ -218,7 +218,7 @@ async def _at_once(
     """Gather the whole, write it, hash it by reading it again, upload and commit."""
     from safetensors.torch import save_file
 
-    from trainer.ranks.commands import Discard
+    from trainer.commands import Discard
 
     began, path = time.monotonic(), out / "model.safetensors"
     await ranks.do(Discard())

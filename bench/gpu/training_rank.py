@@ -24,12 +24,10 @@ from bench.gpu.device_speed import (
 )
 from bench.size.measured_rank import gradient_of, highest_bytes
 from tools.plan.training_count import TrainingCount, count_training, sample_rows
+from trainer.commands import Accumulate, Optimize, Release, Restore, TakeSnapshot, WriteBuckets
 from trainer.config import TrainerConfig
-from trainer.data.computations import Accumulate
 from trainer.model.load_model import DTYPES
-from trainer.publish.bucket_writer import WriteBuckets
 from trainer.publish.snapshot_weights import SnapshotWeights
-from trainer.ranks.commands import Optimize, Release, Restore, TakeSnapshot
 from trainer.ranks.process_group import join
 from trainer.ranks.worker import Worker
 

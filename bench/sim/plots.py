@@ -1,8 +1,8 @@
-"""The pictures of a comparison: who did what when, and where all the node-seconds went."""
+"""The pictures of a comparison: where all the node-seconds went."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ _COLOURS = {
     "repeated_prefill": "#e58b3a",
     "idle": "#d9d9d9",
 }
-_STEPS_SHOWN = 3
 
 
-def draw_bins(file: Path, how: str, rows: Mapping[str, Mapping[str, Row]]) -> None:
+def draw_bins(file: Path, rows: Mapping[str, Mapping[str, Row]]) -> None:
     """For each workload a bar per mode: shares of node-seconds, and throughput at its end."""
     figure, all_axes = new_figure(5.2 * len(rows), 3.6, len(rows))
     for axes, (workload, modes) in zip(all_axes, rows.items(), strict=True):
@@ -35,7 +34,7 @@ def draw_bins(file: Path, how: str, rows: Mapping[str, Mapping[str, Row]]) -> No
         axes.set_yticks(range(len(modes)), list(modes))
         axes.invert_yaxis()
         axes.set(
-            title=f"{workload.replace('_', ' ')}, {how}",
+            title=f"{workload.replace('_', ' ')}, simulated",
             xlim=(0, 1.18),
             xlabel="share of node-seconds",
         )
@@ -44,45 +43,6 @@ def draw_bins(file: Path, how: str, rows: Mapping[str, Mapping[str, Row]]) -> No
     figure.legend(handles, labels, loc="lower center", ncols=5 if wide else 3, frameon=False)
     figure.tight_layout(rect=(0, 0.08 if wide else 0.15, 1, 1))
     save(figure, file)
-
-
-def draw_timeline(file: Path, title: str, rows: Mapping[str, Row]) -> None:
-    """For each mode the nodes over time, the same seconds for all of them."""
-    figure, all_axes = new_figure(11, 1.5 * len(rows) + 0.6, 1, len(rows))
-    span = max(_shown(row.result)[1] - _shown(row.result)[0] for row in rows.values())
-    for axes, (mode, row) in zip(all_axes, rows.items(), strict=True):
-        begin, end = _shown(row.result)
-        for place, stretches in enumerate(row.result.stretches.values()):
-            _draw_node(axes, place, stretches, begin, end)
-        for step_end in row.result.step_ends:
-            if begin <= step_end <= end:
-                axes.axvline(step_end - begin, color="black", linewidth=0.8)
-        axes.set(xlim=(0, span), ylabel="nodes", yticks=[])
-        axes.set_title(mode, loc="left", fontsize=9)
-    all_axes[-1].set_xlabel("seconds (black: an optimizer step ended)")
-    handles = [_patch(name, colour) for name, colour in _COLOURS.items()]
-    figure.legend(handles=handles, loc="lower center", ncols=len(handles), frameon=False)
-    figure.suptitle(title)
-    figure.tight_layout(rect=(0, 0.03, 1, 1))
-    save(figure, file)
-
-
-def _draw_node(
-    axes: Any, place: int, stretches: Sequence[tuple[float, str]], begin: float, end: float
-) -> None:
-    """A row of the timeline between two moments, which begins at 0."""
-    ends = [start for start, _ in stretches[1:]] + [end]
-    for (start, doing), stop in zip(stretches, ends, strict=True):
-        since, until = max(start, begin), min(stop, end)
-        if until > since:
-            extent = [(since - begin, until - since)]
-            axes.broken_barh(extent, (place - 0.5, 1.0), facecolors=_COLOURS[doing])
-
-
-def _patch(name: str, colour: str) -> Any:
-    from matplotlib.patches import Patch
-
-    return Patch(color=colour, label=name.replace("_", " "))
 
 
 def draw_staleness(file: Path, curves: Mapping[str, Mapping[int, Result]]) -> None:
@@ -97,12 +57,6 @@ def draw_staleness(file: Path, curves: Mapping[str, Mapping[int, Result]]) -> No
     axes.legend(frameon=False)
     figure.tight_layout()
     save(figure, file)
-
-
-def _shown(result: Result) -> tuple[float, float]:
-    """From the end of one step to the end of a few steps later."""
-    last = min(_STEPS_SHOWN + 1, len(result.step_ends) - 1)
-    return result.step_ends[max(last - _STEPS_SHOWN, 0)], result.step_ends[last]
 
 
 def new_figure(width: float, height: float, columns: int, rows: int = 1) -> tuple[Any, list[Any]]:

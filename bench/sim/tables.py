@@ -48,8 +48,8 @@ def figures(workloads: Mapping[str, Rows]) -> dict[str, float]:
     return found
 
 
-def print_rows(title: str, rows: Rows, more: Mapping[str, Mapping[str, str]] | None = None) -> None:
-    """A line for each mode; `more`: further columns, each with its cell for each mode.
+def print_rows(title: str, rows: Rows) -> None:
+    """A line for each mode.
 
     Staleness is in published versions; steps behind, in optimizer steps, is more where a publish
     was put off.
@@ -57,7 +57,6 @@ def print_rows(title: str, rows: Rows, more: Mapping[str, Mapping[str, str]] | N
     bins = [field.name for field in fields(NodeSeconds)]
     columns = ["mode", "rollout", "train", "both", "rollouts/s", "vs colocated"]
     columns += [f"{name.replace('_', ' ')} %" for name in bins] + ["staleness", "steps behind"]
-    columns += more or {}
     table = Table(title=title)
     for column in columns:
         table.add_column(column, justify="right" if column != "mode" else "left")
@@ -71,7 +70,6 @@ def print_rows(title: str, rows: Rows, more: Mapping[str, Mapping[str, str]] | N
             *(f"{100 * getattr(seconds, name) / seconds.total:.1f}" for name in bins),
             _histogram(row.result.staleness),
             _histogram(row.result.lag),
-            *(cells[mode] for cells in (more or {}).values()),
         )
     Console(width=180).print(table)
 

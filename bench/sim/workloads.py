@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 _FILE = Path(__file__).with_name("workloads.toml")
 
@@ -103,6 +103,16 @@ class Workload:
         random = Random(f"{seed}:{self.name}:{number}")
         common, turns = random.gauss(0.0, 1.0), random.randint(self.least_turns, self.most_turns)
         return [self._rollout(random, common, turns) for _ in range(self.group_size)]
+
+    def scaled(self, scale: float) -> Self:
+        """The same agents, whose outputs are `scale` times as long."""
+        output = self.output_tokens
+        return replace(
+            self,
+            name=f"{self.name}_x{scale:g}",
+            output_tokens=replace(output, median=output.median * scale, most=output.most * scale),
+            most_context=round(self.most_context * max(scale, 1.0)),
+        )
 
     def _rollout(self, random: Random, common: float, most_turns: int) -> RolloutPlan:
         turns: list[TurnPlan] = []

@@ -120,7 +120,7 @@ async def _command(config: TrainerConfig, folder: Path) -> None:
     from services.lib.weight_files.folder_names import folder_name
     from tools.plan.training_count import sample_rows
     from trainer.checkpoint import checkpoint_files
-    from trainer.ranks.commands import Optimize
+    from trainer.commands import Optimize
     from trainer.ranks.rank_group import RankGroup
 
     ranks = RankGroup()

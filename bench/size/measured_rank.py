@@ -16,8 +16,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from tools.plan.training_count import sample_rows
 from trainer.algorithms.base import make_algorithm
+from trainer.commands import Accumulate
 from trainer.config import TrainerConfig
-from trainer.data.computations import Accumulate
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.context_ranks import context_group
 from trainer.model.load_sharded import load_sharded, ranks_mesh

@@ -1,11 +1,11 @@
-"""Redis keys of the weights service; the run is the hash tag, so a script touches one slot."""
+"""Redis keys of the weights service, and the records behind them.
+
+The run is the hash tag of each key, so a script touches one slot.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-STORE = "sf:weights:store"
-"""String: marks the store, to notice one that has come back empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,8 +13,37 @@ class Scope:
     """A model of a run; each has its own sequence of versions."""
 
     run_id: str
+    """Training job."""
     model: str
     """Name of the model within the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publish:
+    """A request to publish a version."""
+
+    key: str
+    """Idempotency key (`request_id`): the same one gets the same version."""
+    step: int
+    """Optimizer step that made the weights."""
+    parent: int
+    """Version they were trained from."""
+    epoch: int
+    """Fencing number of the trainer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """An allocated version."""
+
+    step: int
+    """Optimizer step that made the weights."""
+    parent: int
+    """Version they were trained from."""
+
+
+STORE = "sf:weights:store"
+"""String: marks the store, to notice one that has come back empty."""
 
 
 def counters(scope: Scope) -> str:

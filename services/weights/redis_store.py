@@ -1,13 +1,11 @@
-"""The weights store in Redis: versions, their states, and the fence of the trainer.
+"""Versions, their states, and the fence of the trainer, in Redis: shared by replicas, and durable.
 
 A version goes `ALLOCATED -> COMMITTED -> FORGOTTEN`: `begin` allocates, `commit` makes it visible,
 `forget` deletes it after enough newer commits. A version that is never committed remains a gap.
-It is shared by replicas; writes are Lua scripts, reads single commands.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from redis.asyncio import Redis
@@ -19,34 +17,14 @@ from services.chassis.redis.connect import store_errors
 from services.chassis.redis.pipeline import Pipelines
 from services.chassis.redis.scripts import Scripts
 from services.weights import keys
-from services.weights.keys import Scope
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Publish:
-    """A request to publish a version."""
-
-    key: str
-    """Idempotency key (`request_id`): the same one gets the same version."""
-    step: int
-    """Optimizer step that made the weights."""
-    parent: int
-    """Version they were trained from."""
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allocation:
-    """An allocated version."""
-
-    step: int
-    """Optimizer step that made the weights."""
-    parent: int
-    """Version they were trained from."""
+from services.weights.keys import Allocation, Publish, Scope
 
 
 class RedisStore:
-    """Every method is atomic and raises UNAVAILABLE while the store is unavailable."""
+    """One Lua file per write; reads are single commands.
+
+    Every method is atomic and raises UNAVAILABLE while Redis is unavailable.
+    """
 
     def __init__(self, redis: Redis) -> None:
         """Takes ownership of `redis`, a client that answers bytes."""
@@ -130,7 +108,7 @@ class RedisStore:
         return oldest
 
     async def join(self, scope: Scope, group: str, member: str, *, ttl: float) -> None:
-        """Add or extend a membership with join.lua."""
+        """Add `member` to `group` for `ttl` seconds; a repeated call extends the membership."""
         await self._scripts.call(
             "join", keys=[keys.members(scope, group)], args=[member, round(ttl * 1000)]
         )
@@ -146,14 +124,14 @@ class RedisStore:
             await self._redis.zrem(keys.members(scope, group), member)
 
     async def reachable(self) -> bool:
-        """Whether the store answers now."""
+        """Whether Redis answers a PING, and has its data."""
         try:
             return bool(await self._redis.ping()) and not self._pipelines.has_lost_data
         except RedisError:
             return False
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close the pipelines and the client."""
         await self._pipelines.aclose()
         await self._redis.aclose()
 

@@ -1,28 +1,29 @@
 """`WeightService`: rpcs in terms of the store and the version folders."""
-# ruff: noqa: N802 -- rpcs are named by the contract
+# ruff: noqa: N802 -- tensors carry shape suffixes
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
 from seamflow.durations import to_duration, to_timestamp
 from seamflow.weights.v1 import weight_service_pb2 as pb
+from seamflow.weights.v1.weight_service_pb2 import Manifest, WeightFile
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceServicer
 
 from services.chassis import metrics
 from services.chassis.errors import ServiceError, already_exists, not_found
 from services.chassis.log import get_logger
 from services.chassis.rpc import fields, tracing
-from services.lib.weight_files.shard_sender import ShardSender
+from services.lib.weight_files.shard_sender import OpenShard, ShardSender
 from services.weights import validation
-from services.weights.keys import Scope
-from services.weights.redis_store import Publish, RedisStore
+from services.weights.announced_versions import AnnouncedVersions
+from services.weights.keys import Publish, Scope
+from services.weights.redis_store import RedisStore
 from services.weights.relay_tree import member, parent, servers_of_zone
-from services.weights.shard_source import AnnouncedVersions, StoredShards
 from services.weights.upload_receiver import UploadReceiver
 from services.weights.version_feed import VersionFeed
 from services.weights.version_folders import WeightFolders
@@ -39,6 +40,7 @@ class Relay:
     """Settings of file relay between rollout servers."""
 
     trees: int = 4
+    """Broadcast trees."""
     fanout: int = 2
     """Maximum children of a server in one tree."""
     seconds: float = 60.0
@@ -106,7 +108,7 @@ class WeightServicer(WeightServiceServicer):
     async def UploadShards(
         self, requests: AsyncIterator[pb.UploadShardsRequest], context: Context
     ) -> pb.UploadShardsResponse:
-        """RedisStore parts of files; a slow disk slows the sender (back-pressure)."""
+        """Store parts of files; a slow disk slows the sender (back-pressure)."""
         return await self._receiver.receive(requests)
 
     async def GetUpload(
@@ -310,4 +312,51 @@ class WeightServicer(WeightServiceServicer):
         manifest = await self._store.manifest(scope, version)
         if manifest is None:
             raise not_found("weight_version", str(version))
+        return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredVersion:
+    """One committed or announced version."""
+
+    files: Sequence[WeightFile]
+    """All files of the version, in the manifest's order; those that are announced so far."""
+    scope: Scope
+    """Model of the version."""
+    weight_version: int
+    """Its number."""
+    folders: WeightFolders
+    """Opens them."""
+
+    async def open(self, file: WeightFile) -> OpenShard:
+        """Open one of the files."""
+        return await self.folders.open(self.scope, self.weight_version, file)
+
+
+class StoredShards:
+    """Committed and announced versions, read from their folders."""
+
+    def __init__(
+        self, store: RedisStore, folders: WeightFolders, announced: AnnouncedVersions
+    ) -> None:
+        self._store = store
+        self._folders = folders
+        self._announced = announced
+
+    @asynccontextmanager
+    async def version(
+        self, run_id: str, model: str, weight_version: int
+    ) -> AsyncIterator[_StoredVersion]:
+        """Open a version; raises NOT_FOUND if it is neither committed nor announced here."""
+        scope = validation.scope_of(run_id, model)
+        manifest = await self.manifest(scope, weight_version)
+        with self._folders.reading(scope, weight_version):
+            yield _StoredVersion(manifest.files, scope, weight_version, self._folders)
+
+    async def manifest(self, scope: Scope, weight_version: int) -> Manifest:
+        """The manifest of a committed version, or the announced files of another; or NOT_FOUND."""
+        committed = await self._store.manifest(scope, weight_version)
+        manifest = committed or self._announced.get(scope, weight_version)
+        if manifest is None:
+            raise not_found("weight_version", str(weight_version))
         return manifest

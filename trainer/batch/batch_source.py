@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from seamflow.durations import to_duration
+from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2 import GenerationForecast, MeasuredBatch
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 
@@ -23,7 +25,6 @@ from trainer.clients.sample_client import SampleClient
 from trainer.config import TrainerConfig
 from trainer.data.batch_progress import BatchProgress, BatchTimeout
 from trainer.data.gradient_chunks import GradientChunk, GroupChunker
-from trainer.data.measured_batch import measured_batch
 from trainer.data.token_sequence import TokenSequence
 from trainer.tracking.step_record import StepRecord
 
@@ -269,3 +270,25 @@ class BatchSource:
 def _note(record: StepRecord, leased: sample_pb2.LeaseSamplesResponse) -> None:
     tells_base = leased.HasField("base_weight_version")
     record.leased(leased.max_staleness, leased.base_weight_version if tells_base else None)
+
+
+def measured_batch(sequences: Sequence[TokenSequence]) -> pb.MeasuredBatch | None:
+    """Tokens that its rollouts sampled, without its training time; None if none of them is new.
+
+    Replayed samples are no work of generation. A rollout with a rewritten history counts the
+    tokens of all its sequences, one without sampled tokens counts one.
+    """
+    sampled: dict[str, Counter[str]] = defaultdict(Counter)
+    num_tokens = 0
+    for item in sequences:
+        if not item.replayed:
+            sampled[item.group_id][item.rollout_id] += int(item.loss_mask_T.sum())
+            num_tokens += len(item.token_ids_T)
+    if not sampled:
+        return None
+    groups = [[max(number, 1) for number in group.values()] for group in sampled.values()]
+    num_rollouts, num_sampled = sum(map(len, groups)), sum(map(sum, groups))
+    return pb.MeasuredBatch(
+        groups=[pb.GroupTokens(rollout_tokens=group) for group in groups],
+        prompt_tokens=max(num_tokens - num_sampled, 0) / num_rollouts,
+    )

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import torch
 
+from services.chassis.errors import ConfigError
 from trainer import fsync_files
 from trainer.checkpoint.checksums import DamagedError, read_json, seal, verify
 from trainer.checkpoint.object_tensors import open_tensors
@@ -41,12 +42,16 @@ from trainer.checkpoint.own_files import (
     shards_in,
     steps_in,
 )
-from trainer.checkpoint.wrong_checkpoint import WrongCheckpoint
 from trainer.config import Setting
 from trainer.model.critic import is_critic
 from trainer.model.lora import is_adapter
 from trainer.object_path import AnyFolder, Folder, ObjectPath
 from trainer.policy.policy import Policy
+
+
+class WrongCheckpoint(ConfigError, ValueError):  # noqa: N818 -- names what it is
+    """It is of another run, model or kind of training, or all are damaged: a restart helps not."""
+
 
 RNG = "rng"
 """Name of the random state in a shard."""
@@ -270,7 +275,7 @@ class _Shards:
             f.get_slice(name) for f, n in zip(self._files, self._names, strict=True) if name in n
         ]
         sizes = [each.get_shape()[0] for each in slices]
-        first, last = policy.span(sum(sizes))
+        first, last = rows_of_part(policy, sum(sizes))
         parts: list[torch.Tensor] = []
         for entry, size, begin in zip(slices, sizes, accumulate(sizes, initial=0), strict=False):
             lo, hi = min(max(first - begin, 0), size), min(last - begin, size)
@@ -281,6 +286,16 @@ class _Shards:
     @property
     def _is_same_size(self) -> bool:
         return len(self._files) == self._world_size
+
+
+def rows_of_part(policy: Policy, size: int) -> tuple[int, int]:
+    """First row of this rank's part of a tensor of `size` rows, and the one after its last.
+
+    FSDP cuts dimension 0 as `torch.chunk`.
+    """
+    rows = -(-size // policy.num_parts)
+    first = policy.part_number * rows
+    return min(first, size), min(first + rows, size)
 
 
 def _state(policy: Policy, shards: _Shards) -> Iterator[tuple[str, torch.Tensor]]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from trainer.checkpoint import checkpoint_files
-from trainer.checkpoint.checkpoint_files import Checkpoint
+from trainer.checkpoint.checkpoint_files import Checkpoint, WrongCheckpoint
 from trainer.checkpoint.checksums import DamagedError
-from trainer.checkpoint.wrong_checkpoint import WrongCheckpoint
 from trainer.clients.sample_client import SampleClient
 from trainer.config import TrainerConfig
 from trainer.object_path import Folder

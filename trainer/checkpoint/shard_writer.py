@@ -11,8 +11,8 @@ import torch
 from trainer import fsync_files
 from trainer.checkpoint.checkpoint_files import RNG
 from trainer.checkpoint.checksums import note_digest
-from trainer.checkpoint.host_copy import CopyStream, HostCopy
 from trainer.checkpoint.object_tensors import upload
+from trainer.host_copy import CopyStream, HostCopy
 from trainer.object_path import Folder, ObjectPath
 from trainer.policy.policy import Policy
 from trainer.tensor_bytes import HeldTensors

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from typing import Any, cast
 
@@ -17,9 +19,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
-from trainer.algorithms.base import Algorithm
+from trainer.algorithms.base import Algorithm, PolicyTokens
+from trainer.commands import Accumulate, Predict
 from trainer.config import TrainerConfig
-from trainer.data.computations import Accumulate, Predict
 from trainer.model.checkpoint_names import checkpoint_tensors
 from trainer.model.critic import CRITIC, is_critic
 from trainer.model.load_model import DTYPES
@@ -27,9 +29,7 @@ from trainer.model.load_sharded import EmptyModels, empty_models
 from trainer.pipeline.interpreter import Interpreter, StageWork
 from trainer.pipeline.layout import POLICY, Layout, layout_of
 from trainer.pipeline.load_stages import load_stages
-from trainer.pipeline.master_weights import MasterWeights
 from trainer.pipeline.messages import Peers
-from trainer.pipeline.separable import check_separable
 from trainer.pipeline.stage import Stage, parameter_stages
 from trainer.pipeline.stage_work import (
     CriticLoss,
@@ -281,3 +281,97 @@ def _broadcast(numbers: dict[str, float], source: int, device: str) -> dict[str,
     dist.broadcast(data, source)
     found: dict[str, float] = json.loads(bytes(data.tolist()))
     return found
+
+
+class MasterWeights:
+    """float32 weights behind those of a rank's parameters that a stage computes with in bfloat16.
+
+    As FSDP's mixed precision does: each micro-batch's gradient is computed in bfloat16 and added up
+    in float32, and the optimizer sees float32 alone.
+    """
+
+    def __init__(self, computed: Mapping[str, nn.Parameter], dtype: torch.dtype) -> None:
+        """Take over the weights of `computed`, which from now on have type `dtype`."""
+        self._computed = dict(computed)
+        self.parameters = {
+            name: nn.Parameter(parameter.detach().clone()) for name, parameter in computed.items()
+        }
+        """By name; they get the gradients."""
+        for name, parameter in self._computed.items():
+            parameter.data = parameter.data.to(dtype)
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(_move_gradient, self.parameters[name])
+            )
+
+    @property
+    def computed(self) -> list[torch.Tensor]:
+        """What the stages compute with."""
+        return [parameter.detach() for parameter in self._computed.values()]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Compute with the present weights from now on."""
+        for name, parameter in self._computed.items():
+            parameter.copy_(self.parameters[name])
+
+
+def _move_gradient(master: nn.Parameter, parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None, "called once it is there"
+    wide = parameter.grad.to(master.dtype)
+    master.grad = wide if master.grad is None else master.grad.add_(wide)
+    parameter.grad = None
+
+
+_ROWS, _TOKENS = 2, 5
+
+
+def check_separable(algorithm: Algorithm, name: str) -> None:
+    """Check that a critic can be trained beside the policy, each with its part of the loss.
+
+    In a pipeline the last stages of both lie on different ranks. The policy's needs the critic's
+    values without their gradient; the critic's gets the gradient of its values from the same loss,
+    with the recorded log-probs for the policy's. That is right if the gradient of the values does
+    not depend on log-probs, so it is compared with different ones.
+
+    Raises:
+        ValueError: they differ.
+    """
+    tokens = _tokens()
+    grads = [
+        _gradient(algorithm, replace(tokens, logprobs_BT=scale * tokens.behaviour_logprobs_BT))
+        for scale in (1.0, 1.5)
+    ]
+    if not torch.equal(*grads):
+        raise ValueError(
+            f"algorithm.name is {name!r}: the gradient of its values depends on log-probs, so the "
+            "critic cannot be trained beside the policy; set critic to 'layer' or backend to 'fsdp'"
+        )
+
+
+def _gradient(algorithm: Algorithm, tokens: PolicyTokens) -> torch.Tensor:
+    values = tokens.values_BT
+    assert values is not None
+    logprobs = tokens.logprobs_BT.clone().requires_grad_()
+    loss = algorithm.loss(replace(tokens, logprobs_BT=logprobs)).loss
+    (gradient,) = torch.autograd.grad(loss, values)
+    return gradient
+
+
+def _tokens() -> PolicyTokens:
+    rng = torch.Generator().manual_seed(0)
+    shape = _ROWS, _TOKENS
+    drawn = [torch.rand(shape, generator=rng, dtype=torch.float64) for _ in range(4)]
+    ones, zeros = torch.ones(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
+    return PolicyTokens(
+        logprobs_BT=-drawn[0],
+        values_BT=drawn[1].requires_grad_(),
+        behaviour_logprobs_BT=-drawn[0],
+        advantages_BT=drawn[2][:, :1].expand(shape),
+        weights_BT=ones,
+        turn_rewards_BT=zeros,
+        reference_logprobs_BT=-drawn[3],
+        staleness_BT=torch.zeros(shape, dtype=torch.int64),
+        loss_mask_BT=torch.ones(shape, dtype=torch.bool),
+        rollouts_B=torch.arange(_ROWS),
+        groups_B=torch.zeros(_ROWS, dtype=torch.int64),
+    )

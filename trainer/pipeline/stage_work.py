@@ -147,7 +147,7 @@ class PolicyLoss(HiddenStates[ModelInput]):
 class CriticLoss(HiddenStates[ModelInput]):
     """The last stage of a critic's own model: values, and the part of the loss that they are in.
 
-    That part does not depend on the policy's log-probs (`separable.py`), so the critic need not
+    That part does not depend on the policy's log-probs (`check_separable`), so the critic need not
     wait for the policy: the recorded ones stand for them.
     """
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 
 from services.lib.routed_experts import RoutingShape
-from trainer.data.computations import Accumulate, Predict
+from trainer.commands import Accumulate, Predict
 from trainer.policy.forward import Predicted
 from trainer.policy.totals import Totals
 from trainer.publish.bucket_plan import Source

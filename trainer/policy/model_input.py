@@ -1,7 +1,7 @@
 """A micro-batch as a model takes it, and what the model's output means for its tokens.
 
 Shape suffixes: B rows of a micro-batch, T tokens of a row, N trainable tokens, U distinct tokens,
-V vocabulary.
+V vocabulary, L layers, K chosen experts.
 """
 # ruff: noqa: N803, N806, N815 -- tensors carry shape suffixes
 
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from services.lib.transformer.context_group import ContextGroup
@@ -17,7 +19,6 @@ from services.lib.transformer.packing import Packing
 from services.lib.transformer.row_rope import row_positions
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.token_predictions import AskedTokens, ask, predictions, takes_questions
-from trainer.policy.replayed_experts import FREE, routed_experts
 
 
 class TokenPredictions(NamedTuple):
@@ -189,3 +190,42 @@ def _spread(values_N: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
     """Scatter values back to rows; 0 elsewhere."""
     zeros_BT = torch.zeros(mask_BT.shape, dtype=values_N.dtype, device=values_N.device)
     return zeros_BT.masked_scatter(mask_BT, values_N)
+
+
+FREE = -1
+"""Of a token without a record: its routers choose."""
+
+
+def routed_experts(batch: MicroBatch, packing: Packing | None, device: str) -> torch.Tensor | None:
+    """Experts that each token of a pass is routed to, int16 [U, L, K]; less than 0: any.
+
+    A record is of the pass that gave its token, so it is replayed at the token before. Of packed
+    rows that share a token the first one with a record counts: they differ where servers, or
+    weight versions, computed the prefix of a group.
+
+    Args:
+        batch: the micro-batch.
+        packing: of its rows; None: they are padded.
+        device: of the model.
+    """
+    if batch.routed_experts_BTLK is None:
+        return None
+    chosen_BTLK = _at_inputs(batch.routed_experts_BTLK)
+    if packing is None:
+        return torch.from_numpy(chosen_BTLK).flatten(0, 1).to(device)
+    places_BT, num_tokens = packing.places_BT.cpu().numpy(), len(packing.token_ids_U)
+    chosen_ULK = np.full((num_tokens, *chosen_BTLK.shape[2:]), FREE, np.int16)
+    rows = zip(chosen_BTLK, places_BT, batch.lengths_B, strict=True)
+    for row_TLK, places_T, length in reversed(list(rows)):
+        recorded_T = (row_TLK[:length] >= 0).any((1, 2))
+        chosen_ULK[places_T[:length][recorded_T]] = row_TLK[:length][recorded_T]
+    return torch.from_numpy(chosen_ULK).to(device)
+
+
+def _at_inputs(experts_BTLK: NDArray[Any]) -> NDArray[np.int16]:
+    """The choices at each token, of the record of the token after it."""
+    none = np.iinfo(experts_BTLK.dtype).max
+    chosen_BTLK = np.full(experts_BTLK.shape, FREE, np.int16)
+    after_BTLK = experts_BTLK[:, 1:]
+    chosen_BTLK[:, :-1] = np.where(after_BTLK == none, FREE, after_BTLK.astype(np.int32))
+    return chosen_BTLK

@@ -12,14 +12,12 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
+from trainer.commands import Accumulate, Predict
 from trainer.config import TrainerConfig
-from trainer.data.computations import Accumulate, Predict
 from trainer.model.critic import CRITIC
 from trainer.policy.backend import Backend, Predictions
-from trainer.policy.learning_rate import learning_rate
-from trainer.policy.optimizer import Optimizer
-from trainer.policy.totals import Totals
-from trainer.policy.trained_rows import TrainedRows
+from trainer.policy.optimizer import Optimizer, learning_rate
+from trainer.policy.totals import Totals, TrainedRows
 
 
 class NonFiniteError(ArithmeticError):
@@ -150,22 +148,6 @@ class Policy:
         """Load the tensors of `state`: parameters in place, optimizer state as copies."""
         self._optimizer.load(tensors)
         self.backend.weights_changed()
-
-    def part(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a whole tensor of `state`."""
-        first, last = self.span(len(whole))
-        return whole[first:last]
-
-    def span(self, size: int) -> tuple[int, int]:
-        """First row of this rank's part of a tensor, and the one after its last.
-
-        FSDP cuts dimension 0 as `torch.chunk`.
-
-        Args:
-            size: rows of the whole tensor.
-        """
-        rows = -(-size // self.num_parts)
-        return min(self.part_number * rows, size), min((self.part_number + 1) * rows, size)
 
     def device_tensors(self) -> Iterator[torch.Tensor]:
         """All tensors on this rank's device between commands, gradients included."""

@@ -11,7 +11,7 @@ import torch
 from trainer.algorithms.base import Algorithm, PolicyTokens
 from trainer.data.micro_batch import MicroBatch
 from trainer.policy.forward import Predicted
-from trainer.policy.trained_rows import TrainedRows, trained_rows
+from trainer.policy.totals import TrainedRows, trained_rows
 
 
 def policy_loss(

@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor
 
 from services.lib.transformer.context_group import ContextGroup
 from trainer.algorithms.base import Algorithm
+from trainer.commands import Accumulate, Predict
 from trainer.config import TrainerConfig
-from trainer.data.computations import Accumulate, Predict
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.checkpoint_names import checkpoint_tensors
 from trainer.model.critic import CRITIC, is_critic
@@ -30,8 +30,7 @@ from trainer.policy.backend import Predictions
 from trainer.policy.forward import Predicted, forward
 from trainer.policy.optimizer import decayed_names
 from trainer.policy.policy_loss import policy_loss
-from trainer.policy.totals import Totals
-from trainer.policy.trained_rows import TrainedRows
+from trainer.policy.totals import Totals, TrainedRows
 from trainer.publish.bucket_plan import Source, source_of
 
 _ALL = 0

@@ -22,6 +22,7 @@ from seamflow.weights.v1 import weight_service_pb2 as pb
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from services.lib.weight_files.folder_probe import sees
+from trainer.commands import WriteBuckets
 from trainer.fsync_files import tensors_digest
 from trainer.publish.attempt_messages import AttemptMessages, Message, Place, WrittenFile
 from trainer.publish.bucket_gather import BucketGather, BucketsLostError, connected
@@ -37,24 +38,6 @@ returns true. Blocks."""
 
 PHASE_SECONDS = 600.0
 """Deadline of each phase of a publish: begin, write and upload, commit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteBuckets:
-    """Write the buckets of the snapshot beside the commands that follow, and report each."""
-
-    attempt: int
-    """Number of this attempt, unlike any before."""
-    weight_version: int = 0
-    """Of the files; 0: compute their checksums and write nothing."""
-    epoch: int = 0
-    """Of the trainer; 0: nothing is sent."""
-    spool: str = ""
-    """Folder for files that are sent."""
-    folder: str = ""
-    """The weights service's, for ranks that see it; empty: it offers none."""
-    probe: tuple[str, str] = ("", "")
-    """Name of the probe in that folder, and its content as hex digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,11 +16,14 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc.aio
-from seamflow.errors import NotFoundError, PreconditionError
+from seamflow.errors import NotFoundError, PreconditionError, StaleEpochError, decode
 from seamflow.stubs import async_stub
+from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1 import weight_service_pb2 as weight_pb2
 from seamflow.weights.v1 import weight_service_pb2_grpc as weight_grpc
 
@@ -28,14 +31,18 @@ from services.chassis.errors import Reason
 from services.chassis.log import get_logger
 from services.chassis.rpc.retries import retry_forever
 from services.lib.weight_files.folder_names import folder_name
+from services.lib.weight_files.folder_probe import sees, write_probe
 from trainer.config import Setting
-from trainer.publish.announcement import Announcement
 from trainer.publish.attempt_messages import Place, WrittenFile
 from trainer.publish.bucket_writer import PHASE_SECONDS
-from trainer.publish.folder_probe import SharedFolder, shared_folder
 from trainer.publish.snapshot_weights import Attempt, SnapshotWeights
 from trainer.publish.uploader import Uploader
 from trainer.publish.weight_folder import forget_versions, seal, write_settings
+
+if TYPE_CHECKING:
+    from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
+if TYPE_CHECKING:
+    from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
 _UPLOADS = 3
 """Times a version is uploaded at most: again what the service lost or refused at the commit."""
@@ -296,3 +303,69 @@ class Publisher:
 def _is_here(written: WrittenFile | None) -> bool:
     """Whether this rank has a file: one that no rank reports is none of weights."""
     return written is None or written.place == Place.SPOOL
+
+
+_ANNOUNCE_SECONDS = 10.0
+"""Deadline; the service checks a file meanwhile."""
+
+
+class Announcement:
+    """Files that the service is told of; one that it could not be told of goes with the next."""
+
+    def __init__(self, stub: WeightServiceAsyncStub, commit: pb.CommitPublishRequest) -> None:
+        """`commit`: names run, version and epoch."""
+        self._stub, self._is_known = stub, True
+        self._telling = asyncio.Lock()
+        self._request = pb.AnnounceFilesRequest(
+            run_id=commit.run_id, weight_version=commit.weight_version, epoch=commit.epoch
+        )
+
+    async def add(self, file: pb.WeightFile) -> None:
+        """Announce a file, and those that could not be before. Raises `StaleEpochError`."""
+        self._request.files.append(file)
+        async with self._telling:
+            if self._is_known and self._request.files:
+                await self._tell()
+
+    async def _tell(self) -> None:
+        number = len(self._request.files)
+        try:
+            await self._stub.AnnounceFiles(self._request, timeout=_ANNOUNCE_SECONDS)
+            del self._request.files[:number]
+        except grpc.aio.AioRpcError as error:
+            # A service of the release before does not know it.
+            self._is_known = error.code() != grpc.StatusCode.UNIMPLEMENTED
+            refused = decode(error)
+            if isinstance(refused, StaleEpochError):
+                raise refused from error
+            get_logger().debug("files_not_announced", error=str(refused))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFolder:
+    """The weights service's folder of a version, which this machine sees."""
+
+    path: Path
+    probe: pb.FolderProbe
+    """In it, by which another machine finds out."""
+
+
+async def shared_folder(
+    stub: WeightServiceAsyncStub, run_id: str, weight_version: int
+) -> SharedFolder | None:
+    """The version's folder, if both sides read what the other one wrote there; else None."""
+    request = pb.ProbeFolderRequest(run_id=run_id, weight_version=weight_version)
+    offer = await retry_forever("ProbeFolder", lambda: stub.ProbeFolder(request))
+    folder = Path(offer.folder)
+    if not offer.folder or not await asyncio.to_thread(sees, folder, offer.probe):
+        return None
+    try:
+        written = await asyncio.to_thread(write_probe, folder)
+    except OSError:
+        return None  # it can be read only
+    request.written.CopyFrom(written)
+    try:
+        answer = await retry_forever("ProbeFolder", lambda: stub.ProbeFolder(request))
+    finally:
+        (folder / written.name).unlink(missing_ok=True)
+    return SharedFolder(folder, offer.probe) if answer.seen else None

@@ -12,16 +12,11 @@ import torch
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
+from trainer.commands import WriteBuckets
 from trainer.publish.attempt_messages import AttemptMessages, Message, WrittenFile
 from trainer.publish.bucket_gather import BucketsLostError
 from trainer.publish.bucket_plan import BucketPlan, bucket_limit, plan_buckets, whole_tensors
-from trainer.publish.bucket_writer import (
-    PHASE_SECONDS,
-    BucketWriter,
-    Snapshot,
-    WriteBuckets,
-    WritingRank,
-)
+from trainer.publish.bucket_writer import PHASE_SECONDS, BucketWriter, Snapshot, WritingRank
 
 _ATTEMPTS = count(1)
 """Numbers of the attempts of this process."""

@@ -15,7 +15,7 @@ from types import FrameType
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from trainer.ranks.commands import (
+from trainer.commands import (
     Command,
     Exit,
     Form,

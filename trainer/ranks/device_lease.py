@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from services.chassis.errors import Reason, ServiceError, stale_epoch, unavailable
-from trainer.ranks.commands import Release, Restore
+from trainer.commands import Release, Restore
 from trainer.ranks.rank_group import RankGroup
 
 _RECHECK_SECONDS = 1.0

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
+from trainer.commands import Form
 from trainer.config import TrainerConfig
-from trainer.ranks.commands import Form
 from trainer.ranks.lives import announce, life_name
 from trainer.ranks.loss_watch import LossWatch
 

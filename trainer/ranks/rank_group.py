@@ -11,13 +11,13 @@ import torch.distributed as dist
 
 from services.lib.routed_experts import RoutingShape
 from trainer.checkpoint import checkpoint_files
+from trainer.commands import Command, Exit, Save, TakeSnapshot, WriteBuckets, Written
 from trainer.config import TrainerConfig
 from trainer.model.context_ranks import check_ranks
 from trainer.object_path import Folder
-from trainer.policy.trained_rows import TokenValues
+from trainer.policy.totals import TokenValues
 from trainer.publish.snapshot_weights import SnapshotLostError, SnapshotWeights
 from trainer.ranks.command_channel import Rank0, RankLostError
-from trainer.ranks.commands import Command, Exit, Save, TakeSnapshot, WriteBuckets, Written
 from trainer.ranks.process_group import join
 from trainer.ranks.row_messages import RowReceiver
 from trainer.ranks.worker import Worker

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from trainer.policy.trained_rows import TokenValues, TrainedRows
+from trainer.policy.totals import TokenValues, TrainedRows
 from trainer.store_messages import arrived, receive, send
 
 _END_SECONDS = 5.0

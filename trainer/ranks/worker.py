@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -12,10 +13,28 @@ from services.chassis.rpc.clients import weights_channel
 from services.lib.routed_experts import RoutingShape
 from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint import checkpoint_files
-from trainer.checkpoint.host_copy import HostCopy, copy_stream
+from trainer.checkpoint.checkpoint_files import rows_of_part
 from trainer.checkpoint.shard_writer import ShardWriter
+from trainer.commands import (
+    Accumulate,
+    Command,
+    Discard,
+    Exit,
+    Form,
+    Leave,
+    Load,
+    Measure,
+    Optimize,
+    Predict,
+    Release,
+    Restore,
+    Save,
+    TakeSnapshot,
+    WriteBuckets,
+    Written,
+)
 from trainer.config import TrainerConfig
-from trainer.data.computations import Accumulate, Predict
+from trainer.host_copy import HostCopy, copy_stream
 from trainer.model.context_ranks import context_group
 from trainer.model.load_model import DTYPES
 from trainer.model.load_sharded import load_sharded, ranks_mesh
@@ -27,25 +46,8 @@ from trainer.policy.sharded_backend import ShardedBackend
 from trainer.publish.bucket_plan import BucketPlan, bucket_limit, plan_buckets
 from trainer.publish.bucket_writer import BucketWriter, Snapshot, WritingRank
 from trainer.publish.uploader import ThreadUploader
-from trainer.ranks.commands import (
-    Command,
-    Discard,
-    Exit,
-    Form,
-    Leave,
-    Load,
-    Measure,
-    Optimize,
-    Release,
-    Restore,
-    Save,
-    TakeSnapshot,
-    WriteBuckets,
-    Written,
-)
 from trainer.ranks.offload import DeviceState
 from trainer.ranks.row_messages import RowSender
-from trainer.ranks.state_transfer import transfer
 
 _KEEPS_STATE = (
     *(Accumulate, Predict, Measure, Discard, Save, Written),
@@ -233,3 +235,50 @@ def _backend(config: TrainerConfig, store: Store | None, replicas: int) -> Backe
 
 def _place() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
+
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@torch.no_grad()
+def transfer(
+    policy: Policy, held: Mapping[str, torch.Tensor], sources: Sequence[int], device: str
+) -> None:
+    """Load a policy's part of the state that other ranks hold. Collective.
+
+    Args:
+        policy: new on every rank.
+        held: `Policy.held_state` of this rank in the group before; empty if it was in none.
+        sources: ranks of the present group that hold the parts of each tensor, in order.
+        device: of the collectives.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for name, like in policy.whole_like():
+        # The first part is never empty, so its rank has the state of the optimizer, if there is.
+        step = held.get(f"step.{name}", torch.zeros(()))
+        tensors[f"step.{name}"] = step = _sent(step, sources[0], torch.zeros(()), device).cpu()
+        for key in ("parameter", *(_MOMENTS if step else ())):
+            full = f"{key}.{name}"
+            whole = _put_together(held.get(full), sources, like, device)
+            first, last = rows_of_part(policy, len(whole))
+            tensors[full] = whole[first:last].clone()
+    policy.load_state(tensors)
+
+
+def _put_together(
+    mine: torch.Tensor | None, sources: Sequence[int], like: torch.Tensor, device: str
+) -> torch.Tensor:
+    """The whole tensor of which each source has a part; as FSDP, in fewer parts if it is small."""
+    parts = zip(sources, like.chunk(len(sources)), strict=False)
+    return torch.cat([_sent(mine, source, part, device) for source, part in parts])
+
+
+def _sent(mine: torch.Tensor | None, source: int, like: torch.Tensor, device: str) -> torch.Tensor:
+    """The tensor of the rank `source`, on all ranks."""
+    if dist.get_rank() == source:
+        assert mine is not None, "a source has every part"
+        tensor = mine.to(device).contiguous()
+    else:
+        tensor = torch.empty(like.shape, dtype=like.dtype, device=device)
+    dist.broadcast(tensor, source)
+    return tensor

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trainer.algorithms.base import make_algorithm
+from trainer.commands import Accumulate, Predict
 from trainer.config import TrainerConfig
 from trainer.data.advantages import SequenceAdvantages, compute_advantages
-from trainer.data.computations import Accumulate, Predict
 from trainer.data.micro_batch import MicroBatch, plan_micro_batches, weightless
 from trainer.data.model_cost import model_cost
 from trainer.data.token_sequence import TokenSequence, trainable_tokens, without_truncated

@@ -14,14 +14,13 @@ import numpy as np
 
 from services.chassis.log import get_logger
 from services.lib.group_baseline import compares_groups
+from trainer.commands import Accumulate, Discard, Load, Measure, Optimize
 from trainer.config import TrainerConfig
-from trainer.data.computations import Accumulate
 from trainer.data.gradient_chunks import GradientChunk
 from trainer.data.token_sequence import TokenSequence
 from trainer.object_path import Folder
 from trainer.publish.snapshot_weights import SnapshotWeights
 from trainer.ranks.command_channel import RankFailedError, RankLostError
-from trainer.ranks.commands import Discard, Load, Measure, Optimize
 from trainer.ranks.rank_group import RankGroup
 from trainer.step.chunk_commands import ChunkCommands, MiniBatch
 from trainer.tracking.step_record import StepRecord

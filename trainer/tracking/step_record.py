@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +19,9 @@ import numpy as np
 
 from services.chassis import metrics
 from services.chassis.rpc import tracing
+from services.lib.group_baseline import are_equal
 from trainer import fsync_files
 from trainer.data.token_sequence import TokenSequence, trainable_tokens
-from trainer.tracking import step_shares
 
 _SERVICE = "trainer"
 _SAMPLES, _IDS = "trained_samples.jsonl", "sample_ids"
@@ -124,12 +125,12 @@ class StepRecord:
         # A batch may have no samples: rollouts without sampled tokens have none.
         trained = np.array([item.rewards[reward] for item in rollouts] or [math.nan])
         return {
-            **step_shares.other_rewards(rollouts, reward),
+            **other_rewards(rollouts, reward),
             "reward_mean": float(trained.mean()),
             "reward_std": float(trained.std()),
-            **(step_shares.equal_groups(rollouts, reward) if compares_groups else {}),
-            **step_shares.completion_lengths(self._sequences),
-            **step_shares.cut_rollouts(self._sequences, reward),
+            **(equal_groups(rollouts, reward) if compares_groups else {}),
+            **completion_lengths(self._sequences),
+            **cut_rollouts(self._sequences, reward),
             "num_tokens": trainable_tokens(self._sequences),
             "num_samples": len(self._sequences),
             "num_rollouts": len(rollouts),
@@ -243,3 +244,55 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
         except json.JSONDecodeError:
             return  # a crash truncated the last line
+
+
+def other_rewards(rollouts: Sequence[TokenSequence], trained: str) -> dict[str, float]:
+    """Means of the rewards beside the trained one, as `reward/<name>`.
+
+    No metric of ours has a slash, so that a reward may be called as one.
+    """
+    found: dict[str, list[float]] = defaultdict(list)
+    for item in rollouts:
+        for name in item.rewards.keys() - {trained}:
+            found[name].append(item.rewards[name])
+    return {f"reward/{name}": float(np.mean(found[name])) for name in sorted(found)}
+
+
+def completion_lengths(sequences: Sequence[TokenSequence]) -> dict[str, float]:
+    """Mean and maximum of the trainable tokens of a rollout, over all its sequences."""
+    tokens: Counter[str] = Counter()
+    for item in sequences:
+        tokens[item.rollout_id] += int(item.loss_mask_T.sum())
+    if not tokens:
+        return {}
+    lengths = list(tokens.values())
+    return {
+        "completion_tokens_mean": float(np.mean(lengths)),
+        "completion_tokens_max": float(max(lengths)),
+    }
+
+
+def equal_groups(rollouts: Sequence[TokenSequence], reward: str) -> dict[str, float]:
+    """Share of the step's groups whose rollouts have one trained reward, but for rounding.
+
+    The rounding is that of `zero_variance_reward`, and the groups that it discarded never reach a
+    step: they are dead letters. Each rollout is given once.
+    """
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for item in rollouts:
+        rewards[item.group_id].append(item.rewards[reward])
+    if not rewards:
+        return {}
+    return {"share_equal_groups": float(np.mean([are_equal(of) for of in rewards.values()]))}
+
+
+def cut_rollouts(sequences: Sequence[TokenSequence], reward: str) -> dict[str, float]:
+    """Share of rollouts that a limit cut off, or one of whose answers; and their mean reward."""
+    rollouts = {item.rollout_id: item.rewards[reward] for item in sequences}
+    cut = {item.rollout_id for item in sequences if item.cut}
+    if not rollouts:
+        return {}
+    shares = {"share_cut": len(cut) / len(rollouts)}
+    if cut:
+        shares["reward_cut_mean"] = float(np.mean([rollouts[name] for name in cut]))
+    return shares

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from bench.sim.clock import Clock
 from bench.sim.costs import Costs
 from bench.sim.modes import Split
 from bench.sim.simulator.decoding import Work
 from bench.sim.simulator.engine_loop import EngineLoop
+from bench.sim.simulator.virtual_time import Clock
 from scheduler.model.lending_state import BatchForecast
 from scheduler.model.records import (
     ROLLOUT,

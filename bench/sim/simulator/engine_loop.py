@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 
-from bench.sim.clock import Clock
 from bench.sim.costs import EngineCosts
 from bench.sim.simulator.decoding import Busy, Decoding, Work
+from bench.sim.simulator.virtual_time import Clock
 
 
 class EngineLoop:
@@ -52,17 +52,6 @@ class EngineLoop:
             self._schedule()
         return ended
 
-    def cancel(self, work: Work) -> None:
-        """Nobody waits for a sequence any more."""
-        if self._ends.pop(work, None) is None:
-            return
-        if self._held is not None and work in self._held:
-            self._held.remove(work)
-            return
-        self._tick()
-        self._decoding.remove(work)
-        self._schedule()
-
     def hold(self) -> None:
         """Take every sequence off the engine; what they had cached is lost."""
         if self._held is None:
@@ -97,9 +86,7 @@ class EngineLoop:
         if now == self._decoding.now:
             return  # thousands of things happen at the same time
         for work in self._decoding.advance(now):
-            ended = self._ends.pop(work, None)  # None: cancelled in the moment of its end
-            if ended is not None and not ended.done():
-                ended.set_result(True)
+            self._ends.pop(work).set_result(True)
 
     def _schedule(self) -> None:
         if self._timer is not None:

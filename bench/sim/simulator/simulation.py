@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.sim.clock import Clock
 from bench.sim.costs import Costs
 from bench.sim.modes import Mode, Split
 from bench.sim.simulator import virtual_time
@@ -21,6 +20,7 @@ from bench.sim.simulator.cluster import Cluster, EmulatedNode, NodeSeconds, node
 from bench.sim.simulator.decoding import Work
 from bench.sim.simulator.gateways import Gateways, Server
 from bench.sim.simulator.ledger import Group, Ledger
+from bench.sim.simulator.virtual_time import Clock
 from bench.sim.workloads import Workload
 from rollout.gateway.dispatch.policies import TurnRequest
 from scheduler.model.lending_state import BatchForecast
@@ -51,9 +51,7 @@ class Setting:
     warm_up: int = 4
     """Steps before anything counts."""
     steps: int = 8
-    """Steps that count, at least."""
-    least_seconds: float = 0.0
-    """Goes on beyond them until so much time has passed since the beginning."""
+    """Steps that count."""
     max_staleness: int | None = None
     """Bound; None: the workload's."""
     lending: LendingMode = "gated"
@@ -135,18 +133,13 @@ class Result:
         return self.rollouts / self.seconds
 
 
-def simulate(setting: Setting, told: Callable[[float], None] | None = None) -> Result:
-    """Run it. A pure function of the setting; `told` hears when each step ended."""
-    return virtual_time.run(_run(setting, told or _nobody))
+def simulate(setting: Setting) -> Result:
+    """Run it. A pure function of the setting."""
+    return virtual_time.run(_run(setting))
 
 
-def _nobody(_seconds: float) -> None:
-    """Hears nothing."""
-
-
-async def _run(setting: Setting, told: Callable[[float], None]) -> Result:
-    run = _Run(setting)
-    result = await run.train(told)
+async def _run(setting: Setting) -> Result:
+    result = await _Run(setting).train()
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
     return result
@@ -176,7 +169,7 @@ class _Run:
         self._active = 0
         self._trace: list[Turn] = []
 
-    async def train(self, told: Callable[[float], None]) -> Result:
+    async def train(self) -> Result:
         """The trainer's loop."""
         setting, workload = self._setting, self._setting.workload
         if not setting.split.both:
@@ -187,7 +180,7 @@ class _Run:
         ends: list[float] = []
         gangs: list[int] = []
         before, leased_before = NodeSeconds(), 0
-        while not self._is_over(len(ends)):
+        while len(ends) < setting.warm_up + setting.steps:
             if len(ends) == setting.warm_up:
                 before, leased_before = self._seconds(), len(self._ledger.staleness)
             for _ in range(setting.mode.parts):
@@ -196,7 +189,6 @@ class _Run:
             await self._publish()
             ends.append(self._clock.now())
             gangs.append(len(self._gang))
-            told(ends[-1])
         staleness = self._ledger.staleness[leased_before:]
         return Result(
             seconds=ends[-1] - ends[setting.warm_up - 1],
@@ -210,11 +202,6 @@ class _Run:
             gangs=tuple(gangs),
             moves=tuple(self._cluster.moves),
         )
-
-    def _is_over(self, steps: int) -> bool:
-        setting = self._setting
-        enough = steps >= setting.warm_up + setting.steps
-        return enough and self._clock.now() >= setting.least_seconds
 
     async def _groups(self, number: int) -> Sequence[Group]:
         """Wait for groups, giving nodes that can roll out back meanwhile."""

@@ -108,6 +108,25 @@ class _VirtualTimeLoop(asyncio.AbstractEventLoop):
                 context.run(callback, *args)
 
 
+class Clock:
+    """The event loop's clock."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def now(self) -> float:
+        """Seconds."""
+        return self._loop.time()
+
+    async def sleep(self, seconds: float) -> None:
+        """Let seconds pass."""
+        await asyncio.sleep(seconds)
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call back at a time."""
+        return self._loop.call_at(when, callback)
+
+
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` in virtual time, which begins at 0 and stands still while code runs.
 

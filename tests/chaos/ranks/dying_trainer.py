@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import main
-from trainer.data.computations import Accumulate
+from trainer.commands import Accumulate, Command, Form, Optimize
 from trainer.ranks import worker
-from trainer.ranks.commands import Command, Form, Optimize
 
 _carry_out, _begin = worker.Worker.do, worker.Worker.__init__
 _RANK = int(os.environ.get("RANK", "0"))

@@ -19,7 +19,7 @@ from tests.lib.scheduler.support import (
     running_scheduler,
 )
 from trainer.clients.node_client import NodeClient
-from trainer.ranks.commands import Command, Release
+from trainer.commands import Command, Release
 from trainer.ranks.device_lease import DeviceLease
 from trainer.ranks.rank_group import RankGroup
 from trainer.step.replica_count import ReplicaCount

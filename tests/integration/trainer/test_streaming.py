@@ -18,9 +18,9 @@ from tests.lib.trainer.training import Training, groups, other_run
 from trainer.algorithms.base import make_algorithm
 from trainer.batch import batch_source
 from trainer.clients import sample_client
+from trainer.commands import Accumulate
 from trainer.config import TrainerConfig
 from trainer.data.batch_progress import BatchProgress
-from trainer.data.computations import Accumulate
 from trainer.data.gradient_chunks import GradientChunk, GroupChunker
 from trainer.data.token_sequence import sequence
 from trainer.ranks.rank_group import RankGroup

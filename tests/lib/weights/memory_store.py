@@ -1,4 +1,4 @@
-"""The reference implementation of `Store`, for tests and for runs on one machine."""
+"""The reference implementation of `RedisStore`, for tests and for runs on one machine."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 from seamflow.weights.v1.weight_service_pb2 import Manifest
 
 from services.chassis.errors import already_exists, not_found, stale_epoch
-from services.weights.keys import Scope
-from services.weights.redis_store import Allocation, Publish, RedisStore
+from services.weights.keys import Allocation, Publish, Scope
+from services.weights.redis_store import RedisStore
 
 
 @dataclass(slots=True)
@@ -31,7 +32,7 @@ class _Versions:
         self.epoch = epoch
 
 
-class MemoryStore(RedisStore):
+class MemoryStore:
     """Keeps everything in dicts; atomic because no method awaits."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -95,7 +96,7 @@ class MemoryStore(RedisStore):
         return oldest
 
     async def join(self, scope: Scope, group: str, member: str, *, ttl: float) -> None:
-        """See `Store.join`."""
+        """See `RedisStore.join`."""
         self._live(scope, group)[member] = self._clock() + ttl
 
     async def members(self, scope: Scope, group: str) -> list[str]:
@@ -118,3 +119,8 @@ class MemoryStore(RedisStore):
 
     async def close(self) -> None:
         """Nothing to let go of."""
+
+
+def memory_store() -> RedisStore:
+    """A store that takes the place of Redis."""
+    return cast("RedisStore", MemoryStore())

@@ -19,7 +19,7 @@ from services.chassis.rpc.server import Service, started
 from services.lib.weight_files.folder_probe import sees
 from services.weights.cli import build, service
 from services.weights.config import WeightsConfig
-from tests.lib.weights.memory_store import MemoryStore
+from tests.lib.weights.memory_store import memory_store
 
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
@@ -169,7 +169,7 @@ class Trainer:
 
 def in_memory(config: WeightsConfig) -> Service:
     """The weights service on the in-memory oracle."""
-    return service(config, MemoryStore())
+    return service(config, memory_store())
 
 
 @asynccontextmanager

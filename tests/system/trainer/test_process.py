@@ -26,9 +26,9 @@ from tests.lib.trainer.support import (
     trainer_config,
 )
 from trainer.cli import build
+from trainer.commands import Command, Optimize
 from trainer.config import TrainerConfig
 from trainer.data.token_sequence import sequence
-from trainer.ranks.commands import Command, Optimize
 from trainer.ranks.worker import Worker
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

@@ -16,7 +16,7 @@ from tests.system.wheel.only_packages import link_packages, names_of, run_with
 
 OPTIONAL = "peft,tensorboard,wandb,mlflow,datasets,opentelemetry"
 """What the extras beside a process bring; settings ask for it, and say so where it is missing."""
-TORCH = ("-rollout.server.engines.torch", "-rollout.server.engines.model_folder")
+TORCH = ("-rollout.server.engines.torch",)
 SGLANG = "-rollout.server.engines.sglang"
 WITHOUT_TOKENIZER = (
     "-services.lib.rendering",

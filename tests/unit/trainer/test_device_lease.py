@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from services.chassis.errors import Reason, ServiceError
-from trainer.ranks.commands import Command, Release, Restore
+from trainer.commands import Command, Release, Restore
 from trainer.ranks.device_lease import DeviceLease
 from trainer.ranks.offload import DeviceState
 from trainer.ranks.rank_group import RankGroup

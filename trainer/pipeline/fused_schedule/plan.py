@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
-from trainer.pipeline.fused_schedule.annealing import anneal
 from trainer.pipeline.fused_schedule.dispatch import Rule, dispatch
 from trainer.pipeline.fused_schedule.greedy import greedy
 from trainer.pipeline.fused_schedule.problem import (
@@ -16,7 +19,7 @@ from trainer.pipeline.fused_schedule.problem import (
     Problem,
     lower_bound,
 )
-from trainer.pipeline.fused_schedule.search import search
+from trainer.pipeline.fused_schedule.task_graph import TaskGraph
 from trainer.pipeline.fused_schedule.timeline import timeline
 
 _ROUNDS = (0.02, 0.1, 0.88)
@@ -103,3 +106,117 @@ def _one_forward_one_backward(pipeline: Pipeline, stage: int) -> list[int]:
     ahead = min(number, pipeline.num_stages - stage)
     steady = [BACKWARD, FORWARD] * (number - ahead)
     return [FORWARD] * ahead + steady + [BACKWARD] * ahead
+
+
+_HOTTEST = 0.5
+"""Highest temperature, in forward times of the first model."""
+_TRIES_PER_PATH = 8
+
+
+def anneal(
+    problem: Problem, orders: Orders, cpu_seconds: float, seed: int = 0
+) -> tuple[Orders, float]:
+    """Improve a schedule by simulated annealing; the best one seen, and its time.
+
+    Only a swap of neighbours on a longest path can make a schedule shorter (van Laarhoven, Aarts
+    and Lenstra, 1992). A swap is given up as soon as one task would end later than is accepted. It
+    ends early at the lower bound.
+    """
+    rng, bound, began = random.Random(seed), lower_bound(problem), time.process_time()
+    graph = TaskGraph(problem, orders)
+    best = orders, graph.seconds
+    hottest = _HOTTEST * max(problem.pipelines[0].forward)
+    while best[1] > bound:
+        left = 1 - (time.process_time() - began) / cpu_seconds
+        pairs = graph.swappable(rng) if left > 0 else []
+        if not pairs:
+            break
+        _swap_one(graph, pairs, hottest * left, rng)
+        if graph.seconds < best[1]:
+            best = graph.orders(), graph.seconds
+    return best
+
+
+def _swap_one(
+    graph: TaskGraph, pairs: list[tuple[int, int]], temperature: float, rng: random.Random
+) -> None:
+    """Make the first of some swaps that lengthens the schedule by no more than chance allows."""
+    seconds = graph.seconds
+    for first, second in rng.sample(pairs, min(_TRIES_PER_PATH, len(pairs))):
+        longer = -temperature * math.log(max(rng.random(), 1e-12))
+        if graph.swap(first, second, seconds + longer):
+            return
+
+
+_POOL = 24
+_SAMPLED = 6
+_NEW_SHARE = 0.1
+_CHANGED_SHARE = 0.35
+_STEPS = (0.3, 0.3, 0.3, 0.2, 0.2, 0.2, 0.2, 1.0, 1.0)
+"""Standard deviations of the changes, by weight."""
+_UNLIMITED = 99.0
+
+_Weights = tuple[float, ...]
+
+
+def search(problem: Problem, cpu_seconds: float, seed: int = 0) -> tuple[Orders, float]:
+    """The best schedule found, and its time; it ends early at the lower bound.
+
+    Hill climbing in a pool of rules: of a few drawn ones the best is changed a little.
+
+    Args:
+        problem: what is scheduled.
+        cpu_seconds: at least one rule is tried.
+        seed: of the random numbers.
+    """
+    rng, bound, end = random.Random(seed), lower_bound(problem), time.process_time() + cpu_seconds
+    fresh = _fresh(rng, problem)
+    pool: list[tuple[float, int, _Weights]] = []
+    best: tuple[Orders, float] | None = None
+    tries = 0
+    while best is None or (best[1] > bound and time.process_time() < end):
+        tries += 1
+        weights = next(fresh) if _is_new(rng, pool) else _changed(rng, pool)
+        orders, seconds = dispatch(problem, _rule(weights))
+        pool = sorted([*pool, (seconds, tries, weights)])[:_POOL]
+        if best is None or seconds < best[1]:
+            best = orders, seconds
+    return best
+
+
+def _is_new(rng: random.Random, pool: list[tuple[float, int, _Weights]]) -> bool:
+    return len(pool) < _POOL or rng.random() < _NEW_SHARE
+
+
+def _fresh(rng: random.Random, problem: Problem) -> Iterator[_Weights]:
+    """Rules that are often good, then random ones."""
+    first, other = problem.pipelines[0], problem.pipelines[-1]
+    even = first.seconds_alone / other.seconds_alone
+    for weight, backward, offset in product((1.0, even), (0.0, 1.0), (0.0, _UNLIMITED)):
+        yield (weight, backward, backward, 0.0, 1.0, 1.0, 1.0, offset, offset)
+    while True:
+        backward_shares = (rng.uniform(-1, 1.5), rng.uniform(-1, 1.5))
+        slopes = (rng.uniform(0.3, 1.6), rng.uniform(0.3, 1.6))
+        offsets = (rng.choice((0, 0, 1, 2, _UNLIMITED)), rng.choice((0, 0, 1, 2, _UNLIMITED)))
+        others = (rng.uniform(-1, 1), rng.uniform(0, 1.5))
+        yield (rng.uniform(0.3, 3), *backward_shares, *others, *slopes, *offsets)
+
+
+def _changed(rng: random.Random, pool: list[tuple[float, int, _Weights]]) -> _Weights:
+    weights = min(rng.sample(pool, _SAMPLED))[2]
+    return tuple(
+        each + rng.gauss(0, step) if rng.random() < _CHANGED_SHARE else each
+        for each, step in zip(weights, _STEPS, strict=True)
+    )
+
+
+def _rule(weights: _Weights) -> Rule:
+    weight, first, others, share, behind, slope_0, slope_1, offset_0, offset_1 = weights
+    return Rule(
+        weight=weight,
+        backward_shares=(first, others),
+        share=share,
+        behind=behind,
+        window_slopes=(slope_0, slope_1),
+        window_offsets=(offset_0, offset_1),
+    )

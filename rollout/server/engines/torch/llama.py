@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rollout.server.engines.torch.onednn_linear import Linear
+from rollout.server.engines.torch.packed_linear import Linear
 from rollout.server.engines.torch.paged_cache import PagedCache, Plan
 from rollout.server.engines.torch.row_model import Step
 from rollout.server.engines.torch.weight_reading.safetensors_reader import (

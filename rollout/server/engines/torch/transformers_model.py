@@ -5,13 +5,13 @@ which most are, has a faster implementation (`llama.LlamaModel`), used if it com
 
 Shapes: R rows of a pass, S new tokens of each, T positions, V vocabulary.
 """
-
-# ruff: noqa: N803, N806 -- tensors carry their shapes in their names
+# ruff: noqa: N803, N806 -- tensors carry shape suffixes
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rollout.server.engines.model_folder import context, read_config
 from rollout.server.engines.torch.expert_slots import ExpertSlots
 from rollout.server.engines.torch.llama import LlamaModel, is_llama
 from rollout.server.engines.torch.row_model import Part, RowModel, Step
@@ -42,6 +41,7 @@ from rollout.server.engines.torch.weight_reading.safetensors_reader import (
 from services.chassis.log import get_logger
 from services.lib.model_files.end_ids import end_ids
 from services.lib.model_files.model_folder import check_model_folder
+from services.lib.model_files.text_config import check_layers, read_text_config
 from services.lib.routed_experts import RoutingShape
 from services.lib.transformer.load_causal import load_causal
 from services.lib.transformer.routers import prepare_routers, recording
@@ -354,3 +354,36 @@ def _groups(parts: list[Part]) -> list[list[Part]]:
         else:
             groups.append([part])
     return groups
+
+
+def read_config(folder: Path) -> Any:
+    """Return the text model's configuration. Raises `ValueError` if no row of it can be cached."""
+    text = read_text_config(folder)
+    check_layers(folder, text)
+    return text
+
+
+def context(config: Any, max_context: int | None, longest: int | None = None) -> int:
+    """Return the context to serve, checked against the model.
+
+    Args:
+        config: of the model.
+        max_context: that is asked for; None: what the model allows.
+        longest: tokens of the longest row that is computed exactly; None: any.
+    """
+    limit = int(getattr(config, "max_position_embeddings", None) or 4096)
+    limit = min(limit, longest or limit)
+    most = min(int(limit * _growth(config)), longest or sys.maxsize)
+    if max_context is not None and max_context > most:
+        raise ValueError(f"max_context is {max_context}: this model reads at most {most} tokens")
+    return max_context or limit
+
+
+def _growth(config: Any) -> float:
+    """How many times its context a model reads if asked to: `dynamic` rope grows with the row."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    parameters = (rope, *(each for each in rope.values() if isinstance(each, dict)))
+    return max(
+        (float(p.get("factor") or 1) for p in parameters if p.get("rope_type") == "dynamic"),
+        default=1.0,
+    )

@@ -16,7 +16,7 @@ from services.chassis.errors import ServiceError
 from services.weights.keys import Scope
 from services.weights.version_feed import VersionFeed
 from services.weights.version_folders import WeightFolders
-from tests.lib.weights.memory_store import MemoryStore
+from tests.lib.weights.memory_store import memory_store
 from tests.lib.weights.support import FILES, Trainer, describe, names_in, weights_service, write
 
 FAILED = grpc.StatusCode.FAILED_PRECONDITION
@@ -264,7 +264,7 @@ async def test_watchers_receive_commits_of_all_replicas(tmp_path: Path, redis_ur
 
 async def test_a_drain_ends_watches() -> None:
     """A draining replica ends its watches with UNAVAILABLE, so that clients reconnect."""
-    feed = VersionFeed(MemoryStore(), poll_seconds=0.02)
+    feed = VersionFeed(memory_store(), poll_seconds=0.02)
     waiting = asyncio.ensure_future(feed.newer(Scope(run_id="run", model="policy"), 0))
     await asyncio.sleep(0)
     await feed.close()

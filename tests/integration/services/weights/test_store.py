@@ -12,9 +12,9 @@ from seamflow.weights.v1.weight_service_pb2 import Manifest, WeightFile
 from services.chassis.errors import Reason, ServiceError
 from services.chassis.redis.connect import connect
 from services.weights import keys
-from services.weights.keys import Scope
-from services.weights.redis_store import Allocation, Publish, RedisStore
-from tests.lib.weights.memory_store import MemoryStore
+from services.weights.keys import Allocation, Publish, Scope
+from services.weights.redis_store import RedisStore
+from tests.lib.weights.memory_store import memory_store
 
 HUGE_EPOCH = 2**62
 
@@ -23,7 +23,7 @@ HUGE_EPOCH = 2**62
 async def store(request: pytest.FixtureRequest) -> AsyncIterator[RedisStore]:
     """An empty store of each kind."""
     if request.param == "memory":
-        yield MemoryStore()
+        yield memory_store()
         return
     redis_store = RedisStore(connect(request.getfixturevalue("redis_url")))
     yield redis_store

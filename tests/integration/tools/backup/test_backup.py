@@ -17,8 +17,8 @@ from seamflow.trajectory.v1 import trajectory_service_pb2
 from seamflow.weights.v1.weight_service_pb2 import Manifest, WeightFile
 
 from services.chassis.rpc.server import started
-from services.weights.keys import Scope
-from services.weights.redis_store import Publish, RedisStore
+from services.weights.keys import Publish, Scope
+from services.weights.redis_store import RedisStore
 from tests.lib.redis_server import RedisServer
 from tests.lib.trajectory_manager.client import Client
 from tools.backup.backup_command import main

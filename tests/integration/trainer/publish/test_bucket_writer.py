@@ -10,9 +10,10 @@ import torch
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from trainer.commands import WriteBuckets
 from trainer.publish.attempt_messages import AttemptMessages
 from trainer.publish.bucket_plan import bucket_limit, plan_buckets, whole_tensors
-from trainer.publish.bucket_writer import BucketWriter, Snapshot, WriteBuckets, WritingRank
+from trainer.publish.bucket_writer import BucketWriter, Snapshot, WritingRank
 
 
 def test_a_closed_writer_has_no_thread(tmp_path: Path) -> None:

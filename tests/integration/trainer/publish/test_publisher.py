@@ -31,9 +31,10 @@ from services.lib.weight_files.folder_probe import own_probe, sees
 from services.weights.config import WeightsConfig
 from services.weights.servicer import WeightServicer
 from tests.lib.weights.support import in_memory
+from trainer.commands import WriteBuckets
 from trainer.publish import bucket_writer, publisher, weight_folder
 from trainer.publish.bucket_plan import plan_buckets, whole_tensors
-from trainer.publish.bucket_writer import BucketWriter, Snapshot, WriteBuckets, WritingRank
+from trainer.publish.bucket_writer import BucketWriter, Snapshot, WritingRank
 from trainer.publish.snapshot_weights import SnapshotWeights, held_weights
 
 

@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from services.lib.transformer import context_group
 from tests.lib.trainer.support import make_samples, trainer_config
+from trainer.commands import Accumulate
 from trainer.config import TrainerConfig
-from trainer.data.computations import Accumulate
 from trainer.data.token_sequence import sequence
 from trainer.policy.backend import Backend
 from trainer.policy.totals import Totals

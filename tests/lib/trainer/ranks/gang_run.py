@@ -22,11 +22,11 @@ from services.lib.routed_experts import RoutingShape
 from tests.lib.trainer.ranks.published_weights import write_snapshot, written_tensors
 from tests.lib.trainer.support import make_samples, trainer_config
 from trainer.checkpoint import checkpoint_files
+from trainer.commands import Exit, Load, Optimize, Release, Restore, Save, Written
 from trainer.config import TrainerConfig
 from trainer.data.gradient_chunks import GradientChunk
 from trainer.data.token_sequence import TokenSequence, sequence
 from trainer.ranks.command_channel import Rank0, worker_loop
-from trainer.ranks.commands import Exit, Load, Optimize, Release, Restore, Save, Written
 from trainer.ranks.process_group import join
 from trainer.ranks.rank_group import RankGroup
 from trainer.ranks.worker import Worker

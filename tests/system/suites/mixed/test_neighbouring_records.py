@@ -19,8 +19,8 @@ from services.chassis.redis.connect import connect
 from services.node_agent import procfs
 from services.node_agent.process_journal import ProcessJournal
 from services.weights import keys
-from services.weights.keys import Scope
-from services.weights.redis_store import Publish, RedisStore
+from services.weights.keys import Publish, Scope
+from services.weights.redis_store import RedisStore
 from tests.unit.suites.mixed.test_neighbouring_records import NEW
 
 _UNKNOWN_FIELD = b"\xfa\x7f\x01x"

@@ -12,8 +12,8 @@ from tests.lib.trainer.one_parameter import Weights
 from tests.lib.trainer.s3_server import s3_server
 from tests.lib.trainer.support import ROOT, environment
 from trainer.checkpoint import checkpoint_files, own_files
-from trainer.checkpoint.host_copy import copy_stream
 from trainer.checkpoint.shard_writer import ShardWriter
+from trainer.host_copy import copy_stream
 from trainer.object_path import ObjectPath
 
 _PART_BYTES = 5 << 20
@@ -23,7 +23,7 @@ import sys, time
 from trainer import object_path, tensor_bytes
 from trainer.checkpoint import checkpoint_files, own_files, object_tensors
 from tests.lib.trainer.one_parameter import Weights
-from trainer.checkpoint.host_copy import copy_stream
+from trainer.host_copy import copy_stream
 from trainer.checkpoint.shard_writer import ShardWriter
 
 object_path._BLOCK_BYTES = tensor_bytes._PIECE_BYTES = {_PART_BYTES}

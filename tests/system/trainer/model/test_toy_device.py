@@ -30,10 +30,10 @@ from tests.lib.trainer.device.toy_device import (
 from tests.lib.trainer.ranks.forked_ranks import run_forked
 from tests.lib.trainer.support import JOB_CONFIG, make_samples, trainer_config
 from trainer.algorithms.base import make_algorithm
-from trainer.checkpoint.host_copy import HostCopy, copy_stream
 from trainer.config import TrainerConfig
 from trainer.config.algorithm_names import ALGORITHMS
 from trainer.data.token_sequence import sequence
+from trainer.host_copy import HostCopy, copy_stream
 from trainer.model.critic import add_value_head
 from trainer.model.load_model import Models, load_whole
 from trainer.model.token_predictions import predict_within

@@ -25,12 +25,12 @@ from tests.lib.trainer.ranks.published_weights import write_snapshot, written_te
 from tests.lib.trainer.support import make_model, trainer_config
 from tests.system.services.weights.process import running
 from trainer.checkpoint.model_folder import write_model_folder
+from trainer.commands import Exit
 from trainer.config import TrainerConfig
 from trainer.publish import uploader
 from trainer.publish.bucket_gather import BucketGather, BucketsLostError
 from trainer.publish.publisher import Publisher
 from trainer.ranks.command_channel import Rank0, worker_loop
-from trainer.ranks.commands import Exit
 from trainer.ranks.process_group import join
 from trainer.ranks.worker import Worker
 

@@ -16,13 +16,12 @@ from typing import Any
 
 from tests.lib.trainer.ranks.gang_run import Ranks
 from tests.lib.trainer.support import make_samples, trainer_config
+from trainer.commands import Accumulate, Command, Exit, Release, Restore
 from trainer.config import TrainerConfig
-from trainer.data.computations import Accumulate
 from trainer.data.gradient_chunks import GradientChunk
 from trainer.data.token_sequence import sequence
 from trainer.ranks import worker as worker_module
 from trainer.ranks.command_channel import Rank0, RankFailedError, worker_loop
-from trainer.ranks.commands import Command, Exit, Release, Restore
 from trainer.ranks.process_group import RankInfo, join
 from trainer.ranks.rank_group import RankGroup
 from trainer.ranks.rank_restarts import keep_rank
@@ -85,7 +84,7 @@ def _live(job: dict[str, Any], life: int) -> None:
     MortalWorker.deaths, MortalWorker.place = tuple(job.get("deaths", ())), (ranks.rank, life)
     MortalWorker.done = Counter()
     if job.get("forgets_state"):
-        worker_module.transfer = lambda *_: None  # type: ignore[attr-defined]
+        worker_module.transfer = lambda *_: None
     worker = MortalWorker(config, ranks.store, waits=life > 1)
     if ranks.rank == 0:
         asyncio.run(_lead(Rank0(ranks, worker), config, job, out))

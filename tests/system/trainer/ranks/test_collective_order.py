@@ -18,7 +18,7 @@ from tests.lib.trainer.ranks.forked_ranks import exit_codes
 from tests.lib.trainer.ranks.gang_run import run_rank
 from tests.lib.trainer.support import JOB_CONFIG
 from tests.system.trainer.ranks.mortal_run import Death, run_mortal
-from trainer.data.computations import Accumulate
+from trainer.commands import Accumulate
 from trainer.policy.backend import Predictions
 from trainer.policy.sharded_backend import ShardedBackend
 from trainer.policy.totals import Totals

@@ -11,11 +11,10 @@ from safetensors.torch import load_file
 
 from tests.lib.trainer.ranks.whole_run import greatest_difference, losses, run
 from tests.lib.trainer.support import JOB_CONFIG, ROUNDING, make_samples
+from trainer.commands import Accumulate, Exit, Optimize, Release, decode, encode
 from trainer.data.advantages import SequenceAdvantages
-from trainer.data.computations import Accumulate
 from trainer.data.micro_batch import MicroBatch, plan_micro_batches
 from trainer.data.token_sequence import sequence
-from trainer.ranks.commands import Exit, Optimize, Release, decode, encode
 from trainer.ranks.process_group import check_nodes
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.sim.allocation.__main__ import compared
-from bench.sim.allocation.drifting_run import NODES, Rates, drifting_setting, rates
+from bench.sim.allocation import NODES, Rates, compared, drifting_setting, rates
 
 
 def test_lengths_double_once_and_training_has_less_than_twice_the_work() -> None:

@@ -1,4 +1,4 @@
-"""The choice of a split for each mode, and what lending and its gate are compared with."""
+"""The choice of a split for each mode."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from dataclasses import replace
 import pytest
 
 from bench.sim.comparison import best, splits
-from bench.sim.lending_grid import Cell, measure, scaled
 from bench.sim.modes import MODES, Split
-from bench.sim.scale import setting as scale_setting
 from bench.sim.simulator.simulation import simulate
-from tests.lib.bench_sim.support import AGENTIC, SINGLE, setting
+from tests.lib.bench_sim.support import AGENTIC, setting
 
 NODES = 5
 
@@ -39,28 +37,9 @@ def test_splits_are_those_a_mode_can_have() -> None:
     assert lent == [Split(rollout=2, train=0, both=1), Split(rollout=1, train=0, both=2)]
 
 
-def test_a_cell_of_the_grid_compares_three_ways_of_lending() -> None:
-    """Nodes that are too few to generate gain from being lent; the price is what the gate loses."""
-    cell = measure(replace(setting(workload=scaled(SINGLE, 4.0)), steps=4), rollout=1, train=3)
-    assert set(cell.rates) == {"never", "always", "gated"}
-    assert cell.always_gain > 1.1
-    known = Cell(
-        workload="w", rollout=1, train=3, rates={"never": 2.0, "always": 4.0, "gated": 3.0}
-    )
-    assert (known.gate_ratio, known.always_gain, known.price) == (1.5, 2.0, 0.25)
-    assert known.name == "w.1_3"
-
-
 def test_scaled_outputs_are_longer_and_nothing_else() -> None:
     """Draws are the same otherwise."""
-    longer = scaled(AGENTIC, 2.0)
+    longer = AGENTIC.scaled(2.0)
     assert longer.output_tokens.median == 2 * AGENTIC.output_tokens.median
     assert longer.most_context == 2 * AGENTIC.most_context
-    assert scaled(AGENTIC, 0.5).most_context == AGENTIC.most_context
-
-
-def test_a_large_cluster_trains_on_larger_batches() -> None:
-    """In proportion to its nodes, so that a step takes as long."""
-    small, large = (scale_setting(nodes, 3600.0, 0) for nodes in (16, 1000))
-    assert large.split.nodes == 1000
-    assert large.workload.groups_per_step == small.workload.groups_per_step * 1000 // 16
+    assert AGENTIC.scaled(0.5).most_context == AGENTIC.most_context

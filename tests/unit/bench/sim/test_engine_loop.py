@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from bench.sim.clock import Clock
 from bench.sim.costs import load_costs
 from bench.sim.simulator import virtual_time
 from bench.sim.simulator.decoding import Work
 from bench.sim.simulator.engine_loop import EngineLoop
+from bench.sim.simulator.virtual_time import Clock
 
 COSTS = replace(load_costs().engine, decode_seconds_per_cached_token=0.0)
 STEP = COSTS.decode_seconds.seconds(1)
@@ -80,26 +79,6 @@ def test_sequences_that_are_given_up_say_how_far_they_came() -> None:
     virtual_time.run(main())
 
 
-def test_nobody_waits_for_a_cancelled_sequence() -> None:
-    """Its slot is another's, whether it ran or was held."""
-
-    async def main() -> None:
-        loop, clock = engine(slots=1), Clock()
-        works = [Work(n, 0, 10, 0) for n in range(3)]
-        futures = [loop.submit(work) for work in works]
-        loop.cancel(works[0])
-        loop.hold()
-        loop.cancel(works[1])
-        loop.cancel(works[1])
-        loop.go_on()
-        assert await futures[2]
-        assert clock.now() == pytest.approx(10 * STEP)
-        assert not futures[0].done()
-        assert not futures[1].done()
-
-    virtual_time.run(main())
-
-
 def test_an_update_tells_the_time_spent_so_far() -> None:
     """Prefill that is still to come is not in it."""
 
@@ -115,29 +94,3 @@ def test_an_update_tells_the_time_spent_so_far() -> None:
         assert await asyncio.wait_for(ended, 1.0)
 
     virtual_time.run(main())
-
-
-class Late(Clock):
-    """Its timers come too late."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def now(self) -> float:
-        """As set."""
-        return self.seconds
-
-    def call_at(self, when: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
-        """Not before the test is over."""
-        return asyncio.get_running_loop().call_later(1e6, callback)
-
-
-async def test_a_sequence_may_be_cancelled_in_the_moment_of_its_end() -> None:
-    """Those that end with it are told all the same."""
-    clock = Late()
-    loop, works = EngineLoop(COSTS, 2, clock), [Work(n, 0, 10, 0) for n in range(2)]
-    futures = [loop.submit(work) for work in works]
-    clock.seconds = 20 * STEP
-    loop.cancel(works[0])
-    assert futures[1].done()
-    assert await futures[1]

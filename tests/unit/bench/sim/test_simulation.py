@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 
 import pytest
 
-from bench.sim.costs import load_costs
-from bench.sim.lending_grid import scaled
+from bench.sim.costs import EngineCosts, load_costs
 from bench.sim.modes import MODES, Split
-from bench.sim.simulator.closed_form import generation_seconds
 from bench.sim.simulator.cluster import EmulatedNode, NodeSeconds
 from bench.sim.simulator.decoding import Work
 from bench.sim.simulator.ledger import Ledger
@@ -66,7 +65,7 @@ def test_every_token_is_sampled_once_however_often_nodes_are_taken_away(
 
 def test_training_nodes_are_lent_and_come_back() -> None:
     """Each of them trains and generates in turns, with a switch in between."""
-    run = setting(workload=scaled(SINGLE, 4.0))
+    run = setting(workload=SINGLE.scaled(4.0))
     result = simulate(replace(run, split=LENT, lending="always"))
     for node, stretches in result.stretches.items():
         doing = [name for name, _ in groupby(name for _, name in stretches if name != "idle")]
@@ -94,6 +93,27 @@ def test_without_put_off_publishes_work_grows_too_old(monkeypatch: pytest.Monkey
     assert max(bounded.staleness) <= 1
     monkeypatch.setattr(Ledger, "may_publish", lambda *_: True)
     assert max(simulate(run).staleness) > 1
+
+
+def generation_seconds(lengths: Sequence[int], prompt_tokens: int, costs: EngineCosts) -> float:
+    """Seconds until a node has sampled sequences of `lengths` that all begin at the same time.
+
+    All have a slot. Between two ends the number of sequences c is constant, so with the lengths in
+    ascending order l_1 <= ... <= l_n, l_0 = 0, it is
+
+        n p / f + sum over i of (l_i - l_(i-1)) (T(c_i) + k c_i (p + (l_i + l_(i-1)) / 2)),
+
+    c_i = n - i + 1, with p prompt tokens each, f prefilled tokens per second, T(c) seconds of a
+    decode step, and k seconds for each cached token read.
+    """
+    seconds = len(lengths) * prompt_tokens / costs.prefill_tokens_per_second
+    before = 0
+    for ended, length in enumerate(sorted(lengths)):
+        running = len(lengths) - ended
+        cached = running * (prompt_tokens + (length + before) / 2)
+        seconds += (length - before) * costs.step_seconds(running, cached)
+        before = length
+    return seconds
 
 
 @pytest.mark.parametrize("name", ["single_turn_8k", "single_turn_20k"])
@@ -133,12 +153,3 @@ def test_several_gateways_share_a_large_cluster() -> None:
     )
     one, several = (simulate(run).rollouts_per_second / run.split.nodes for run in (small, large))
     assert several == pytest.approx(one, rel=0.15)
-
-
-def test_a_run_goes_on_for_as_long_as_it_shall() -> None:
-    """Somebody hears when each step ended."""
-    heard: list[float] = []
-    result = simulate(replace(setting(), least_seconds=300.0), heard.append)
-    assert heard == list(result.step_ends)
-    assert heard[-2] < 300.0 <= heard[-1]
-    assert result.rollouts == (len(heard) - 1) * SINGLE.rollouts_per_step

@@ -7,8 +7,8 @@ import functools
 
 import pytest
 
-from bench.sim.clock import Clock
 from bench.sim.simulator import virtual_time
+from bench.sim.simulator.virtual_time import Clock
 
 
 def test_sleepers_wake_in_order_at_their_time() -> None:
@@ -27,18 +27,6 @@ def test_sleepers_wake_in_order_at_their_time() -> None:
 
     virtual_time.run(main())
     assert woken == [("first", 0.5), ("second", 1e6), ("last", 4e6)]
-
-
-def test_a_faster_clock_tells_its_own_seconds() -> None:
-    """Emulated seconds are those that callers see."""
-
-    async def main() -> list[float]:
-        clock, times = Clock(speed=10.0), list[float]()
-        clock.call_at(30.0, lambda: times.append(clock.now()))
-        await clock.sleep(50.0)
-        return [*times, clock.now(), asyncio.get_running_loop().time()]
-
-    assert virtual_time.run(main()) == pytest.approx([30.0, 50.0, 5.0])
 
 
 def test_calls_of_the_same_time_are_made_in_the_order_of_asking() -> None:

@@ -19,8 +19,8 @@ from services.chassis.errors import ConfigError, ExitCode
 from tests.lib.trainer.one_parameter import Weights
 from trainer import fsync_files
 from trainer.checkpoint import checkpoint_files, object_tensors
-from trainer.checkpoint.host_copy import copy_stream
 from trainer.checkpoint.shard_writer import ShardWriter
+from trainer.host_copy import copy_stream
 
 
 def state(step: int) -> checkpoint_files.Checkpoint:

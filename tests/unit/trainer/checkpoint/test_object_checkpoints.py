@@ -14,8 +14,8 @@ from tests.lib.trainer.one_parameter import Weights
 from trainer.checkpoint import checkpoint_files, object_tensors
 from trainer.checkpoint.best_checkpoint import BestObject
 from trainer.checkpoint.checksums import DamagedError
-from trainer.checkpoint.host_copy import copy_stream
 from trainer.checkpoint.shard_writer import ShardWriter
+from trainer.host_copy import copy_stream
 from trainer.object_path import Folder, ObjectPath
 
 

@@ -8,7 +8,7 @@ from itertools import chain
 import pytest
 
 from tests.lib.trainer.support import make_samples
-from trainer.data.measured_batch import measured_batch
+from trainer.batch.batch_source import measured_batch
 from trainer.data.token_sequence import sequence
 
 

@@ -23,7 +23,7 @@ from tests.suites.field.tiny_models import make_config, make_model
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.load_model import _checkpoint_activations
 from trainer.policy.forward import forward
-from trainer.policy.replayed_experts import routed_experts
+from trainer.policy.model_input import routed_experts
 
 _LAYERS, _CHOSEN, _EXPERTS, _NONE = 2, 2, 8, 255
 _GROUPS = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 2}

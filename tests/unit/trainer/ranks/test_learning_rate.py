@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.lib.trainer.support import trainer_config
-from trainer.policy.learning_rate import learning_rate
+from trainer.policy.optimizer import learning_rate
 
 
 def rates(**changes: object) -> list[float]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from tests.lib.trainer.support import make_samples, trainer_config
+from trainer.commands import encode
 from trainer.data.token_sequence import sequence, trainable_tokens
-from trainer.ranks.commands import encode
 from trainer.step.chunk_commands import ChunkCommands
 
 

@@ -10,7 +10,7 @@ import torch
 
 from trainer.data.token_sequence import TokenSequence
 from trainer.model.token_predictions import _entropies, _scaled_logprobs, token_logprobs
-from trainer.tracking.step_shares import (
+from trainer.tracking.step_record import (
     completion_lengths,
     cut_rollouts,
     equal_groups,

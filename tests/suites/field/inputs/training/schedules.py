@@ -23,8 +23,7 @@ from transformers import (
 from tests.lib.trainer.support import trainer_config
 from tests.suites.field.kind import Kind
 from tests.suites.field.tiny_models import TINY, make_config, make_model
-from trainer.policy.learning_rate import learning_rate
-from trainer.policy.optimizer import Optimizer, decayed_names
+from trainer.policy.optimizer import Optimizer, decayed_names, learning_rate
 
 _SCHEDULES: Mapping[str, Callable[..., LambdaLR]] = {
     "constant": get_constant_schedule_with_warmup,

@@ -9,10 +9,9 @@ import pytest
 
 from bench.fusion.settings import SETTINGS, Setting
 from tests.lib.mostly_long import mostly_long
-from trainer.pipeline.fused_schedule.annealing import anneal
 from trainer.pipeline.fused_schedule.dispatch import Rule, dispatch
 from trainer.pipeline.fused_schedule.greedy import greedy
-from trainer.pipeline.fused_schedule.plan import fused_plan, serial_orders
+from trainer.pipeline.fused_schedule.plan import anneal, fused_plan, serial_orders
 from trainer.pipeline.fused_schedule.problem import (
     BACKWARD,
     FORWARD,

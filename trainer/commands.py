@@ -9,28 +9,39 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from trainer.data.computations import Accumulate, Predict
+from trainer.data.micro_batch import MicroBatch
 from trainer.data.micro_batch_columns import from_columns, to_columns
-from trainer.publish.bucket_writer import WriteBuckets
 
-__all__ = [
-    "Command",
-    "Discard",
-    "Exit",
-    "Form",
-    "Leave",
-    "Load",
-    "Measure",
-    "Optimize",
-    "Release",
-    "Restore",
-    "Save",
-    "TakeSnapshot",
-    "WriteBuckets",
-    "Written",
-    "decode",
-    "encode",
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accumulate:
+    """Add the gradient of a chunk to the gradient of the step."""
+
+    weight_version: int
+    """Base version of the step: staleness is relative to it."""
+    num_tokens: int
+    """Trainable tokens of the chunk, over all ranks."""
+    denominator: float
+    """The chunk's term in the denominator of the step's loss."""
+    micro_batches: tuple[MicroBatch, ...]
+    """The rank's micro-batches; every rank has the same number. None with a mini-batch: those of
+    its `Predict`, which the rank has."""
+    actions: tuple[tuple[int, int, int], ...] = ()
+    """In a pipeline, the rank's tasks in order: model, kind, micro-batch (`trainer/pipeline`)."""
+    mini_batch: int | None = None
+    """Number of the mini-batch of an earlier `Predict`; None: the step has one update."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predict:
+    """Keep the log-probs and values of a mini-batch under the weights at the start of a step."""
+
+    mini_batch: int
+    """Its number, from 0; what an earlier step kept under it is forgotten."""
+    micro_batches: tuple[MicroBatch, ...]
+    """As those of `Accumulate`."""
+    actions: tuple[tuple[int, int, int], ...] = ()
+    """As those of `Accumulate`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +119,24 @@ class Leave:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeSnapshot:
     """Copy this rank's part of what is published to the host, where `WriteBuckets` finds it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteBuckets:
+    """Write the buckets of the snapshot beside the commands that follow, and report each."""
+
+    attempt: int
+    """Number of this attempt, unlike any before."""
+    weight_version: int = 0
+    """Of the files; 0: compute their checksums and write nothing."""
+    epoch: int = 0
+    """Of the trainer; 0: nothing is sent."""
+    spool: str = ""
+    """Folder for files that are sent."""
+    folder: str = ""
+    """The weights service's, for ranks that see it; empty: it offers none."""
+    probe: tuple[str, str] = ("", "")
+    """Name of the probe in that folder, and its content as hex digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from tests.lib.trainer.one_parameter import Weights
-from trainer.checkpoint.host_copy import HostCopy, copy_stream
 from trainer.checkpoint.shard_writer import ShardWriter
+from trainer.commands import Command, Measure, Optimize
+from trainer.host_copy import HostCopy, copy_stream
 from trainer.policy.policy import Policy
-from trainer.ranks.commands import Command, Measure, Optimize
 from trainer.ranks.worker import Worker
 
 

@@ -1,1 +1,0 @@
-"""Nodes that move between training and generation while a run goes on: `make bench-allocation`."""

@@ -1,1 +1,0 @@
-"""The real services on emulated GPUs: only GPU work is replaced, by the latency model."""
