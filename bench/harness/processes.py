@@ -22,6 +22,8 @@ from services.lib.redis_binary import find_redis_server
 
 ROOT = Path(__file__).parents[2]
 _START_SECONDS = 120.0
+_MANAGER = {"trajectory_manager.limits": {"START_SECONDS": 60.0, "SWEEP_SECONDS": 0.2}}
+"""Waits of a manager whose Redis is killed, and whose leases are short."""
 _LOOK_SECONDS = 0.005
 # The kernel ends the child when the parent is gone, even if the parent was killed.
 _TIED = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
@@ -165,11 +167,10 @@ def manager(
         "SEAMFLOW_TRAJECTORY_MANAGER_REDIS_URL": redis_url,
         "SEAMFLOW_TRAJECTORY_MANAGER_DURABILITY": durability,
         "SEAMFLOW_TRAJECTORY_MANAGER_REPLICAS": str(replicas),
-        "SEAMFLOW_TRAJECTORY_MANAGER_START_SECONDS": "60",
-        "SEAMFLOW_TRAJECTORY_MANAGER_SWEEP_SECONDS": "0.2",
     }
-    given = environment({**settings, **(extra or {})})
-    return Server(f"manager-{port}", python(module), folder, given, port)
+    given = environment({**settings, VARIABLE: json.dumps(_MANAGER), **(extra or {})})
+    command = python("bench.harness.constants", module)
+    return Server(f"manager-{port}", command, folder, given, port)
 
 
 def service(

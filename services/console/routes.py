@@ -28,7 +28,7 @@ from services.console.views.steps import step_curves
 from services.console.views.token_window import MAX_TOKENS, token_window
 from services.console.views.transcript import transcript
 
-_POLL_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """Time between two looks at the services while a page is open; none is open: they are left
 alone."""
 _MAX_PAGES = 64
@@ -189,7 +189,7 @@ class Routes:
             store = await self._store(run)
             if known is not None:
                 await known.close()
-            known = RunState(run, store, _POLL_SECONDS)
+            known = RunState(run, store, POLL_SECONDS)
             self._states[run.run_id] = known
         return known
 
@@ -202,7 +202,7 @@ class Routes:
         if known is None or known.state is not state:
             if known is not None:
                 await known.close()
-            known = RunFeed(state, await self._store(run), _POLL_SECONDS)
+            known = RunFeed(state, await self._store(run), POLL_SECONDS)
             self._feeds[run.run_id] = known
         return known
 

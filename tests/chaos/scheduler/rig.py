@@ -22,6 +22,7 @@ from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStu
 from seamflow.stubs import async_stub
 
 from bench.harness import processes
+from bench.harness.constants import VARIABLE
 from bench.harness.processes import Server
 from bench.harness.redis_process import free_port
 from tests.chaos.calls import call_retrying_async
@@ -245,13 +246,13 @@ def scheduler_server(folder: Path, redis_port: int, lease: Lease, variant: Varia
         "SEAMFLOW_SCHEDULER_PORT": str(port),
         "SEAMFLOW_SCHEDULER_ADMIN_PORT": "-1",
         "SEAMFLOW_SCHEDULER_LEASE_SECONDS": str(lease.seconds),
-        "SEAMFLOW_SCHEDULER_LEASE_MARGIN_SECONDS": str(lease.margin),
+        VARIABLE: json.dumps({"scheduler.limits": {"LEASE_MARGIN_SECONDS": lease.margin}}),
         "SEAMFLOW_SCHEDULER_POLICY": variant.policy,
         "SEAMFLOW_SCHEDULER_DRAIN_SECONDS": "1",
     }
     if variant.durable:
         settings["SEAMFLOW_SCHEDULER_REDIS_URL"] = f"redis://127.0.0.1:{redis_port}/0"
-    command = processes.python(variant.scheduler)
+    command = processes.python("bench.harness.constants", variant.scheduler)
     return Server(f"scheduler-{port}", command, folder, processes.environment(settings), port)
 
 
@@ -268,10 +269,10 @@ def node_agent(rig: Rig, name: str, gate: Gate, worker: Server) -> Server:
         "SEAMFLOW_NODE_AGENT_ROLLOUT_SERVER": worker.address,
         "SEAMFLOW_NODE_AGENT_TRAINER": worker.address,
         "SEAMFLOW_NODE_AGENT_WORKERS": json.dumps([{"tag": "score", "address": worker.address}]),
-        "SEAMFLOW_NODE_AGENT_RECHECK_SECONDS": "1",
+        VARIABLE: json.dumps({"services.node_agent.cli": {"RECHECK_SECONDS": 1.0}}),
     }
     given = processes.environment(settings)
-    command = processes.python(rig.variant.agent)
+    command = processes.python("bench.harness.constants", rig.variant.agent)
     return Server(f"agent-{name}-{port}", command, rig.setting.folder, given, port)
 
 

@@ -107,8 +107,8 @@ class Rig:
         }
         flags = ["--engine", _ENGINE, "--run-id", RUN, "--weights", f"127.0.0.1:{self.port}"]
         flags += ["--port", "0", "--admin-port", "-1", "--cache-folder", str(self.folder / name)]
-        flags += ["--weight-folder-check", "size" if name == "unchecked" else "sha256"]
-        self._run(name, "rollout.server", *flags, **variables)
+        module = "tests.suites.publish_kills.unchecked_server"
+        self._run(name, module if name == "unchecked" else "rollout.server", *flags, **variables)
 
     def _run(self, name: str, module: str, *arguments: str, **variables: str) -> None:
         python_path = ":".join(sys.path)

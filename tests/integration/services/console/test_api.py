@@ -103,7 +103,7 @@ async def test_services_that_do_not_answer_are_waited_for(redis_url: str) -> Non
 
 async def test_a_page_that_follows_hears_of_rollouts(redis_url: str) -> None:
     """When the stream is closed its follower is removed."""
-    async with world(redis_url, poll_seconds=0.05) as shown:
+    async with world(redis_url) as shown:
         url = f"{shown.url}/api/runs/{shown.client.run_id}/events"
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with shown.http.get(url, headers=headers) as stream:

@@ -26,6 +26,8 @@ from trainer.commands import Exit, Load, Optimize, Release, Restore, Save, Writt
 from trainer.config import TrainerConfig
 from trainer.data.gradient_chunks import GradientChunk
 from trainer.data.token_sequence import TokenSequence, sequence
+from trainer.pipeline import schedule
+from trainer.publish import bucket_plan
 from trainer.ranks.command_channel import Rank0, worker_loop
 from trainer.ranks.process_group import join
 from trainer.ranks.rank_group import RankGroup
@@ -33,6 +35,8 @@ from trainer.ranks.worker import Worker
 from trainer.step.chunk_commands import ChunkCommands
 from trainer.step.step_runner import StepRunner
 from trainer.tracking.step_record import StepRecord
+
+schedule._PLAN_SECONDS = 0.02  # of models as small as these
 
 T = TypeVar("T")
 
@@ -166,8 +170,9 @@ async def write_weights(rank0: Rank0, out: Path) -> None:
 
 
 def run_rank(job: dict[str, object]) -> None:
-    """Run this process's rank of the job."""
+    """Run this process's rank of the job; `bucket_bytes` bounds the files that it publishes."""
     out = Path(str(job["out"]))
+    bucket_plan._MAX_BYTES = int(str(job.get("bucket_bytes", bucket_plan._MAX_BYTES)))
     values = {**job["config"], "model": Path(str(job["model"]))}  # type: ignore[dict-item]
     config = trainer_config(run_id="r", checkpoint__folder=out / "checkpoints", **values)
     ranks = join(config)

@@ -116,7 +116,6 @@ async def fleet(folder: Path) -> AsyncIterator[Fleet]:
             run_id=RUN,
             trajectory_manager=address,
             train_every_turns=TURNS,
-            poll_seconds=0.05,
         )
         config = GatewayConfig(
             model=make_tokenizer_folder(folder / "model"),

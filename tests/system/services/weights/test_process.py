@@ -81,7 +81,6 @@ async def test_without_redis_it_exits_69(tmp_path: Path) -> None:
     [
         ((), "folder"),
         (("--redis-url", "r", "--folder", "f", "--keep-versions", "0"), "keep_versions"),
-        (("--redis-url", "r", "--folder", "f", "--poll-seconds", "0"), "poll_seconds"),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_by_name(flags: tuple[str, ...], named: str) -> None:

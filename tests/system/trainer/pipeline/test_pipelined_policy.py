@@ -16,7 +16,7 @@ from trainer.model.load_model import load_whole
 from trainer.pipeline.stage import Stage
 
 STEPS = [1, 2, 3, 4]
-PIPELINE = {"backend": "pipeline", "pipeline__plan_seconds": 0.02}
+PIPELINE = {"backend": "pipeline"}
 
 
 def job_config(critic_model: Path, **settings: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from tests.system.services.weights.process import running
 from trainer.checkpoint.model_folder import write_model_folder
 from trainer.commands import Exit
 from trainer.config import TrainerConfig
-from trainer.publish import uploader
+from trainer.publish import bucket_plan, uploader
 from trainer.publish.bucket_gather import BucketGather, BucketsLostError
 from trainer.publish.publisher import Publisher
 from trainer.ranks.command_channel import Rank0, worker_loop
@@ -59,7 +59,8 @@ def test_the_files_are_the_whole_model(tmp_path: Path, kind: str) -> None:
     small = {
         **job,
         "out": tmp_path / "small",
-        "config": {**settings, "publish__bucket_bytes": LIMIT},
+        "config": settings,
+        "bucket_bytes": LIMIT,
     }
     large = {**job, "out": tmp_path / "large", "config": settings}
     run_forked(RANKS, run_rank, small)
@@ -89,11 +90,11 @@ def held(out: Path) -> list[int]:
 def with_ranks(job: dict[str, Any], lead: Callable[..., Any]) -> None:
     """A gang whose rank 0 does `lead`."""
     out = Path(job["out"])
+    bucket_plan._MAX_BYTES = LIMIT
     config = trainer_config(
         run_id=job.get("run_id", "r"),
         checkpoint__folder=out / "checkpoints",
         model=Path(job["model"]),
-        publish__bucket_bytes=LIMIT,
         **job["config"],
     )
     ranks = join(config)
