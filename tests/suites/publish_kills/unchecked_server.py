@@ -6,5 +6,5 @@ from rollout.server.cli import main
 from rollout.server.weights.transports.shared_folder import SharedFolder
 
 if __name__ == "__main__":
-    SharedFolder._check = lambda *_: None  # type: ignore[method-assign,assignment]
+    SharedFolder._check = lambda *_: None  # type: ignore[method-assign]
     main()
