@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from seamflow.installation.extras import missing_packages
+from seamflow.installation import missing_packages
 
 from services.chassis.config.load import load, load_or_exit
 from services.chassis.config.settings import ServerConfig

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from services.chassis.errors import ConfigError, StartupError, UsageError
+from services.chassis.errors import ExitCode, StartupError, UsageError
 from services.launcher.set_option import with_file
 from services.node_agent import known_devices
 from services.node_agent.known_devices import Device
@@ -20,7 +21,6 @@ from tools.plan.engine_size import engine_size
 from tools.plan.report import STEPS, cost_lines, engine_lines, head_line, time_lines, training_lines
 from tools.plan.run_shape import RunShape, read_run
 from tools.plan.splits import Splits, read_profiles, split_lines, write_values
-from tools.plan.step_seconds import Measured
 from tools.plan.training_count import TrainingCount, count_training
 from trainer.algorithms.base import make_algorithm
 
@@ -57,51 +57,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     warnings.filterwarnings("ignore")  # of torch, on tensors that have no memory
     try:
         given, run = parser.parse_known_args(with_file(sys.argv[1:] if argv is None else argv))
-        wanted = _wanted(given)
+        if given.price is not None and given.price < 0:
+            raise UsageError(f"--price is {given.price}: give dollars an hour, at least 0")
+        device = given.device if given.price is None else replace(given.device, price=given.price)
         shape = read_run(
             ["--config", given.config, *run],
             longest=given.rollout_tokens,
             mean=given.mean_tokens,
             prompt=given.prompt_tokens,
         )
-        for line in plan(shape, wanted):
+        if given.train_device and shape.shared_nodes:
+            raise UsageError("--train-device: nodes of the run do both; give each one tag")
+        for line in _plan(shape, device, given):
             print(line, flush=True)
     except StartupError as error:
         parser.exit(error.exit_code, f"{parser.prog}: {error}\n")
+    except ValueError as error:  # the model cannot be made, or a setting does not fit it
+        parser.exit(ExitCode.CONFIG, f"{parser.prog}: {error}\n")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What a plan is made for."""
-
-    device: Device
-    """Of all nodes."""
-    train_device: Device | None = None
-    """Of the nodes that train; None: the same."""
-    measured: Measured | None = None
-    """Seconds by number of nodes in place of rooflines."""
-    nodes: int | None = None
-    """To split; None: as many as the run has."""
-    values: Path | None = None
-    """Gets the Helm values of the best split."""
-
-
-def plan(shape: RunShape, wanted: Wanted) -> Iterator[str]:
-    """The lines of a plan.
-
-    Raises:
-        ConfigError: the model cannot be made, a setting does not fit it, or there is no split to
-            write.
-    """
-    try:
-        yield from _plan(shape, wanted)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _plan(shape: RunShape, wanted: Wanted) -> Iterator[str]:
+def _plan(shape: RunShape, device: Device, given: argparse.Namespace) -> Iterator[str]:
     size, longest = engine_size(shape.trainer.model), shape.lengths.longest
-    device, trains = wanted.device, wanted.train_device or wanted.device
+    trains = given.train_device or device
     yield head_line(shape, device, size)
     count = _count(shape, longest)
     cure = find_cures(shape, count, trains.usable_bytes, partial(_count, tokens=longest))
@@ -114,21 +91,22 @@ def _plan(shape: RunShape, wanted: Wanted) -> Iterator[str]:
         state=cure.count,
         size=size,
         device=device,
-        train_device=wanted.train_device,
-        measured=wanted.measured,
+        train_device=given.train_device,
+        measured=read_profiles(given.profile) if given.profile else None,
     )
     if cure.settings:
         yield f"with {', '.join(f'{name} = {value}' for name, value in cure.settings.items())}:"
     configured = splits.of(cure.shape)
-    yield from time_lines(configured.seconds)
-    yield from cost_lines(configured, device)
-    best = splits.best(wanted.nodes or len(shape.nodes))
+    if math.isfinite(configured.seconds.step):  # else fewer nodes than were measured
+        yield from time_lines(configured.seconds)
+        yield from cost_lines(configured, device)
+    best = splits.best(given.split_nodes or len(shape.nodes))
     yield from split_lines(configured, best, STEPS)
-    if wanted.values is not None:
+    if given.values is not None:
         if not best:
-            raise ValueError(f"--values {wanted.values}: no split of these nodes fits the device")
+            raise ValueError(f"--values {given.values}: no split of these nodes fits the device")
         fastest = min(best, key=lambda split: split.seconds.step)
-        write_values(wanted.values, fastest.shape, cure.settings)
+        write_values(given.values, fastest.shape, cure.settings)
 
 
 def _count(shape: RunShape, tokens: int) -> TrainingCount:
@@ -141,27 +119,17 @@ def _count(shape: RunShape, tokens: int) -> TrainingCount:
     )
 
 
-def _wanted(given: argparse.Namespace) -> Wanted:
-    for name in ("price", "nodes"):
-        if (value := getattr(given, name)) is not None and value < 0:
-            raise UsageError(f"--{name} is {value}: give at least 0")
-    device = _device("--device", given.device)
-    priced = device if given.price is None else replace(device, price=given.price)
-    trains = given.train_device
-    return Wanted(
-        device=priced,
-        train_device=_device("--train-device", trains) if trains else None,
-        measured=read_profiles(given.profile) if given.profile else None,
-        nodes=given.nodes,
-        values=given.values,
-    )
-
-
-def _device(flag: str, name: str) -> Device:
+def _device(name: str) -> Device:
     try:
         return known_devices.device(name)
     except ValueError as error:
-        raise UsageError(f"{flag} is {error}") from error
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number of at least 1")
+    return int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -172,13 +140,19 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", required=True, help="of the run; train.toml here is found")
-    parser.add_argument("--device", required=True, help="such as h100-80, of every node")
-    parser.add_argument("--train-device", help="of the nodes that train, where it is another")
+    parser.add_argument(
+        "--device", type=_device, required=True, help="such as h100-80, of every node"
+    )
+    parser.add_argument(
+        "--train-device", type=_device, help="of the nodes that train, where it is another"
+    )
     parser.add_argument("--price", type=float, help="dollars an hour for a --device")
-    parser.add_argument("--rollout-tokens", type=int, help="of the longest rollouts")
-    parser.add_argument("--mean-tokens", type=int, help="of a rollout on average")
-    parser.add_argument("--prompt-tokens", type=int, help="of them that are not sampled")
-    parser.add_argument("--nodes", type=int, help="to split (as many as the run has)")
+    parser.add_argument("--rollout-tokens", type=_positive, help="of the longest rollouts")
+    parser.add_argument("--mean-tokens", type=_positive, help="of a rollout on average")
+    parser.add_argument("--prompt-tokens", type=_positive, help="of them that are not sampled")
+    parser.add_argument(
+        "--split-nodes", type=_positive, help="nodes to split (as many as the run has)"
+    )
     parser.add_argument("--profile", type=Path, help="TOML: measured seconds of both stages")
     parser.add_argument("--values", type=Path, help="gets Helm values of the best split")
     return parser

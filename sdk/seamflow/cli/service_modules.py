@@ -11,8 +11,7 @@ from typing import NoReturn
 
 from seamflow.cli.parser import Verbs
 from seamflow.inspect.endpoints import UsageError
-from seamflow.installation.extras import how_to_install, missing_packages
-from seamflow.installation.services_folder import find_services
+from seamflow.installation import find_services, how_to_install, missing_packages
 from seamflow.user_code.user_modules import FOLDER_VARIABLE
 
 _WHOLE = "quickstart"

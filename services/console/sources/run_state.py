@@ -12,8 +12,8 @@ from dataclasses import replace
 import grpc.aio
 from seamflow.durations import seconds_of
 from seamflow.errors import NotFoundError, SeamflowError
-from seamflow.failure_causes import Cause, causes
 from seamflow.inspect.endpoints import Endpoints
+from seamflow.inspect.failure_causes import Cause, causes
 from seamflow.inspect.snapshot import Snapshot, gather
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trajectory.v1 import trajectory_pb2

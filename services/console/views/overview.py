@@ -7,8 +7,8 @@ from typing import Any
 
 from seamflow.enum_names import enum_name
 from seamflow.evaluator.v1 import evaluator_service_pb2 as evaluator_pb
-from seamflow.failure_causes import Cause
 from seamflow.inspect.diagnosis import Finding, activity, node_state, published
+from seamflow.inspect.failure_causes import Cause
 from seamflow.inspect.learning import not_learning
 from seamflow.inspect.progress import read_progress
 from seamflow.inspect.run_folders import started

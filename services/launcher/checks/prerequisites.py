@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from seamflow.installation.extras import how_to_install, missing_packages
+from seamflow.installation import how_to_install, missing_packages
 
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from seamflow.failure_causes import causes
+from seamflow.inspect.failure_causes import causes
 from seamflow.inspect.progress import WINDOW, Progress
 from seamflow.inspect.run_files import read_steps
 from seamflow.trajectory.v1 import trajectory_pb2

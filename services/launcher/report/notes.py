@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import grpc.aio
-from seamflow.failure_causes import causes
 from seamflow.inspect.diagnosis import Finding
+from seamflow.inspect.failure_causes import causes
 from seamflow.inspect.learning import not_learning
 from seamflow.inspect.progress import equal_groups_discarded, read_progress, with_counts
 from seamflow.inspect.run_files import GrowingSteps

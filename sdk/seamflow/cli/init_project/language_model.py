@@ -15,8 +15,7 @@ from pathlib import Path
 
 from seamflow.inspect.endpoints import UsageError
 from seamflow.inspect.named_run import note
-from seamflow.installation.extras import how_to_install, missing_packages
-from seamflow.installation.services_folder import find_services
+from seamflow.installation import find_services, how_to_install, missing_packages
 
 _CONVERT = "trainer.model.convert_gguf"
 

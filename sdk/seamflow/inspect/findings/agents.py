@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from seamflow.failure_causes import causes
 from seamflow.inspect.diagnosis import Finding, groups, published
+from seamflow.inspect.failure_causes import causes
 from seamflow.inspect.snapshot import Snapshot
 
 _START_SECONDS = 60.0

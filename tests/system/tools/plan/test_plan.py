@@ -83,13 +83,19 @@ def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--device", "h100"), "--device is 'h100': give one of h100-80, "),
+        (("--device", "h100"), "argument --device: 'h100': give one of h100-80, "),
         (("--device", "h100-80", "--mean-tokens", "90000"), "each must be above the one before"),
         (
             ("--device", "h100-80", "--set", "trainer.backend=pipeline"),
             "a forecast counts the fsdp",
         ),
         (("--device", "h100-80", "--model", "nowhere"), "has no config.json"),
+        (("--device", "h100-80", "--split-nodes", "0"), "--split-nodes: '0': give a number"),
+        (("--device", "h100-80", "--price", "-1"), "--price is -1.0: give dollars an hour"),
+        (
+            ("--device", "h100-80", "--train-device", "h800-80", "--nodes", "a: rollout train"),
+            "--train-device: nodes of the run do both",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -159,7 +159,7 @@ def test_a_ranker_without_its_library_is_a_configuration_error(
     config = make_config(ranker=True)
     plans = plan(config, make_layout(config, tmp_path)).values()
     check_installed(plans, None)
-    there = "seamflow.installation.extras._is_installed"
+    there = "seamflow.installation._is_installed"
     monkeypatch.setattr(there, lambda name: name != "scikit-learn")
     with pytest.raises(ConfigError, match=r"^ranker needs .*pip install 'seamflow\[ranker\]'$"):
         check_installed(plans, None)

@@ -1,15 +1,20 @@
-"""Which packages of an extra, such as `seamflow[trainer]`, are missing here."""
+"""What is installed: the code of the services, and which packages of an extra are missing."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution, requires
+from pathlib import Path
+
+import seamflow
 
 _OURS = "seamflow"
 _REQUIREMENT = re.compile(
     r"""(?P<name>[\w.-]+)\s*(\[(?P<extras>[^\]]*)\])?.*\bextra\s*==\s*["'](?P<extra>[^"']+)["']"""
 )
+
+_PACKAGE = Path(seamflow.__file__).parent
 
 
 def missing_packages(extra: str) -> list[str]:
@@ -52,3 +57,15 @@ def _is_installed(name: str) -> bool:
     except PackageNotFoundError:
         return False
     return True
+
+
+def find_services(package: Path = _PACKAGE, here: Path | None = None) -> Path | None:
+    """The folder that `services`, `trainer` and the others are imported from; None: there is none.
+
+    That of the wheel, or the checkout that this very package lies in, so that SDK and services are
+    of one release; only a package without services, as in the images, takes the checkout around
+    the folder `here` (None: the current one).
+    """
+    here = Path.cwd() if here is None else here
+    places = (package / "_services", package.parents[1], here, *here.parents)
+    return next((place for place in places if (place / "services" / "launcher").is_dir()), None)

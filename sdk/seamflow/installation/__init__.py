@@ -1,1 +1,0 @@
-"""What is installed: the code of the services, and the packages that an extra names."""
