@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -111,12 +111,7 @@ class EnvironmentClient:
             episode_id=episode_id or uuid.uuid4().hex,
             task=_task(task),
             seed=seed,
-            base_url=endpoint.base_url,
-            anthropic_base_url=endpoint.anthropic_base_url,
-            rollout_gateway=endpoint.rollout_gateway,
-            run_id=endpoint.run_id,
-            rollout_id=endpoint.rollout_id,
-            credential=endpoint.credential,
+            **asdict(endpoint),
         )
         return await retrying(lambda: self._run_episode(request), timeout=timeout)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import fields
 from typing import Any
 
 import grpc
@@ -170,14 +171,7 @@ class EnvironmentServicer(EnvironmentServiceServicer):
 async def _run(
     user: UserObject, task: Task, request: pb.RunEpisodeRequest
 ) -> pb.RunEpisodeResponse:
-    endpoint = Endpoint(
-        base_url=request.base_url,
-        anthropic_base_url=request.anthropic_base_url,
-        rollout_gateway=request.rollout_gateway,
-        run_id=request.run_id,
-        rollout_id=request.rollout_id,
-        credential=request.credential,
-    )
+    endpoint = Endpoint(**{field.name: getattr(request, field.name) for field in fields(Endpoint)})
     try:
         rewards = to_rewards("run", await user.call("run", task, endpoint, request.seed))
     except Exception as error:
