@@ -36,7 +36,6 @@ class DecodedSequence:
     limit: int
     """The length at which it ends."""
     stop_ids: frozenset[int]
-    """Ids that end it."""
     seed: int
     """63 bits; drawn once for a request without a seed, so that a pause changes no token."""
     sent: int
