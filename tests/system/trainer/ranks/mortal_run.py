@@ -84,7 +84,7 @@ def _live(job: dict[str, Any], life: int) -> None:
     MortalWorker.deaths, MortalWorker.place = tuple(job.get("deaths", ())), (ranks.rank, life)
     MortalWorker.done = Counter()
     if job.get("forgets_state"):
-        worker_module.transfer = lambda *_: None  # type: ignore[attr-defined]
+        worker_module.transfer = lambda *_: None
     worker = MortalWorker(config, ranks.store, waits=life > 1)
     if ranks.rank == 0:
         asyncio.run(_lead(Rank0(ranks, worker), config, job, out))
