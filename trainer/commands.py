@@ -81,7 +81,6 @@ class Written:
     """Ask whether this rank's shard in `folder` is durable: "written" is 1 or 0."""
 
     folder: str
-    """The folder of an earlier `Save`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +88,6 @@ class Load:
     """Load the training state in `folder`, written by any number of ranks."""
 
     folder: str
-    """The folder of a complete checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,12 @@ from trainer.background.async_checkpointer import AsyncCheckpointer
 from trainer.background.async_publisher import AsyncPublisher
 from trainer.background.background_task import run_with_background
 from trainer.background.sample_recorder import SampleRecorder
-from trainer.batch.accepted_samples import AcceptedSamples
-from trainer.batch.batch_source import BatchSource
 from trainer.checkpoint.resume import changed_settings, take_over
 from trainer.clients.node_client import NodeClient
 from trainer.clients.sample_client import SampleClient
 from trainer.config import TrainerConfig
+from trainer.leasing.accepted_samples import AcceptedSamples
+from trainer.leasing.batch_source import BatchSource
 from trainer.publish.publisher import Publisher
 from trainer.publish.snapshot_weights import SnapshotWeights
 from trainer.ranks.device_lease import DeviceLease

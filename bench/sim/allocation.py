@@ -103,7 +103,6 @@ class Drifting(Workload):
     """A workload whose lengths change once."""
 
     after: Workload
-    """What agents do after the change."""
     num_before: int
     """Batches before it."""
 

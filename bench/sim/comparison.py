@@ -28,7 +28,6 @@ class Row:
     setting: Setting
     """With the split that was chosen."""
     result: Result
-    """What came of it."""
 
     @property
     def useful_share(self) -> float:

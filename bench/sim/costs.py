@@ -62,11 +62,9 @@ class Costs:
     """All of them."""
 
     engine: EngineCosts
-    """Generation."""
     training: TrainingCosts
     """Training, scoring by a reference included."""
     switching: SwitchingCosts
-    """In between."""
 
 
 def load_costs(file: Path = _FILE) -> Costs:

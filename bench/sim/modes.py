@@ -33,7 +33,6 @@ class Mode:
     """A way to run."""
 
     name: str
-    """In tables."""
     kind: Literal["colocated", "disaggregated", "multiplexed"]
     """Which splits of the nodes it may have."""
     admission: Literal["published", "leased"]

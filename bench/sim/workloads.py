@@ -19,9 +19,7 @@ class TurnPlan:
     new_tokens: int
     """Tokens of the prompt or of the environment that come before it."""
     output_tokens: int
-    """Tokens it samples."""
     tool_seconds: float
-    """How long the environment then takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +27,6 @@ class RolloutPlan:
     """What one agent does from beginning to end."""
 
     turns: tuple[TurnPlan, ...]
-    """In order."""
 
     @property
     def tokens(self) -> int:
@@ -49,7 +46,6 @@ class LogNormal:
     median: float
     """Of the distribution before it is cut."""
     sigma: float
-    """Standard deviation of the logarithm."""
     most: float
     """Greater ones are cut to this."""
     prompt_share: float
@@ -67,7 +63,6 @@ class Workload:
     """A kind of agent, and the steps it is trained in."""
 
     name: str
-    """Its table's."""
     least_turns: int
     """Of a rollout."""
     most_turns: int
@@ -85,7 +80,6 @@ class Workload:
     group_size: int
     """Rollouts of one task."""
     groups_per_step: int
-    """Groups of an optimizer step."""
     slots: int
     """Sequences that an engine decodes at once."""
     rollouts_per_node: int

@@ -14,10 +14,10 @@ from seamflow.rollout.v1.rollout_server_service_pb2_grpc import (
 )
 
 from rollout.server.config import RolloutServerConfig
+from rollout.server.engine_lifecycle import EngineLifecycle, State
 from rollout.server.engine_supervisor import EngineSupervisor
 from rollout.server.engines import build_engine
 from rollout.server.engines.engine import PauseMode
-from rollout.server.server import RolloutServer, State
 from rollout.server.servicer import RolloutServerServicer
 from rollout.server.weight_watcher import WeightWatcher
 from rollout.server.weights.open_weights import open_weight_source
@@ -50,13 +50,13 @@ async def build(config: RolloutServerConfig) -> AsyncIterator[Service]:
         servicers: Servicers = ()
         server_id = config.server_id or f"{socket.gethostname()}-{os.getpid()}"
         if config.weights is None:
-            server = RolloutServer(engine, None, update_pause=pause)
+            server = EngineLifecycle(engine, None, update_pause=pause)
             begin = server.begin
             background.append(begin)
         else:
             source = await open_weight_source(config, config.weights, stack)
             waits = config.weight_update_at == "turn"
-            server = RolloutServer(
+            server = EngineLifecycle(
                 engine,
                 source.cache,
                 update_pause=pause,
@@ -76,7 +76,7 @@ async def build(config: RolloutServerConfig) -> AsyncIterator[Service]:
 
 def _service(
     config: RolloutServerConfig,
-    server: RolloutServer,
+    server: EngineLifecycle,
     server_id: str,
     servicers: Servicers,
     background: list[Background],
@@ -95,7 +95,7 @@ def _service(
     )
 
 
-async def _start(server: RolloutServer) -> None:
+async def _start(server: EngineLifecycle) -> None:
     try:
         await server.start()
     except ValueError as error:

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from rollout.server.engine_lifecycle import EngineLifecycle, State
 from rollout.server.engines.engine import EngineFailed
-from rollout.server.server import RolloutServer, State
 from services.chassis import metrics
 from services.chassis.log import get_logger
 
@@ -24,7 +24,7 @@ class EngineSupervisor:
 
     def __init__(
         self,
-        server: RolloutServer,
+        server: EngineLifecycle,
         begin: Begin,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

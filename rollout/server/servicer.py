@@ -1,4 +1,4 @@
-"""rollout.v1.RolloutServerService: translates messages for `RolloutServer`, without logic."""
+"""rollout.v1.RolloutServerService: translates messages for `EngineLifecycle`, without logic."""
 
 # ruff: noqa: N802 -- rpcs are named by the contract
 
@@ -15,6 +15,7 @@ from seamflow.durations import seconds_of
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceServicer
 
+from rollout.server.engine_lifecycle import EngineLifecycle, State
 from rollout.server.engines.engine import (
     Chunk,
     ContextLengthError,
@@ -28,7 +29,6 @@ from rollout.server.engines.engine import (
     VersionSource,
     WeightsError,
 )
-from rollout.server.server import RolloutServer, State
 from rollout.server.weights.transport import NotVisible, PhaseTimeout, SourceLost
 from services.chassis import metrics
 from services.chassis.errors import (
@@ -74,9 +74,9 @@ _STATES = {
 
 
 class RolloutServerServicer(RolloutServerServiceServicer):
-    """Serves one `RolloutServer` for one run."""
+    """Serves one `EngineLifecycle` for one run."""
 
-    def __init__(self, server: RolloutServer, *, server_id: str, run_id: str) -> None:
+    def __init__(self, server: EngineLifecycle, *, server_id: str, run_id: str) -> None:
         self._server = server
         self._server_id = server_id
         self._run_id = run_id

@@ -12,8 +12,8 @@ from seamflow.errors import SeamflowError
 from seamflow.retry import Backoff
 from seamflow.weights.v1 import weight_service_pb2 as pb
 
+from rollout.server.engine_lifecycle import EngineLifecycle
 from rollout.server.engines.engine import EngineFailed, WeightsError
-from rollout.server.server import RolloutServer
 from services.chassis import metrics
 from services.chassis.log import get_logger
 from services.chassis.rpc import tracing
@@ -32,7 +32,7 @@ class WeightWatcher:
     """
 
     def __init__(
-        self, server: RolloutServer, stub: WeightServiceAsyncStub, *, run_id: str, model: str
+        self, server: EngineLifecycle, stub: WeightServiceAsyncStub, *, run_id: str, model: str
     ) -> None:
         self._server = server
         self._stub = stub

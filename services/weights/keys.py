@@ -13,7 +13,6 @@ class Scope:
     """A model of a run; each has its own sequence of versions."""
 
     run_id: str
-    """Training job."""
     model: str
     """Name of the model within the run."""
 
@@ -27,7 +26,6 @@ class Publish:
     step: int
     """Optimizer step that made the weights."""
     parent: int
-    """Version they were trained from."""
     epoch: int
     """Fencing number of the trainer."""
 
@@ -37,9 +35,7 @@ class Allocation:
     """An allocated version."""
 
     step: int
-    """Optimizer step that made the weights."""
     parent: int
-    """Version they were trained from."""
 
 
 STORE = "sf:weights:store"

@@ -40,7 +40,6 @@ class Relay:
     """Settings of file relay between rollout servers."""
 
     trees: int = 4
-    """Broadcast trees."""
     fanout: int = 2
     """Maximum children of a server in one tree."""
     seconds: float = 60.0
@@ -322,11 +321,8 @@ class _StoredVersion:
     files: Sequence[WeightFile]
     """All files of the version, in the manifest's order; those that are announced so far."""
     scope: Scope
-    """Model of the version."""
     weight_version: int
-    """Its number."""
     folders: WeightFolders
-    """Opens them."""
 
     async def open(self, file: WeightFile) -> OpenShard:
         """Open one of the files."""

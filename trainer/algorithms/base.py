@@ -25,7 +25,6 @@ class Rollouts:
     """All rollouts of a step."""
 
     rewards_R: NDArray[np.float64]
-    """The rewards to maximise."""
     group_ids: Sequence[str]
     """Rollouts of one group belong to the same task."""
     num_tokens_R: NDArray[np.int64]

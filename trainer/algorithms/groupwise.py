@@ -74,7 +74,6 @@ class WholeRollouts:
     log_ratio_R: torch.Tensor
     """log pi(y) - log pi_ref(y) over all sequences of the rollout, with gradient."""
     rewards_R: torch.Tensor
-    """Reward of each rollout."""
     groups_R: torch.Tensor
     """Group of each rollout, from 0."""
     num_groups: int

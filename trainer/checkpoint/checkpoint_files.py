@@ -66,7 +66,6 @@ class Checkpoint:
     """The state of a checkpoint apart from its tensors."""
 
     run_id: str
-    """Training job."""
     step: int
     """Newest optimizer step it covers."""
     weight_version: int

@@ -26,13 +26,10 @@ class TurnReward(NamedTuple):
     """A reward of one turn."""
 
     name: str
-    """Name of the reward."""
     value: float
-    """Its value."""
     end: int
     """Tokens of the sequence up to the end of the turn."""
     turn_id: str
-    """The turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +43,6 @@ class TokenSequence:
     group_id: str
     """Group whose rewards are compared."""
     token_ids_T: NDArray[np.int32]
-    """Vocabulary ids."""
     behaviour_logprobs_T: NDArray[np.float32]
     """Log-probs recorded at sampling, after temperature; 0 for environment tokens."""
     reference_logprobs_T: NDArray[np.float32]
@@ -56,7 +52,6 @@ class TokenSequence:
     weight_versions_T: NDArray[np.int64]
     """Weight version each token was sampled with; 0 for environment tokens."""
     temperatures_T: NDArray[np.float32]
-    """Sampling temperature of each token's turn."""
     rewards: Mapping[str, float]
     """By name, those of the rollout plus those of the sequence's turns; and the sample's columns of
     one value."""

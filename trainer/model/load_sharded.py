@@ -59,7 +59,6 @@ class EmptyModels:
     policy: nn.Module
     """The causal language model, with adapters and the critic's layer where they are set."""
     critic: CriticModel | None
-    """The critic's own model."""
     critic_base: nn.Module | None
     """The causal language model that the critic's own is made of."""
     routing: RoutingShape | str

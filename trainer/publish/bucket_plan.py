@@ -79,7 +79,6 @@ class Bucket:
     """The groups of one file."""
 
     file: str
-    """Its name."""
     owner: int
     """The rank that gathers, converts, writes and sends it."""
     groups: tuple[Group, ...]

@@ -29,7 +29,6 @@ class RankInfo:
     """This process's rank, and the store that connects it with the others."""
 
     rank: int
-    """Its number."""
     world_size: int
     """Number of ranks when none is lost."""
     store: Store

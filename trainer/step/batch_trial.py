@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer import fsync_files
-from trainer.batch.accepted_samples import AcceptedSamples
 from trainer.clients.sample_client import SampleClient
 from trainer.config import TrainerConfig
 from trainer.data.token_sequence import TokenSequence
+from trainer.leasing.accepted_samples import AcceptedSamples
 from trainer.step.step_runner import StepRunner
 
 _TRIAL_DELIVERIES = 3

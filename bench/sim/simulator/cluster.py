@@ -45,7 +45,6 @@ class NodeSeconds:
     repeated_prefill: float = 0.0
     """Prefill of tokens that had been prefilled before."""
     idle: float = 0.0
-    """The rest."""
 
     def __add__(self, other: NodeSeconds) -> NodeSeconds:
         return self._with(other, 1.0)

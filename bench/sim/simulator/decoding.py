@@ -42,7 +42,6 @@ class Busy:
     """What an engine did with its time, in seconds."""
 
     decode: float = 0.0
-    """Decode steps."""
     prefill: float = 0.0
     """First prefill of tokens."""
     repeated_prefill: float = 0.0
@@ -54,7 +53,6 @@ class Decoding:
     """The engine of one node."""
 
     costs: EngineCosts
-    """Its latency model."""
     slots: int
     """Most sequences at once; fewer where their keys and values do not fit."""
     now: float = 0.0

@@ -21,7 +21,6 @@ class Group:
     number: int
     """Its place in the order of admission."""
     plans: list[RolloutPlan]
-    """What its rollouts do."""
     running: int
     """Rollouts that have not ended."""
     oldest: dict[int, tuple[int, int]] = field(default_factory=dict)

@@ -33,13 +33,9 @@ class Setting:
     """One run."""
 
     mode: Mode
-    """How the nodes are used."""
     workload: Workload
-    """What the agents do."""
     split: Split
-    """Which node can do what."""
     costs: Costs
-    """What GPU work takes."""
     other_costs: Costs | None = None
     """What it takes on nodes of another kind; None: there are none."""
     num_other: int = 0
@@ -47,11 +43,9 @@ class Setting:
     transfer_seconds: float = 0.0
     """From a publish until servers have the weights, as over a slow link."""
     seed: int = 0
-    """Of the workload."""
     warm_up: int = 4
     """Steps before anything counts."""
     steps: int = 8
-    """Steps that count."""
     max_staleness: int | None = None
     """Bound; None: the workload's."""
     lending: LendingMode = "gated"
@@ -62,9 +56,7 @@ class Setting:
     first_gang: int = 1
     """Nodes of the gang at first, if they move."""
     dispatch: str = "least_load"
-    """Of the gateway."""
     keep_turns: bool = False
-    """Whether to return every turn."""
 
     @property
     def bound(self) -> int:
@@ -91,15 +83,12 @@ class Turn:
     """A turn that ended where it began."""
 
     node_id: str
-    """Where."""
     begun: float
     """When it asked for a server."""
     ended: float
     """When its last token was sampled."""
     prompt_tokens: int
-    """Before it."""
     output_tokens: int
-    """Sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +98,7 @@ class Result:
     seconds: float
     """Between the two."""
     rollouts: int
-    """Trained."""
     node_seconds: NodeSeconds
-    """Of all nodes."""
     staleness: tuple[int, ...]
     """Of each group trained, in versions."""
     stretches: dict[str, list[tuple[float, str]]]

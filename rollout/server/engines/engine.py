@@ -132,7 +132,6 @@ class EngineRequest:
     token_ids: tuple[int, ...]
     """The prefix to continue: the prompt and the tokens sampled so far."""
     sampling: Sampling = field(default_factory=Sampling)
-    """Sampling parameters of the continuation."""
     chunk_seconds: float = 0.0
     """How long an engine may buffer tokens before the end or a pause. 0: its own interval."""
     routed_from: int | None = None
@@ -162,7 +161,6 @@ class EngineInfo:
     """Constants of a started engine."""
 
     name: str
-    """Name of the implementation."""
     vocab_size: int
     """Valid token ids are 0 .. vocab_size - 1."""
     eos_token_ids: tuple[int, ...]
@@ -181,7 +179,6 @@ class EngineLoad:
     """Current load of an engine."""
 
     running: int
-    """Sequences being sampled."""
     queued: int
     """Sequences waiting for a slot, or held by a pause."""
     tokens_per_second: float

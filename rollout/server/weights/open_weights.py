@@ -32,7 +32,6 @@ class WeightSource:
     """The parts that fetch and relay weights."""
 
     stub: WeightServiceAsyncStub
-    """The weights service."""
     cache: WeightCache
     """Fetches versions and keeps them on disk."""
     servicers: Sequence[tuple[Callable[[Any, Any], None], Any]] = ()

@@ -65,7 +65,6 @@ class FetchedWeights:
     """One version on this machine's disk."""
 
     weight_version: int
-    """The version."""
     folder: Path
     """Its files; for an adapter, those of the merged model."""
 

@@ -30,15 +30,12 @@ class ShardChunk:
     """A chunk as it was received."""
 
     name: str
-    """File it belongs to."""
     offset: int
-    """Offset in the file."""
     data: memoryview
     """As sent; shares the message's memory."""
     checksum: int | None
     """XXH3-64 of `data`; None: the sender computes none."""
     encoding: ShardEncoding.ValueType
-    """What `data` is."""
     num_bytes: int
     """Length of the decoded chunk in bytes."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from unittest import mock
 
-from trainer.batch.accepted_samples import AcceptedSamples
 from trainer.cli import main
 from trainer.data import sample_reader
+from trainer.leasing.accepted_samples import AcceptedSamples
 
 
 async def _end(self: AcceptedSamples, step: int, messages: Mapping[str, str]) -> None:

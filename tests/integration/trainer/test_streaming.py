@@ -16,13 +16,13 @@ from services.chassis.errors import ConfigError
 from tests.lib.trainer.support import ROUNDING, make_samples, trainer_config
 from tests.lib.trainer.training import Training, groups, other_run
 from trainer.algorithms.base import make_algorithm
-from trainer.batch import batch_source
 from trainer.clients import sample_client
 from trainer.commands import Accumulate
 from trainer.config import TrainerConfig
 from trainer.data.batch_progress import BatchProgress
 from trainer.data.gradient_chunks import GradientChunk, GroupChunker
 from trainer.data.token_sequence import sequence
+from trainer.leasing import batch_source
 from trainer.ranks.rank_group import RankGroup
 
 STREAMED: dict[str, Any] = {"batch__stream_groups": 1, "batch__micro_batch_tokens": 8}

@@ -38,7 +38,6 @@ class FusedPlan:
     bound: float
     """No schedule is shorter; reached, the plan is optimal."""
     cpu_seconds: float
-    """What the search took."""
 
 
 def fused_plan(problem: Problem, cpu_seconds: float = 10.0, seed: int = 0) -> FusedPlan:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -27,7 +27,7 @@ from rollout.server.engines.torch.transformers_model import LoadedModel
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class DecodedSequence:
     """One request: prefix and output in one list."""
 
     request: EngineRequest
@@ -36,7 +36,6 @@ class Sequence:
     limit: int
     """The length at which it ends."""
     stop_ids: frozenset[int]
-    """Ids that end it."""
     seed: int
     """63 bits; drawn once for a request without a seed, so that a pause changes no token."""
     sent: int
@@ -57,7 +56,7 @@ class Sequence:
     @classmethod
     def of(
         cls, request: EngineRequest, eos_token_ids: tuple[int, ...], max_context: int
-    ) -> Sequence:
+    ) -> DecodedSequence:
         """Begin `request` on an engine with these stop ids and this context."""
         sampling = request.sampling
         stop_ids = frozenset(sampling.stop_token_ids)
@@ -87,8 +86,8 @@ class Batch:
     def __init__(self, model: LoadedModel, num_slots: int) -> None:
         self._model = model
         self._free_slots = list(range(num_slots))
-        self._rows: list[Sequence] = []
-        self._filling: list[Sequence] = []
+        self._rows: list[DecodedSequence] = []
+        self._filling: list[DecodedSequence] = []
         self._prefixes = PrefixIndex(keep=num_slots)
         device = model.device
         self._ints = torch.zeros(4, num_slots, dtype=torch.int64, device=device)
@@ -101,7 +100,7 @@ class Batch:
         return len(self._rows) + len(self._filling)
 
     @property
-    def sequences(self) -> Items[Sequence]:
+    def sequences(self) -> Sequence[DecodedSequence]:
         """All of them."""
         return [*self._rows, *self._filling]
 
@@ -115,7 +114,7 @@ class Batch:
         """Tokens still to be prefilled."""
         return sum(sequence.unfilled for sequence in self._filling)
 
-    def admit(self, sequence: Sequence, *, waits: bool = True) -> bool:
+    def admit(self, sequence: DecodedSequence, *, waits: bool = True) -> bool:
         """Give `sequence` a slot, and copy a cached prefix into it.
 
         False, changing nothing, if another is prefilling what it could copy: it is to come again.
@@ -138,7 +137,7 @@ class Batch:
         self._filling.append(sequence)
         return True
 
-    def step(self, prefill_tokens: int) -> list[tuple[Sequence, int, float]]:
+    def step(self, prefill_tokens: int) -> list[tuple[DecodedSequence, int, float]]:
         """Sample one token for every row and prefill at most `prefill_tokens`.
 
         Returns each sequence that decoded with its new token and log-prob, in row order.
@@ -195,7 +194,7 @@ class Batch:
             parts.append(Part(slot=sequence.slot, start=start, token_ids=part, row_length=whole))
         return parts
 
-    def _start_rows(self, sequences: list[Sequence]) -> None:
+    def _start_rows(self, sequences: list[DecodedSequence]) -> None:
         """Let filled sequences decode: write their columns."""
         if not sequences:
             return
@@ -244,7 +243,7 @@ class Batch:
             filtered=self._filtered,
         )
 
-    def remove(self, gone: Items[Sequence]) -> None:
+    def remove(self, gone: Sequence[DecodedSequence]) -> None:
         """Free the slots of sequences; copies of what they have cached are kept for a while."""
         for sequence in gone:
             prefix_entry = sequence.prefix_entry
@@ -274,7 +273,7 @@ class Batch:
         del self._rows[left:]
         self._refresh()
 
-    def clear(self) -> list[Sequence]:
+    def clear(self) -> list[DecodedSequence]:
         """Free every slot; return the sequences that were in them. Nothing cached is kept."""
         sequences = [*self._rows, *self._filling]
         slots = [sequence.slot for sequence in sequences]

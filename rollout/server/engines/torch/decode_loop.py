@@ -18,7 +18,7 @@ from rollout.server.engines.engine import (
     FinishReason,
     PauseMode,
 )
-from rollout.server.engines.torch.batch import Batch, Sequence
+from rollout.server.engines.torch.batch import Batch, DecodedSequence
 from rollout.server.engines.torch.thread_calls import Mailbox
 from rollout.server.engines.torch.transformers_model import LoadedModel
 from rollout.server.token_rate import TokenRate
@@ -27,7 +27,7 @@ from services.lib.routed_experts import ExpertRecord
 _FLUSH_SECONDS = 0.05
 _MAX_DELAY_STEPS = 16
 
-SampledChunks = list[tuple[Sequence, Chunk]]
+SampledChunks = list[tuple[DecodedSequence, Chunk]]
 """Chunks of one step, each with its sequence."""
 
 
@@ -52,7 +52,7 @@ class Decoder:
         self._stream_interval = stream_interval
         self._prefill_tokens = prefill_tokens
         self._batch = Batch(model, num_slots)
-        self._waiting: deque[Sequence] = deque()
+        self._waiting: deque[DecodedSequence] = deque()
         self._sampled: SampledChunks = []
         self._paused: PauseMode | None = None
         self._released = False
@@ -81,7 +81,7 @@ class Decoder:
         if not self._waiting or not self._batch.free or self._delays_admission():
             return
         self._steps_since_admit = 0
-        later: list[Sequence] = []
+        later: list[DecodedSequence] = []
         while self._waiting and self._batch.free and len(later) < self._num_slots:
             if self._batch.unfilled >= self._prefill_tokens:
                 break
@@ -103,7 +103,7 @@ class Decoder:
     def _step(self) -> None:
         sampled = self._batch.step(self._prefill_tokens)
         self._rate.add(len(sampled))
-        finished: list[Sequence] = []
+        finished: list[DecodedSequence] = []
         now = time.monotonic()
         self._steps_since_flush += 1
         # All rows are flushed in the same step, so that the event loop wakes once for all of them.
@@ -125,7 +125,7 @@ class Decoder:
         if finished:
             self._batch.remove(finished)
 
-    def _flush(self, sequence: Sequence, finish: FinishReason | None) -> None:
+    def _flush(self, sequence: DecodedSequence, finish: FinishReason | None) -> None:
         token_ids = tuple(sequence.token_ids[sequence.sent :])
         if not token_ids and finish is None:
             return
@@ -141,7 +141,7 @@ class Decoder:
         sequence.logprobs.clear()
         self._sampled.append((sequence, chunk))
 
-    def _routed(self, sequence: Sequence) -> ExpertRecord | None:
+    def _routed(self, sequence: DecodedSequence) -> ExpertRecord | None:
         """Routed experts of the tokens up to the last one, which the pass before it gave."""
         start, stop = sequence.routed_from, len(sequence.token_ids)
         if start is None:
@@ -155,14 +155,14 @@ class Decoder:
             chunks, self._sampled = self._sampled, []
             self._deliver(chunks)
 
-    def submit(self, sequence: Sequence) -> None:
+    def submit(self, sequence: DecodedSequence) -> None:
         """Queue a sequence, or end it immediately during an aborting pause."""
         if self._paused is PauseMode.ABORT:
             self._flush(sequence, FinishReason.INTERRUPTED)
         else:
             self._waiting.append(sequence)
 
-    def cancel(self, sequence: Sequence) -> None:
+    def cancel(self, sequence: DecodedSequence) -> None:
         """Remove a sequence from the queue or the batch; no effect if it has ended."""
         if sequence in self._waiting:
             self._waiting.remove(sequence)
@@ -238,7 +238,7 @@ class Decoder:
             raise EngineStateError(f"{call}: the engine is running, pause it first")
 
 
-def _finish(sequence: Sequence, token_id: int) -> FinishReason | None:
+def _finish(sequence: DecodedSequence, token_id: int) -> FinishReason | None:
     if token_id in sequence.stop_ids:
         return FinishReason.STOP
     if len(sequence.token_ids) >= sequence.limit:

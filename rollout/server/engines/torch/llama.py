@@ -44,7 +44,6 @@ class LlamaShape:
     """The numbers of a configuration that the forward pass needs."""
 
     layers: int
-    """Number of layers."""
     heads: int
     """H."""
     kv_heads: int

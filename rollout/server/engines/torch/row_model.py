@@ -26,7 +26,6 @@ class Part:
     """The next tokens of a prompt."""
 
     slot: int
-    """Slot of the sequence."""
     start: int
     """Position of the first token; those before it are cached."""
     token_ids: list[int]

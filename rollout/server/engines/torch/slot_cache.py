@@ -25,7 +25,6 @@ class Window:
     """Which part of the cache the current forward pass writes and reads."""
 
     slots_R: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    """Slot of each row."""
     dense: int = 0
     """R if the slots are 0 .. R-1 in order, else 0."""
     positions_RS: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
-from collections.abc import Sequence as SequenceOf
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +26,7 @@ from rollout.server.engines.engine import (
     PauseMode,
     check_request,
 )
-from rollout.server.engines.torch.batch import Sequence
+from rollout.server.engines.torch.batch import DecodedSequence
 from rollout.server.engines.torch.decode_loop import Decoder, SampledChunks
 from rollout.server.engines.torch.thread_calls import Mailbox
 from rollout.server.engines.torch.transformers_model import LoadedModel, load_model
@@ -77,7 +76,7 @@ class TorchEngine:
         self._record_experts = record_experts
         self._prepared: tuple[Path, Any] | None = None
         self._arriving = ArrivingWeights()
-        self._chunks: dict[Sequence, asyncio.Queue[Chunk | EngineFailed]] = {}
+        self._chunks: dict[DecodedSequence, asyncio.Queue[Chunk | EngineFailed]] = {}
         self._decoder: Decoder | None = None
 
     async def start(self) -> None:
@@ -153,7 +152,7 @@ class TorchEngine:
         """Stream one sequence; closing the iterator ends it within one step."""
         decoder = self._started("generate")
         check_request(request, self._info)
-        sequence = Sequence.of(request, self._info.eos_token_ids, self._info.max_context)
+        sequence = DecodedSequence.of(request, self._info.eos_token_ids, self._info.max_context)
         chunks: asyncio.Queue[Chunk | EngineFailed] = asyncio.Queue()
         if self._failed.done():
             raise self._failed.result()
@@ -212,7 +211,7 @@ class TorchEngine:
         self._prepared = None
         self._prepared = folder, await self._read(folder)
 
-    async def prepare_files(self, files: SequenceOf[Path]) -> None:
+    async def prepare_files(self, files: Sequence[Path]) -> None:
         """Read files in another thread, in the layout of a step."""
         # Never three versions in memory.
         if self._prepared is None and not self._started("prepare_files").released:

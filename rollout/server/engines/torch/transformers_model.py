@@ -56,13 +56,11 @@ class LoadedModel:
     """A loaded model and its constants."""
 
     rows: RowModel
-    """Its forward passes."""
     max_context: int
     """Most tokens of a sequence."""
     vocab_size: int
     """V."""
     eos_token_ids: tuple[int, ...]
-    """Ids that end a sequence."""
     changes_rotation: bool
     """Whether the keys of a sequence are rotated otherwise as it grows (`RowModel.rotation`)."""
     device: torch.device

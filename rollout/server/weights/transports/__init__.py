@@ -26,9 +26,7 @@ class TransportContext:
     """Arguments of a transport."""
 
     config: RolloutServerConfig
-    """Settings of this server."""
     weights: grpc.aio.Channel
-    """Channel to the weights service."""
     connect: Callable[[str], grpc.aio.Channel]
     """Opens a channel to another server, kept until this server stops."""
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from rollout.server.engine_lifecycle import EngineLifecycle, State
 from rollout.server.engine_supervisor import EngineSupervisor
 from rollout.server.engines.engine import EngineFailed, EngineInfo, PauseMode
 from rollout.server.engines.fake import FakeEngine
-from rollout.server.server import RolloutServer, State
 from tests.lib.rollout.server.support import collect, request, settle
 
 
@@ -44,10 +44,10 @@ class MortalEngine(FakeEngine):
         self._step = step
 
 
-async def serving() -> tuple[MortalEngine, RolloutServer]:
+async def serving() -> tuple[MortalEngine, EngineLifecycle]:
     """A server that takes turns."""
     engine = MortalEngine()
-    server = RolloutServer(engine, None)
+    server = EngineLifecycle(engine, None)
     await server.start()
     await server.begin()
     return engine, server
@@ -154,8 +154,8 @@ async def test_update_pause_in_place_needs_an_engine_that_can() -> None:
 
     engine = Plain()
     with pytest.raises(ValueError, match="update_pause is in_place: the fake engine cannot"):
-        await RolloutServer(engine, None, update_pause=PauseMode.IN_PLACE).start()
-    server = RolloutServer(engine, None)
+        await EngineLifecycle(engine, None, update_pause=PauseMode.IN_PLACE).start()
+    server = EngineLifecycle(engine, None)
     await server.start()
     await server.begin()
     with pytest.raises(Exception, match="cannot pause in place: use RETRACT"):

@@ -39,7 +39,6 @@ class Storage:
     number: int
     """Equal for names that share their memory."""
     shape: torch.Size
-    """Its shape."""
 
 
 Storages = Mapping[str, Storage]

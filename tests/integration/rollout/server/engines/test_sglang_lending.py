@@ -17,10 +17,10 @@ from seamflow.rollout.v1.rollout_server_service_pb2_grpc import (
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 
 from rollout.server.config import RolloutServerConfig
+from rollout.server.engine_lifecycle import EngineLifecycle, State
 from rollout.server.engines.engine import MemoryNotReleased, PauseMode, WeightsError
 from rollout.server.engines.sglang import device_memory
 from rollout.server.engines.sglang.sglang_engine import SGLangEngine
-from rollout.server.server import RolloutServer, State
 from rollout.server.servicer import RolloutServerServicer
 from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc.server import Service, started
@@ -42,11 +42,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @asynccontextmanager
-async def lending(stub: StubSGLang, folder: Path) -> AsyncIterator[RolloutServer]:
+async def lending(stub: StubSGLang, folder: Path) -> AsyncIterator[EngineLifecycle]:
     """A rollout server whose engine lends the stub's device."""
     async with stub.serving() as url:
         engine = SGLangEngine(folder, url=url, lends_device=True, used_bytes=stub.measure)
-        server = RolloutServer(engine, None)
+        server = EngineLifecycle(engine, None)
         try:
             await server.start()
             await server.begin()
@@ -103,7 +103,7 @@ class Node:
 
 
 @asynccontextmanager
-async def node_with(stub: StubSGLang, server: RolloutServer) -> AsyncIterator[Node]:
+async def node_with(stub: StubSGLang, server: EngineLifecycle) -> AsyncIterator[Node]:
     """The node of `server`, which rolls out."""
     servicer = RolloutServerServicer(server, server_id="s1", run_id="run")
     service = Service(servicers=[(add_RolloutServerServiceServicer_to_server, servicer)])

@@ -19,7 +19,7 @@ from seamflow.stubs import async_stub
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
-from rollout.server.server import RolloutServer
+from rollout.server.engine_lifecycle import EngineLifecycle
 from rollout.server.weights.weight_cache import FetchedWeights, WeightCache
 from services.chassis.rpc.server import started
 from services.weights.config import WeightsConfig
@@ -162,14 +162,14 @@ async def test_nothing_is_loaded_before_its_commit(
     async with pair(tmp_path / "one") as both:
         assert await versions_before_the_commit(both) == {0}
 
-    async def careless(self: RolloutServer, announced: pb.Manifest) -> list[Path]:
+    async def careless(self: EngineLifecycle, announced: pb.Manifest) -> list[Path]:
         """Negative control: load what is announced."""
         arriving = await self._require_cache().fetch_ahead(announced)
         assert arriving is not None
         await self._swap(FetchedWeights(weight_version=1, folder=arriving.folder))
         return []
 
-    monkeypatch.setattr(RolloutServer, "fetch_ahead", careless)
+    monkeypatch.setattr(EngineLifecycle, "fetch_ahead", careless)
     monkeypatch.setattr(WeightCache, "prune", lambda *_, **__: None)
     async with pair(tmp_path / "other") as both:
         assert await versions_before_the_commit(both) == {1}

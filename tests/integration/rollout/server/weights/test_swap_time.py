@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollout.server.server import RunningTurns
+from rollout.server.engine_lifecycle import RunningTurns
 from tests.lib.rollout.server.client import expected_tokens, fake_config, read, serving
 from tests.lib.rollout.server.support import settle
 from tests.lib.rollout.server.weights.weight_service import TinyWeightService

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 
+from rollout.server.engine_lifecycle import EngineLifecycle, State
 from rollout.server.engines.engine import EngineFailed, PauseMode, WeightsError
 from rollout.server.engines.fake import FakeEngine
-from rollout.server.server import RolloutServer, State
 from rollout.server.servicer import RolloutServerServicer
 from rollout.server.weights.weight_cache import FetchedWeights
 from tests.lib.rollout.server.support import collect, request
@@ -67,10 +67,10 @@ class Watched(FakeEngine):
         await super().resume()
 
 
-async def serving(engine: FakeEngine, folder: Path, **deadlines: float) -> RolloutServer:
+async def serving(engine: FakeEngine, folder: Path, **deadlines: float) -> EngineLifecycle:
     """A server that takes turns under version 0."""
     cache: Any = Folder(folder)
-    server = RolloutServer(engine, cache, **deadlines)  # type: ignore[arg-type]
+    server = EngineLifecycle(engine, cache, **deadlines)  # type: ignore[arg-type]
     await server.start()
     await server.begin()
     assert server.state is State.SERVING

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.batch.node_recall import NodeRecall, predict_full
 from trainer.data.batch_progress import BatchProgress, BatchTimeout
+from trainer.leasing.node_recall import NodeRecall, predict_full
 
 NEVER = BatchTimeout()
 

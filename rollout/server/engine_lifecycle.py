@@ -97,7 +97,7 @@ class RunningTurns:
             get_logger().warning("weights_wait_ended", wait="turn", seconds=seconds)
 
 
-class RolloutServer:
+class EngineLifecycle:
     """One engine and its weights; a lock serializes all transitions."""
 
     def __init__(

@@ -8,8 +8,8 @@ from itertools import chain
 import pytest
 
 from tests.lib.trainer.support import make_samples
-from trainer.batch.batch_source import measured_batch
 from trainer.data.token_sequence import sequence
+from trainer.leasing.batch_source import measured_batch
 
 
 def test_lengths_are_those_that_rollouts_sampled_in_groups() -> None:
