@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.provenance import provenance
+from tools.provenance import provenance
 
 RESULTS = Path(__file__).parent / "results"
 """Where figures are kept that pages show."""

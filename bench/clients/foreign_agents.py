@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.provenance import ROOT
+from tools.provenance import ROOT
 
 CLIENTS = ROOT / "examples" / "clients"
 COMMANDS: Mapping[str, tuple[str, ...]] = {

@@ -19,11 +19,11 @@ from seamflow.inspect.run_files import read_steps
 
 from bench.baselines.environments import installed, interpreter
 from bench.language_model.watched_run import make_project, train, watch
-from bench.provenance import ROOT
 from bench.quickstart.modes import Learning
 from bench.report import RESULTS, Report, ratios
 from bench.train.pictures import draw_learning
 from bench.train.trl import PEER, trl_command, trl_environment
+from tools.provenance import ROOT
 
 _CORES = 2
 _SIDES = ("seamflow", "trl")

@@ -8,8 +8,8 @@ from typing import Any
 from bench.baselines.generation.sglang_server import PYTHON as SGLANG
 from bench.language_model.learning import figures_of
 from bench.language_model.watched_run import WatchedRun, make_project, train
-from bench.provenance import ROOT
 from bench.report import Report
+from tools.provenance import ROOT
 
 _LORA: dict[str, object] = {
     "trainer.lora.rank": 16,

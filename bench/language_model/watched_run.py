@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 from seamflow.inspect.run_files import json_lines, read_steps
 
-from bench.provenance import ROOT
+from tools.provenance import ROOT
 
 _SEAMFLOW = (sys.executable, "-P", "-c", "from seamflow.cli.main import main; main()")
 _POLL_SECONDS = 5.0

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.provenance import provenance
+from tools.provenance import provenance
 
 RESULTS = Path(__file__).parents[1] / "results"
 _POLL_SECONDS = 0.2

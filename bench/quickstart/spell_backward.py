@@ -14,8 +14,8 @@ from typing import Any
 import matplotlib
 import matplotlib.pyplot as plt
 
-from bench.provenance import ROOT
 from bench.report import Report
+from tools.provenance import ROOT
 
 CONFIG = "examples/reasoning_gym/spell_backward.toml"
 PICTURE = ROOT / "bench" / "results" / "spell_backward.png"

@@ -113,7 +113,7 @@ def test_what_is_shared_does_not_know_who_shares_it() -> None:
     """SDK <- chassis <- libraries <- processes <- tools."""
     assert breaches("services.chassis") == []
     assert breaches("services.lib", "services.chassis") == []
-    assert breaches("tools", *OURS, "bench", "deploy") == []
+    assert breaches("tools", *OURS, "deploy") == []
 
 
 def library_users(

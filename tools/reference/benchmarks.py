@@ -9,7 +9,7 @@ from typing import Any
 
 from seamflow.release import RELEASE
 
-from bench.provenance import benchmarks
+from tools.provenance import benchmarks
 
 _HEADER = """# Benchmarks
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.provenance import benchmarks
+from tools.provenance import benchmarks
 from tools.reference.benchmarks import is_of_this_release
 from tools.suites.passes import last_passes, suites
 

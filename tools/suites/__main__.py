@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.provenance import provenance
+from tools.provenance import provenance
 from tools.suites.passes import (
     Suite,
     benches,

@@ -11,7 +11,7 @@ from urllib.error import URLError
 
 from bench.harness import processes
 from bench.harness.redis_process import free_port
-from bench.provenance import ROOT
+from tools.provenance import ROOT
 
 PYTHON = ROOT / ".venv-sglang/bin/python"
 MAX_RUNNING = 32

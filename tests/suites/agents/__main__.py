@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.provenance import ROOT
 from bench.report import Report
 from tests.suites.agents.agent_run import CONFIG_FILE, AgentRun, Outcome, make_run
 from tests.suites.agents.equal_calls import figures
 from tests.suites.agents.served import served
+from tools.provenance import ROOT
 
 PARTS = ("sdks", "equal_calls", "training", "kills")
 VICTIMS = (

@@ -20,7 +20,6 @@ from seamflow.inspect.run_files import read_steps
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 
-from bench.provenance import ROOT
 from services.launcher import redis_server
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout, free_ports
@@ -30,6 +29,7 @@ from services.launcher.report.view import PlainView
 from services.launcher.run import Run
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
+from tools.provenance import ROOT
 
 CONFIG_FILE = ROOT / "examples" / "openai_agent.toml"
 _POLL_SECONDS = 0.1

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bench.provenance import ROOT
+from tools.provenance import ROOT
 
 
 @contextmanager

@@ -27,9 +27,9 @@ from tempfile import TemporaryDirectory
 import psutil
 from seamflow.errors import UnavailableError
 
-from bench.provenance import ROOT
 from bench.report import RESULTS, Report
 from tests.suites.allocation.running_job import RunningJob, conserved, running_job
+from tools.provenance import ROOT
 
 _SLOWER = 6
 """Times that a slow episode takes what a step took, whatever this machine is busy with."""

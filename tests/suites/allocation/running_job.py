@@ -24,9 +24,9 @@ from seamflow.stubs import async_stub
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
 
-from bench.provenance import ROOT
 from tests.suites.allocation.paced_agent import PACE_FILE
 from tests.suites.allocation.slow_training import ROW_SECONDS
+from tools.provenance import ROOT
 
 _CONFIG = """\
 [launcher]

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from bench.provenance import ROOT
 from bench.report import Report
+from tools.provenance import ROOT
 
 _LAST_LINE = re.compile(r"^(?:\d+ [a-z]+, )*\d+ [a-z]+ in ([\d.]+)s", re.MULTILINE)
 

@@ -22,7 +22,6 @@ from typing import Any
 from rich.console import Console
 from seamflow.release import __version__
 
-from bench.provenance import ROOT
 from bench.report import Report
 from deploy import containers
 from tests.suites.compose.base_images import base_images, exists
@@ -30,6 +29,7 @@ from tests.suites.compose.engine import EngineUnavailableError, engine
 from tests.suites.compose.host_agent import is_trained, run_page
 from tests.suites.compose.images import gigabytes
 from tests.suites.compose.prepare_beside import prepare_beside
+from tools.provenance import ROOT
 
 STEPS_BEFORE = 10
 STEPS_AFTER_RESTART = 2

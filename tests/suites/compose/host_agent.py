@@ -9,7 +9,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from bench.provenance import ROOT
+from tools.provenance import ROOT
 
 PAGE = ROOT / "docs" / "deployment.md"
 _HEADING = "## An agent on this machine, over HTTP"

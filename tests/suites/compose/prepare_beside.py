@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from seamflow.release import __version__
 
-from bench.provenance import ROOT
+from tools.provenance import ROOT
 
 _Process = subprocess.Popen[str]
 _MODULE = "examples.quickstart.prepare"

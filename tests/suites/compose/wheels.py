@@ -15,7 +15,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from bench.provenance import ROOT
+from tools.provenance import ROOT
 
 # Part of TORCH_INDEX_URL, and so of what decides whether the engine builds the image anew.
 _PORT = 18329

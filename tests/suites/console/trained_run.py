@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.provenance import ROOT
+from tools.provenance import ROOT
 
 _LINK = re.compile(rb"console: (http://\S+)")
 _STOP_SECONDS = 30.0

@@ -15,10 +15,10 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.provenance import ROOT
 from bench.report import Report
 from tests.suites.environments.training.framework_run import STEPS, train
 from tests.suites.environments.training.frameworks import FRAMEWORKS, Framework
+from tools.provenance import ROOT
 
 _SUITES = (
     "tests/system/services/environments/contract",

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.provenance import ROOT
+from tools.provenance import ROOT
 
 _CONFIG = """\
 [launcher]

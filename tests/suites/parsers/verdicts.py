@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bench.provenance import ROOT
 from rollout.gateway.prompt.answer.model_families import BUILT_IN
 from rollout.gateway.prompt.answer.response_format import ResponseFormat
 from tests.suites.parsers.answers import OURS, TOOLS, Asked
+from tools.provenance import ROOT
 
 JUDGES = ("sglang", "vllm")
 PYTHON = ROOT / ".venv-parsers" / "bin" / "python"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.baselines.generation.sglang_server import PYTHON
-from bench.provenance import ROOT
+from tools.provenance import ROOT
 
 
 def test_sglang_is_looked_for_where_make_installs_it() -> None:

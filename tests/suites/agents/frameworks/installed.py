@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from bench.provenance import ROOT
+from tools.provenance import ROOT
 
 HERE = Path(__file__).parent
 AGENTS = ("smolagents", "pydantic_ai", "langchain", "openai_agents", "litellm", "ai_sdk")

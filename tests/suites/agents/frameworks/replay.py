@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.provenance import ROOT
 from tests.lib.rollout.http_gateway.support import World
 from tests.suites.agents.frameworks.teacher import TeacherServer, parsed
+from tools.provenance import ROOT
 
 FOLDER = ROOT / "tests" / "lib" / "rollout" / "http_gateway" / "requests"
 """One file for each client: its requests in their order, and the answer to each."""

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from bench.provenance import ROOT, benchmarks
 from services.chassis.config.load import TABLES as FILE_TABLES
+from tools.provenance import ROOT, benchmarks
 from tools.reference import configuration
 from tools.reference.benchmarks import is_of_this_release
 from tools.reference.pages import PAGES

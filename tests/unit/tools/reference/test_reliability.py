@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.provenance import ROOT
+from tools.provenance import ROOT
 from tools.reference.reliability import Scorecard, reliability_page
 from tools.suites.passes import suites
 

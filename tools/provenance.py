@@ -41,7 +41,8 @@ def _commit() -> str:
 
 
 def _git(*arguments: str) -> str:
-    return subprocess.check_output(("git", *arguments), cwd=ROOT, text=True).strip()
+    command = ("git", *arguments)
+    return subprocess.check_output(command, cwd=ROOT, text=True).strip()
 
 
 def _processor() -> str:
