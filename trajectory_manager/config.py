@@ -19,7 +19,7 @@ class TrajectoryManagerConfig(ServerConfig):
     redis+cluster://host1,host2/."""
     durability: Literal["fast", "durable", "replicated"] = "fast"
     """Durability the store must provide; checked against its settings at start, and again every
-    durability_check_seconds: while they give less, the store refuses calls."""
+    5 seconds: while they give less, the store refuses calls."""
     replicas: int = Field(1, gt=0)
     """For durability replicated: replicas of each master, all of which confirm each write."""
     max_queued_tasks: int = Field(512, gt=0)
@@ -27,5 +27,5 @@ class TrajectoryManagerConfig(ServerConfig):
     max_turn_tokens: int = Field(1 << 20, gt=0)
     """Tokens that one turn may append."""
     max_indexed_rollouts: int = Field(100_000, ge=0)
-    """Rollouts of a run, the newest, that SearchRollouts finds by an index: about 200 bytes of the
+    """Rollouts of a run, the newest, that SearchRollouts finds by an index: about 120 bytes of the
     store for each. 0: no index, a search reads the header of each rollout."""
