@@ -49,7 +49,7 @@ SURPLUS = Outcome(
 )
 UNFINISHED = Outcome(
     failure_class=FailureClass.TIMEOUT,
-    failure_message="it was not finished within unleased_rollout_seconds",
+    failure_message="it has no lease and was not finished within a day",
 )
 _MANAGER_FAILURES = (FailureClass.INFRASTRUCTURE, FailureClass.CANCELLED)
 _NOT_OWNED = (Reason.NOT_FOUND, Reason.PERMISSION_DENIED)
