@@ -17,7 +17,7 @@ from services.environments.episode_loop import failure_class
 
 _SIZE = 50_000_000
 _LIMIT = 1 << 16
-_NAMED = r"observation of more than 4194304 bytes: return less.* needs max_observation_bytes"
+_NAMED = r"observation of more than 4194304 bytes \(max_observation_bytes of the .*: return less"
 
 
 def _nested() -> dict[str, Any]:

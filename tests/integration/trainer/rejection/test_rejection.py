@@ -116,7 +116,7 @@ async def test_a_trainer_ends_when_no_group_can_be_trained(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All agents err: a dead letter for each of their groups would help nobody."""
-    monkeypatch.setattr("trainer.batch.accepted_samples._MAX_REJECTED_GROUPS", 5)
+    monkeypatch.setattr("trainer.leasing.accepted_samples._MAX_REJECTED_GROUPS", 5)
     await training.begin(max_staleness=4)
     made = [POISONS["reward name"][0](f"t{number}") for number in range(6)]
     await training.client.trajectories.RecordGroups(record(training.client.run_id, *made))
