@@ -28,6 +28,7 @@ _ALLOWED = {
     "services.chassis.steady_clock": "where it starts",
     "services.weights.cli": "when a version was committed, for people",
     "tools.backup.save": "when a backup was made, for people",
+    "tools.provenance": "day of a result, for people",
     "tools.release": "day of a release, for people",
     "trainer.tracking.mlflow": "when a metric was logged, for people",
     "trainer.tracking.step_record": "when a step ended, for people and plots",
