@@ -138,7 +138,7 @@ async def test_a_server_that_never_comes_is_a_failure_of_infrastructure(run: Wor
     await run.submit("{}")
     async with (
         served(Quiet) as environment,
-        working(run, environment, reward_server=address, episode_timeout_seconds=1.0),
+        working(run, environment, reward_server=address, episode_timeout_seconds=5.0),
     ):
         found = (await run.ended(1))[0]
     assert not found.HasField("rewards")
