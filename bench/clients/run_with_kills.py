@@ -11,6 +11,9 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
+import grpc.aio
+import psutil
 from seamflow.common.v1 import tokens_pb2
 from seamflow.inspect.run_files import read_steps
 from seamflow.retry import retrying
@@ -35,8 +38,8 @@ CONFIG_FILE = Path(__file__).parent / "training.toml"
 VICTIMS = ("rollout_gateway", "trajectory_manager", "rollout_server-node-a")
 """Killed in turn."""
 _TOKENS_BETWEEN_KILLS = 320
-_NUM_EVALUATIONS = 8
-"""More than one client plays while another one starts."""
+_NUM_EVALUATIONS = 4
+"""Of each client that evaluates."""
 _LAST_PROCESSES = ("agent_runner", "dataloader")
 _POLL_SECONDS = 0.1
 
@@ -177,17 +180,34 @@ class RunWithKills:
         )
 
     async def _evaluate(self, processes: Supervisor, services: Services) -> None:
-        """Let the clients that evaluate share some rollouts; they stay until the run ends."""
-        for name in COMMANDS.keys() - {"node"}:
+        """Let each client that evaluates play; it stays until the run ends."""
+        async with grpc.aio.insecure_channel(self._layout.address("rollout_gateway")) as gateway:
+            await gateway.channel_ready()
+        waiting = list[psutil.Process]()
+        for number, name in enumerate(sorted(COMMANDS.keys() - {"node"})):
+            for process in waiting:
+                process.suspend()  # so that the next client gets tasks too
             await processes.start(self._agent(name))
-        tasks = [
-            trajectory_pb2.Task(task_id=f"evaluation-{number}", purpose=tokens_pb2.PURPOSE_EVAL)
-            for number in range(_NUM_EVALUATIONS)
-        ]
-        request = task_pb.SubmitTasksRequest(run_id=self._layout.run_id, tasks=tasks)
-        await retrying(lambda: services.tasks.SubmitTasks(request))
+            tasks = [
+                trajectory_pb2.Task(task_id=f"{name}-{each}", purpose=tokens_pb2.PURPOSE_EVAL)
+                for each in range(_NUM_EVALUATIONS)
+            ]
+            request = task_pb.SubmitTasksRequest(run_id=self._layout.run_id, tasks=tasks)
+            await retrying(lambda request=request: services.tasks.SubmitTasks(request))
+            # Each call for work that waits of a suspended client takes a task.
+            await self._until_finished(services, (number + 1) * _NUM_EVALUATIONS - len(waiting))
+            for process in waiting:
+                process.resume()
+            await self._until_finished(services, (number + 1) * _NUM_EVALUATIONS)
+            waiting += [
+                child
+                for child in psutil.Process().children()
+                if child.cmdline()[: len(COMMANDS[name])] == list(COMMANDS[name])
+            ]
+
+    async def _until_finished(self, services: Services, number: int) -> None:
         finished = 0
-        while finished < len(tasks):
+        while finished < number:
             await asyncio.sleep(_POLL_SECONDS)
             known = [each async for each in trajectories(services, headers_only=True)]
             finished = sum(r.state == trajectory_pb2.ROLLOUT_STATE_FINISHED for r in known)

@@ -50,7 +50,10 @@ Message generate(const std::string& credential, GenerateRequest request) {
     for (GenerateResponse event; stream->Read(&event);) {
       if (event.has_end()) end = event.end();
       request.set_resume_from_offset(request.resume_from_offset() + event.chunk().tokens().token_ids_size());
-      if (resumed == 0 && event.has_chunk()) context->TryCancel();
+      if (resumed == 0 && event.has_chunk()) {
+        context->TryCancel();
+        break;  // the rest of the turn may have arrived already
+      }
     }
     const grpc::Status status = stream->Finish();
     if (end.has_message()) return grpc::Status::OK;

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +51,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pa
     yield save_model(base / "a", seed=1), save_model(base / "b", seed=2)
 
 
-def engines_of(pid: int) -> list[psutil.Process]:
-    """All processes of the SGLang that process `pid` has started, the guard first."""
+def engines_of(pid: int, besides: Collection[psutil.Process] = ()) -> list[psutil.Process]:
+    """Processes of each SGLang that `pid` has started, its guard first; `besides` are not asked."""
     guards = [
         child
         for child in psutil.Process(pid).children()
-        if any("process_guard" in part for part in child.cmdline())
+        if child not in besides and any("process_guard" in part for part in child.cmdline())
     ]
     return [found for guard in guards for found in (guard, *guard.children(recursive=True))]
 
@@ -136,13 +136,14 @@ async def test_killed_engine_comes_back_with_the_newest_weights(
     """A turn in flight fails over, and the next tokens are already those of the newest version."""
     weights = TinyWeightService()
     await weights.publish(3, folders[1])
+    of_other_tests = engines_of(os.getpid())
     async with weights.serving() as port:
         config = sglang_config(folders[0], weights=f"127.0.0.1:{port}")
         async with serving(config) as client:
             await client.serving(3)
             turn = client.generate(max_new_tokens=400, seed=None, temperature=0.0)
             await anext(aiter(turn))
-            engine = engines_of(os.getpid())
+            engine = engines_of(os.getpid(), of_other_tests)
             assert len(engine) > 1
             # Of the workers, not of the main process: SGLang takes seconds to notice by itself.
             engine[-1].send_signal(signal.SIGKILL)
@@ -158,7 +159,7 @@ async def test_killed_engine_comes_back_with_the_newest_weights(
             assert {span.weight_version for span in tokens.spans} == {3}
             expected = recompute(folders[1], (3, 4, 5), list(tokens.token_ids), 0.7)
             assert list(tokens.logprobs) == pytest.approx(expected.tolist(), abs=1e-4)
-            last = engines_of(os.getpid())
+            last = engines_of(os.getpid(), of_other_tests)
     await until_gone(last)
 
 
