@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -193,7 +194,7 @@ class RunWithKills:
                 for each in range(_NUM_EVALUATIONS)
             ]
             request = task_pb.SubmitTasksRequest(run_id=self._layout.run_id, tasks=tasks)
-            await retrying(lambda request=request: services.tasks.SubmitTasks(request))
+            await retrying(partial(services.tasks.SubmitTasks, request))
             # Each call for work that waits of a suspended client takes a task.
             await self._until_finished(services, (number + 1) * _NUM_EVALUATIONS - len(waiting))
             for process in waiting:
