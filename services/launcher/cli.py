@@ -58,6 +58,7 @@ from services.launcher.layout import (
     places,
 )
 from services.launcher.process_plan import plan
+from services.launcher.report.output import survive_closed_output
 from services.launcher.report.summary import show_summary
 from services.launcher.report.view import LiveView, PlainView
 from services.launcher.run import Run
@@ -79,6 +80,7 @@ _SHOWING = frozenset({"-h", "--help", "--version", "--print-config", "--check-co
 
 def main() -> NoReturn:
     """Train or serve; exits with a code of `ExitCode`, a run that Ctrl-C cut short with 130."""
+    survive_closed_output()
     sys.argv[1:] = with_file(sys.argv[1:])
     config = _loaded(sys.argv)
     try:

@@ -166,6 +166,10 @@ class LauncherConfig(RunRules):
     def _check(self) -> Self:
         if not re.fullmatch(r"[\w.-]+", self.name):
             raise ValueError(f"name is {self.name!r}: use letters, digits, '.', '_' and '-'")
+        if self.name in ("latest", ".", ".."):
+            raise ValueError(
+                f"name is {self.name!r}, which stands for another folder: name the run otherwise"
+            )
         if self.durability == "replicated" and self.redis_url is None:
             raise ValueError(
                 "durability is 'replicated', and the private Redis has no replica: give redis_url, "

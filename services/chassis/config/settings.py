@@ -9,10 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 
 class Settings(BaseModel):
-    """A table of settings. Immutable; an unknown key is an error."""
+    """A table of settings. Immutable; an unknown key, infinity and NaN are errors."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        allow_inf_nan=False,
     )
 
     @model_validator(mode="before")

@@ -29,6 +29,7 @@ from services.chassis.config.settings import ServerConfig, secret_names
 from services.chassis.errors import ConfigError, UsageError
 from services.chassis.version import version
 
+_MAX_FILE_BYTES = 4 << 20
 _UNKNOWN = "unknown_arguments"
 _DELIMITER = "__"
 # What Kubernetes and Docker add for each service: …_SERVICE_HOST, …_PORT_8080_TCP_ADDR
@@ -127,7 +128,7 @@ def toml_table(path: Path | None, table: str, tables: Iterable[str]) -> Source:
     """
     if path is None:
         return Source({}, {})
-    document = _read(path)
+    document = read_toml(path)
     for name in document.keys() - {*tables, table}:
         raise ConfigError(f"{path}: unknown table [{name}]{nearest(name, [*tables, table])}")
 
@@ -284,10 +285,23 @@ def _prefix(table: str) -> str:
     return f"SEAMFLOW_{table.upper()}_"
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a configuration file.
+
+    Raises:
+        ConfigError: it cannot be read, is no regular file, has more than 4 MiB, or is no TOML.
+    """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"--config {path}: is no regular file; name a TOML file")
+        with path.open("rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+        if len(content) > _MAX_FILE_BYTES:
+            raise ConfigError(f"--config {path}: has more than {_MAX_FILE_BYTES >> 20} MiB")
+        return tomllib.loads(content.decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise ConfigError(f"--config {path}: is nested too deeply") from error
+    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
         raise ConfigError(f"--config {path}: {error}") from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -17,6 +16,7 @@ from typing import Any
 
 from services.chassis.config.load import load
 from services.chassis.config.settings import ServerConfig
+from services.chassis.config.sources import read_toml
 from services.chassis.errors import ConfigError, StartupError, UsageError
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import REWARD_COLUMN, LauncherConfig
@@ -91,7 +91,7 @@ def process_setting(config: LauncherConfig, config_file: Path, path: str) -> obj
     variable = f"SEAMFLOW_{table}_{'__'.join(names)}".upper()
     if variable in os.environ:
         return os.environ[variable]
-    found: object = tomllib.loads(config_file.read_text(encoding="utf-8-sig"))
+    found: object = read_toml(config_file)
     for name in (table, *names):
         found = found.get(name) if isinstance(found, dict) else None
     return found

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import grpc.aio
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 
+from services.chassis.log import get_logger
 from services.launcher.agent_access import LeaseHint
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
@@ -92,7 +93,8 @@ class Watch:
         alarms, ready = AlarmNotes(), ReadyNotes()
         health = HealthNotes(self.layout.folder, services)
         failures = FailureNotes(lambda: trajectories(services, headers_only=True))
-        while True:
+
+        async def look() -> None:
             snapshot = await services.snapshot()
             self.view.show(snapshot)
             if (advice := hint.look(snapshot, time.monotonic())) is not None:
@@ -108,6 +110,16 @@ class Watch:
             if "agent" in processes.ended:
                 processes.ended.remove("agent")
                 self.view.note(f"the agent's program has ended: {self._advice()}")
+
+        told = set[str]()
+        while True:
+            try:
+                await look()
+            except Exception as error:  # whatever it is, the next look may show an alarm
+                if (text := f"{type(error).__name__}: {error}") not in told:
+                    told.add(text)
+                    get_logger().exception("look_failed")
+                    self.view.note(f"one look at the services failed, and is repeated: {text}")
             await asyncio.sleep(_REFRESH_SECONDS)
 
     def _advice(self) -> str:

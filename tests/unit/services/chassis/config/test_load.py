@@ -91,7 +91,11 @@ def test_a_switch_can_be_turned_off_again(monkeypatch: pytest.MonkeyPatch) -> No
         ("[demo]\nnames = [1]", r"names.0 is 1: input should be a valid string"),
         ('[demo]\nlog_level = "loud"', r"should be 'debug', 'info', 'warning' or 'error'"),
         ("[demo]\nrate = -1", r"rate is -1: input should be greater than or equal to 0"),
+        ("[demo]\nrate = inf", r"rate is inf: input should be a finite number"),
         ("[demo\n", r"seamflow\.toml: "),
+        ("x = " + "[" * 2000 + "]" * 2000, r"seamflow\.toml: is nested too deeply"),
+        (f"[demo]\nport = {'1' * 5000}", r"seamflow\.toml: Exceeds the limit"),
+        ("#" * (4 << 20) + "\n", r"seamflow\.toml: has more than 4 MiB"),
     ],
 )
 def test_a_mistake_in_the_file_names_the_key_and_the_cure(
@@ -100,6 +104,14 @@ def test_a_mistake_in_the_file_names_the_key_and_the_cure(
     """No wrong key, table, type or value passes."""
     with pytest.raises(ConfigError, match=message):
         load(DemoConfig, "demo", ["--config", _file(tmp_path, toml)])
+
+
+@pytest.mark.parametrize("file", ["/dev/zero", "pipe"])
+def test_what_is_no_regular_file_is_refused(tmp_path: Path, file: str) -> None:
+    """It would never end, or never begin."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="is no regular file"):
+        load(DemoConfig, "demo", ["--config", str(tmp_path / file)])
 
 
 def test_tables_of_other_processes_are_left_to_them(
