@@ -80,18 +80,7 @@ def _as_in(told: Mapping[str, str], fields: Mapping[str, FieldInfo]) -> Iterator
 
 def json_schema() -> str:
     """docs/configuration.schema.json: one property for each table."""
-    properties: dict[str, Any] = {}
-    definitions: dict[str, Any] = {}
-    for table, settings in settings_of().items():
-        schema = TypeAdapter(settings).json_schema(ref_template="#/$defs/{model}")
-        definitions |= schema.pop("$defs", {})
-        for name in sorted(secret_names(settings)):
-            schema["properties"][f"{name}_file"] = {"type": "string", "format": "path"}
-            if name in schema.get("required", ()):
-                schema["required"].remove(name)
-        # What the file lacks may come from the environment or the command line.
-        schema.pop("required", None)
-        properties[table] = schema
+    properties, definitions = settings_schemas()
     whole = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "seamflow configuration",
@@ -101,6 +90,21 @@ def json_schema() -> str:
         "$defs": definitions,
     }
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+
+
+def settings_schemas() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The schema of each table, none of whose settings is required, and what these refer to."""
+    properties: dict[str, Any] = {}
+    definitions: dict[str, Any] = {}
+    for table, settings in settings_of().items():
+        schema = TypeAdapter(settings).json_schema(ref_template="#/$defs/{model}")
+        definitions |= schema.pop("$defs", {})
+        for name in sorted(secret_names(settings)):
+            schema["properties"][f"{name}_file"] = {"type": "string", "format": "path"}
+        # What the file lacks may come from the environment or the command line.
+        schema.pop("required", None)
+        properties[table] = schema
+    return properties, definitions
 
 
 def settings_of() -> dict[str, type[ServerConfig]]:

@@ -1,4 +1,4 @@
-"""The generated pages of docs/: configuration, its schema, permissions, benchmarks, reliability."""
+"""The generated pages: configuration, the chart, permissions, benchmarks, reliability."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tools.reference.benchmarks import benchmarks_page
+from tools.reference.chart import chart_page, chart_schema
 from tools.reference.configuration import configuration_page, json_schema
 from tools.reference.permissions import permissions_page
 from tools.reference.reliability import reliability_page
@@ -16,6 +17,8 @@ ROOT = Path(__file__).parents[2]
 PAGES: Mapping[str, Callable[[], str]] = {
     "docs/configuration.md": configuration_page,
     "docs/configuration.schema.json": json_schema,
+    "deploy/helm/seamflow/values.schema.json": chart_schema,
+    "deploy/helm/seamflow/README.md": chart_page,
     "docs/permissions.md": permissions_page,
     "docs/benchmarks.md": lambda: benchmarks_page(ROOT),
     "docs/reliability.md": lambda: reliability_page(ROOT),

@@ -39,7 +39,10 @@ def pods(objects: list[Object]) -> Iterator[tuple[str, Object]]:
     """Name and pod template of each workload."""
     for each in objects:
         if each["kind"] in ("Deployment", "StatefulSet", "Job"):
-            yield each["metadata"]["name"], each["spec"]["template"]
+            name = each["metadata"]["name"]
+            if each["kind"] == "Job":
+                name = name.rpartition("-")[0]  # without the digest of its pod
+            yield name, each["spec"]["template"]
 
 
 def containers(objects: list[Object]) -> Iterator[tuple[str, Object]]:

@@ -46,10 +46,10 @@ class Cluster:
         return self.volumes.claim(CLAIM)
 
     def start(self, workload: Workload, pod_name: str) -> None:
-        """Run a pod; jobs have no probes."""
+        """Run a pod; one that does its work and ends has no probes."""
         pod.run(workload, pod_name, self.volumes)
         self.pods[pod_name] = workload
-        if workload.kind != "Job":
+        if workload.serves:
             self.prober.add(pod_name, workload.container)
 
     def replace(self, pod_name: str) -> str:
@@ -71,7 +71,7 @@ class Cluster:
     def not_ready(self) -> list[str]:
         """Pods that are not, and jobs that have not ended well."""
         states = self.prober.states()
-        jobs = [n for n, w in self.pods.items() if w.kind == "Job" and not _has_succeeded(n)]
+        jobs = [n for n, w in self.pods.items() if not (w.serves or _has_succeeded(n))]
         return jobs + [name for name, state in states.items() if not state.is_ready]
 
     def show_failures(self) -> None:

@@ -55,6 +55,11 @@ class Workload:
             return [f"{self.name}-{number}" for number in numbers]
         return [self.new_pod_name() for _ in numbers]
 
+    @property
+    def serves(self) -> bool:
+        """Whether it has probes, as all but the job that creates the run."""
+        return "livenessProbe" in self.container
+
     def new_pod_name(self) -> str:
         """A random one, as a Deployment gives."""
         return f"{self.name}-{secrets.token_hex(4)}"
@@ -72,6 +77,7 @@ def workloads(objects: list[Object]) -> Iterator[Workload]:
                 _check_ports(service, template)
             names = tuple(service["metadata"]["name"] for service in chosen)
             name = each["metadata"]["name"]
+            name = name.rpartition("-")[0] if each["kind"] == "Job" else name  # without its digest
             yield Workload(kind=each["kind"], name=name, spec=each["spec"], hosts=names)
 
 

@@ -17,7 +17,7 @@ from services.chassis.config.load import load
 from services.chassis.errors import ConfigError
 from services.chassis.rpc.identities import Identity
 from services.node_agent.config import NodeAgentConfig
-from tests.lib.deploy.chart import EXAMPLES, Object, containers, environment, pods, render
+from tests.lib.deploy.chart import CHART, EXAMPLES, Object, containers, environment, pods, render
 from tests.unit.deploy.test_config_files import CLASSES, config_class
 
 BUILT_IN = "1.33"
@@ -155,15 +155,40 @@ def test_every_process_reads_its_settings(
 
 def test_a_wrong_setting_is_refused(tmp_path: Path) -> None:
     """Negative control: what values give is really read."""
-    objects = render(given={"trainer.settings.nmu_steps": 3})
+    objects = render()
     secret_files(objects, tmp_path)
     file = next(
         e for e in of_kind(objects, "ConfigMap") if e["metadata"]["name"] == "seamflow-train"
     )
     path = tmp_path / "train.toml"
-    path.write_text(file["data"]["seamflow.toml"].replace("/secrets/", f"{tmp_path}/"))
+    text = file["data"]["seamflow.toml"].replace("/secrets/", f"{tmp_path}/")
+    path.write_text(text.replace("num_steps", "nmu_steps"))
     with pytest.raises(ConfigError, match="nmu_steps"):
         load(config_class("trainer.config.trainer_config"), "trainer", ["--config", str(path)])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"trainer.settings.nmu_steps": 3}, "nmu_steps is not allowed"),
+        ({"trainer.settings.optimizer.learning_rate": "fast"}, "learning_rate"),
+        ({"services.weights.replica": 9}, "replica is not allowed"),
+        ({"nodePools.train.nodeSelector": {}}, "nodeSelector is not allowed"),
+        ({"extraEnv": []}, "extraEnv is not allowed"),
+        ({"only": ["trianer"]}, '"trianer" is no service, no node pool'),
+        ({"image.tag": "sha256:0"}, "image.tag is a digest"),
+        (
+            {"kueue.queueName": "q", "nodePools.rollout.autoscaling.enabled": True},
+            "Kueue admits no",
+        ),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused_by_name(
+    given: dict[str, object], message: str
+) -> None:
+    """By the schema of the values, or where a template meets it."""
+    with pytest.raises(AssertionError, match=message):
+        render(given=given)
 
 
 def secret_files(objects: list[Object], folder: Path) -> None:
@@ -186,12 +211,11 @@ def secret_sources(template: Object) -> list[Object]:
 def test_every_file_of_the_settings_is_mounted(objects: list[Object]) -> None:
     """Secrets by name; folders by a volume."""
     for name, template in pods(objects):
-        short = name.rpartition("-create-run-")[0] + "-create-run" if "create-run" in name else name
         sources = secret_sources(template)
         files = {f"/secrets/{i['path']}" for s in sources for i in s["secret"]["items"]}
         mounts = [m["mountPath"] for m in template["spec"]["containers"][0]["volumeMounts"]]
         for found, _, values in settings_of(objects):
-            for path in paths_in(values) if found == short else ():
+            for path in paths_in(values) if found == name else ():
                 assert path in files or any(path.startswith(m) for m in mounts), (name, path)
                 assert not path.startswith("/secrets/") or path in files, (name, path)
 
@@ -218,8 +242,10 @@ def test_each_certificate_names_an_identity() -> None:
     by_name = {c["metadata"]["name"]: c["spec"]["dnsNames"] for c in certificates}
     assert "seamflow-scheduler.training.svc" in by_name["seamflow-scheduler"]
     workers = ["*.seamflow-train.training.svc", "*.seamflow-rollout.training.svc"]
-    assert {workers[0], "seamflow-train.training.svc"} <= set(by_name["seamflow-trainer"])
-    assert set(workers) <= set(by_name["seamflow-rollout-server"])
+    assert {workers[0], "seamflow-train.training.svc"} <= set(by_name["seamflow-train-trainer"])
+    for pool, worker in (("train", workers[0]), ("rollout", workers[1])):
+        assert worker in by_name[f"seamflow-{pool}-rollout-server"]
+    assert {"seamflow-agent", "seamflow-operator"} <= by_name.keys()
     for names in by_name.values():  # gRPC accepts a wildcard before two labels and more
         assert all(name.count(".") >= 2 for name in names if name.startswith("*"))
 
@@ -235,20 +261,169 @@ def test_workers_are_called_by_a_name_of_their_certificates() -> None:
 
 
 def test_each_service_is_installed_alone() -> None:
-    """Releases with one service each make what one release of all makes, object by object."""
+    """Releases with one service each make what one release of all makes, each object once."""
     values = EXAMPLES["everything"]
     whole = {key(each): each for each in render(values)}
     names = [key(each)[1].removeprefix("seamflow-") for each in whole.values()]
     parts = {name for name in names if ("ConfigMap", f"seamflow-{name}") in whole}
     found: dict[tuple[str, str], Object] = {}
-    for part in sorted(parts | {"data", "service-account"}):
-        for each in render(values, {"only": [part]}):
-            if each["kind"] == "Certificate" and key(each) in found:
-                continue  # of the workers, which both pools have
-            found[key(each)] = each
-    assert found.keys() == whole.keys()
-    differing = {name for name, each in found.items() if each != whole[name]}
-    assert {kind for kind, _ in differing} <= {"Certificate"}
+    for part in sorted(parts | {"data", "service-account", "clients", "pod-monitor"}):
+        made = {key(each): each for each in render(values, {"only": [part]})}
+        assert not found.keys() & made.keys(), part
+        found |= made
+    assert found == whole
+
+
+UPGRADES: dict[str, tuple[dict[str, object], set[str]]] = {
+    "run_id": ({"run.settings.run_id": "other"}, {"trainer", "all"}),
+    "model": ({"model": "/data/other"}, {"rollout-gateway", "console", "train", "rollout"}),
+    "a setting of one": ({"services.scheduler.settings.lease_seconds": 60}, {"scheduler"}),
+    "a setting of nodes": ({"trainer.settings.num_steps": 3}, {"train"}),
+    "durability": ({"run.settings.durability": "fast"}, {"trajectory-manager", "create-run"}),
+    "tag": ({"image.tag": "1.2.3"}, {"all"}),
+    "only replicas": ({"services.trajectory-manager.replicas": 3}, set()),
+    "interval": ({"metrics.podMonitor.enabled": True}, set()),
+}
+"""Values of an upgrade, and whose pods it has to restart."""
+
+
+@pytest.mark.parametrize("change", UPGRADES)
+def test_an_upgrade_restarts_the_pods_whose_configuration_changed_and_no_other(change: str) -> None:
+    """What Kubernetes forbids to change stays, or has another name."""
+    given, restarted = UPGRADES[change]
+    before, after = dict(pods(render())), dict(pods(render(given=given)))
+    differ = {name.removeprefix("seamflow-") for name in before if before[name] != after.get(name)}
+    if "all" not in restarted:
+        assert differ == restarted
+    else:
+        assert {"train", "rollout", "rollout-gateway"} <= differ
+    old, new = ({key(e): e for e in render(given=g)} for g in ({}, given))
+    for name in old.keys() & new.keys():
+        assert immutable(old[name]) == immutable(new[name]), name
+
+
+def immutable(each: Object) -> Object:
+    """What an API server refuses to change in an object of its kind."""
+    spec = each.get("spec", {})
+    match each["kind"]:
+        case "Job":
+            return {**spec}
+        case "StatefulSet":
+            names = ("selector", "serviceName", "podManagementPolicy", "volumeClaimTemplates")
+            return {name: spec.get(name) for name in names}
+        case "Deployment":
+            return {"selector": spec["selector"]}
+        case "Service":
+            return {"clusterIP": spec.get("clusterIP")}
+        case "PersistentVolumeClaim":
+            return {**spec, "resources": None}
+    return {}
+
+
+def test_versions_of_chart_and_release_restart_nothing() -> None:
+    """No pod has the label of a version; "+" is replaced, as no label may have it."""
+    for _, template in pods(render()):
+        labels = " ".join(template["metadata"]["labels"])
+        assert "version" not in labels and "chart" not in labels
+    helpers = (CHART / "templates" / "_helpers.tpl").read_text()
+    assert helpers.count('replace "+" "_"') == 2
+
+
+def test_settings_reach_the_process_as_they_are() -> None:
+    """Braces too."""
+    factor = '{"rope":{"factor":2}}'
+    objects = render(given={"rolloutServer.settings.sglang_flags": ["--json", factor]})
+    tables = {(name, table): values for name, table, values in settings_of(objects)}
+    assert tables["seamflow-train", "rollout_server"]["sglang_flags"] == ["--json", factor]
+
+
+def test_every_metrics_port_is_declared_admitted_and_scraped() -> None:
+    """Of rollout servers and trainers as well as of what the chart's own probes ask."""
+    objects = render(EXAMPLES["everything"])
+    (monitor,) = of_kind(objects, "PodMonitor")
+    scraped = {each["port"]: each for each in monitor["spec"]["podMetricsEndpoints"]}
+    for name, container in containers(objects):
+        ports = {p["name"]: p["containerPort"] for p in container.get("ports", ())}
+        admin = {port: number for port, number in ports.items() if port.startswith("admin")}
+        assert admin.keys() <= scraped.keys()
+        variables = environment(container, "p")
+        processes = json.loads(variables.get("SEAMFLOW_NODE_AGENT_PROCESSES", "{}"))
+        assert len(admin) == len(processes) + ("create-run" not in name), name
+        if processes:
+            (policy,) = (
+                e for e in of_kind(objects, "NetworkPolicy") if e["metadata"]["name"] == name
+            )
+            ranges = [p for rule in policy["spec"]["ingress"] for p in rule.get("ports", ())]
+            assert any(
+                p["port"] == min(admin.values()) and p["endPort"] >= max(admin.values())
+                for p in ranges
+                if isinstance(p["port"], int) and "endPort" in p
+            )
+    for endpoint in scraped.values():
+        targets = {each["targetLabel"] for each in endpoint["relabelings"]}
+        assert targets == {"job", "service"}
+
+
+def test_pools_with_gpus_have_cuda_and_those_without_have_not() -> None:
+    """By their image; a whole reference is taken as it is."""
+    found = {name: c["image"] for name, c in containers(render())}
+    assert found["seamflow-train"].endswith("-gpu")
+    assert not found["seamflow-weights"].endswith("-gpu")
+    given = {"nodePools.train.gpus": 0, "nodePools.rollout.image": "mine/node:7"}
+    found = {name: c["image"] for name, c in containers(render(given=given))}
+    assert not found["seamflow-train"].endswith("-gpu")
+    assert found["seamflow-rollout"] == "mine/node:7"
+
+
+def test_what_a_cluster_asks_for_is_merged_into_every_pod() -> None:
+    """Of all, then of one; lists are added, other fields replaced."""
+    given: dict[str, object] = {
+        "podSpec": {"runtimeClassName": "nvidia", "volumes": [{"name": "a", "emptyDir": {}}]},
+        "containerSpec": {"env": [{"name": "A", "value": "1"}]},
+        "podAnnotations": {"team": "rl"},
+        "serviceSpec": {"ipFamilyPolicy": "PreferDualStack"},
+        "services.weights.podSpec": {"priorityClassName": "high", "runtimeClassName": "runc"},
+        "nodePools.train.podSpec": {"terminationGracePeriodSeconds": 900},
+    }
+    objects = render(given=given)
+    by_name = dict(pods(objects))
+    for name, template in by_name.items():
+        assert "a" in {volume["name"] for volume in template["spec"]["volumes"]}, name
+        assert template["metadata"]["annotations"]["team"] == "rl", name
+        env = template["spec"]["containers"][0]["env"]
+        assert {"name": "A", "value": "1"} in env, name
+    assert by_name["seamflow-weights"]["spec"]["runtimeClassName"] == "runc"
+    assert by_name["seamflow-weights"]["spec"]["priorityClassName"] == "high"
+    assert by_name["seamflow-train"]["spec"]["terminationGracePeriodSeconds"] == 900
+    assert by_name["seamflow-scheduler"]["spec"]["runtimeClassName"] == "nvidia"
+    for each in of_kind(objects, "Service"):
+        if "rendezvous" not in each["metadata"]["name"]:
+            assert each["spec"]["ipFamilyPolicy"] == "PreferDualStack"
+    for each in objects:
+        if each["apiVersion"] not in OTHER_APIS:
+            kubernetes_validate.validate(each, BUILT_IN, strict=True)
+
+
+def test_what_ends_is_a_job_whose_position_is_kept() -> None:
+    """A StatefulSet would start a dataloader again that has submitted all tasks."""
+    objects = render()
+    (job,) = (e for e in of_kind(objects, "Job") if "dataloader" in e["metadata"]["name"])
+    spec = job["spec"]["template"]["spec"]
+    assert spec["restartPolicy"] == "OnFailure"
+    (claim,) = (v for v in spec["volumes"] if v["name"] == "storage")
+    named = claim["persistentVolumeClaim"]["claimName"]
+    (kept,) = (
+        e for e in of_kind(objects, "PersistentVolumeClaim") if e["metadata"]["name"] == named
+    )
+    assert kept["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
+def test_the_templates_stay_small() -> None:
+    """Each line fits a screen."""
+    files = [*(CHART / "templates").glob("*.yaml"), *(CHART / "templates").glob("*.tpl")]
+    lines = [line for file in files for line in file.read_text().splitlines()]
+    assert len(lines) <= 950
+    assert max(map(len, lines)) <= 120
 
 
 def key(each: Object) -> tuple[str, str]:
@@ -291,7 +466,7 @@ def test_an_image_can_be_pinned_by_its_digest() -> None:
     digest = f"sha256:{'0' * 64}"
     images = {
         name: container["image"]
-        for name, container in containers(render(given={"image.digests": {"node": digest}}))
+        for name, container in containers(render(given={"image.digests": {"node-gpu": digest}}))
     }
     assert images["seamflow-train"] == f"seamflow/node@{digest}"
     assert "@" not in images["seamflow-weights"]
@@ -328,7 +503,12 @@ def test_rdma_and_a_queue_are_values() -> None:
         for each in of_kind(objects, "StatefulSet")
         if each["metadata"]["name"] == "seamflow-train"
     ]
-    assert train["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "training"
+    queues = {
+        each["metadata"]["name"]: each["metadata"]["labels"].get("kueue.x-k8s.io/queue-name")
+        for each in of_kind(render(EXAMPLES["queued"]), "StatefulSet")
+    }
+    assert queues["seamflow-train"] == queues["seamflow-rollout"] == "training"
+    assert queues["seamflow-weights"] is None
     (container,) = train["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"]["rdma/hca_shared_devices_a"] == 1
     assert container["securityContext"]["capabilities"]["add"] == [CAPABILITY]
