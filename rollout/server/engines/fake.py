@@ -24,10 +24,10 @@ from rollout.server.engines.engine import (
     EngineStateError,
     FinishReason,
     PauseMode,
+    TokenRate,
     WeightsError,
     check_request,
 )
-from rollout.server.token_rate import TokenRate
 
 EOS = 0
 _MASK = (1 << 64) - 1

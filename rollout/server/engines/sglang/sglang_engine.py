@@ -32,9 +32,10 @@ from rollout.server.engines.engine import (
     EngineStateError,
     MemoryNotReleased,
     PauseMode,
+    TokenRate,
     WeightsError,
 )
-from rollout.server.engines.sglang import device_memory
+from rollout.server.engines.sglang import server_weights
 from rollout.server.engines.sglang.command_line import check_url, command_line
 from rollout.server.engines.sglang.http_client import Connection, ConnectionLost, Refused
 from rollout.server.engines.sglang.model_shapes import (
@@ -42,11 +43,9 @@ from rollout.server.engines.sglang.model_shapes import (
     describe,
     recorded_routing,
 )
-from rollout.server.engines.sglang.server_lifetime import ServerLifetime
-from rollout.server.engines.sglang.server_process import SGLangProcess
+from rollout.server.engines.sglang.server_process import ServerLifetime, SGLangProcess
 from rollout.server.engines.sglang.server_weights import ServerWeights, WeightWay
 from rollout.server.engines.sglang.sglang_turn import Turn, Weights, check_sampled
-from rollout.server.token_rate import TokenRate
 from services.lib.routed_experts import RoutingShape
 
 T = TypeVar("T")
@@ -70,7 +69,7 @@ class SGLangEngine:
         lends_device: bool = False,
         control_seconds: float = 300.0,
         drain_seconds: float = 300.0,
-        used_bytes: device_memory.UsedBytes | None = None,
+        used_bytes: server_weights.UsedBytes | None = None,
     ) -> None:
         """Nothing is started before `start`.
 
@@ -94,7 +93,7 @@ class SGLangEngine:
         self._record_experts = record_experts
         self._lends_device = lends_device
         self._control_seconds, self._drain_seconds = control_seconds, drain_seconds
-        here = device_memory.used_bytes if url is None else device_memory.on_another_host
+        here = server_weights.used_bytes if url is None else server_weights.on_another_host
         self._used_bytes = used_bytes or here
         self._routing: RoutingShape | None = None
         self._info: EngineInfo | None = None
@@ -122,7 +121,7 @@ class SGLangEngine:
                     features = self._info.features | {"routed_experts"}
                     self._info = replace(self._info, features=features)
                 if self._lends_device:
-                    device_memory.require_memory_saver(server)
+                    server_weights.require_memory_saver(server)
         except TimeoutError:
             raise ValueError(f"SGLang did not start in {_START_SECONDS:.0f} seconds") from None
         except MemoryNotReleased as error:

@@ -27,10 +27,9 @@ from rollout.server.engines.engine import (
     check_request,
 )
 from rollout.server.engines.torch.batch import DecodedSequence
-from rollout.server.engines.torch.decode_loop import Decoder, SampledChunks
-from rollout.server.engines.torch.thread_calls import Mailbox
+from rollout.server.engines.torch.decode_loop import Decoder, Mailbox, SampledChunks
 from rollout.server.engines.torch.transformers_model import LoadedModel, load_model
-from rollout.server.engines.torch.weight_reading.arriving_weights import ArrivingWeights
+from rollout.server.engines.torch.weight_reader import ArrivingWeights
 from services.lib.model_files.model_folder import check_model_folder
 
 T = TypeVar("T")

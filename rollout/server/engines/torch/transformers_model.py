@@ -23,18 +23,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rollout.server.engines.torch.expert_slots import ExpertSlots
 from rollout.server.engines.torch.llama import LlamaModel, is_llama
-from rollout.server.engines.torch.row_model import Part, RowModel, Step
-from rollout.server.engines.torch.slot_cache import SlotCache
-from rollout.server.engines.torch.trial_rows import longest_row
-from rollout.server.engines.torch.weight_reading.converted_weights import (
-    has_module_names,
-    load_converted,
-)
-from rollout.server.engines.torch.weight_reading.safetensors_reader import (
+from rollout.server.engines.torch.row_model import Part, RowModel, Step, longest_row
+from rollout.server.engines.torch.slot_cache import ExpertSlots, SlotCache
+from rollout.server.engines.torch.weight_reader import (
     CheckedTensors,
     Storages,
+    has_module_names,
+    load_converted,
     read_folder,
     storages,
 )

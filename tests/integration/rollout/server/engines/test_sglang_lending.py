@@ -19,7 +19,7 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from rollout.server.config import RolloutServerConfig
 from rollout.server.engine_lifecycle import EngineLifecycle, State
 from rollout.server.engines.engine import MemoryNotReleased, PauseMode, WeightsError
-from rollout.server.engines.sglang import device_memory
+from rollout.server.engines.sglang import server_weights
 from rollout.server.engines.sglang.sglang_engine import SGLangEngine
 from rollout.server.servicer import RolloutServerServicer
 from services.chassis.config.settings import ServerConfig
@@ -145,7 +145,7 @@ async def test_without_the_measurement_the_trainer_gets_an_occupied_device(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control of the test above."""
-    monkeypatch.setattr(device_memory, "check_freed", lambda held, before, after: held)
+    monkeypatch.setattr(server_weights, "check_freed", lambda held, before, after: held)
     stub = StubSGLang()
     async with lending(stub, folders[0]) as server, node_with(stub, server) as node:
         stub.freed_part = 0.0

@@ -18,10 +18,10 @@ from aiohttp import web
 from safetensors.torch import save_file
 
 from rollout.server.engines.engine import PauseMode, WeightsError
-from rollout.server.engines.sglang import tensor_parts
+from rollout.server.engines.sglang import sent_tensors
 from rollout.server.engines.sglang.http_client import Connection
+from rollout.server.engines.sglang.sent_tensors import Post, SGLangBroadcast
 from rollout.server.engines.sglang.sglang_engine import SGLangEngine
-from rollout.server.engines.sglang.weight_broadcast import Post, SGLangBroadcast
 from tests.lib.rollout.server.engines.sglang_stub import StubSGLang
 from tests.lib.rollout.server.sglang_server import sglang_config, sglang_server
 from tests.lib.rollout.server.support import save_model
@@ -83,7 +83,7 @@ async def test_every_tensor_arrives_under_its_version(
 ) -> None:
     """Two loads in a row, in several parts each; nothing of a group is left behind."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    monkeypatch.setattr(tensor_parts, "PART_BYTES", 3000)
+    monkeypatch.setattr(sent_tensors, "PART_BYTES", 3000)
     async with played_engine() as post:
         for version in (1, 2):
             digests = save(tmp_path / str(version), seed=version)
@@ -128,7 +128,7 @@ async def test_old_weights_come_back_where_a_part_is_refused(
 ) -> None:
     """The engine holds a part of the new version: it gets the whole old one, and serves on."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    monkeypatch.setattr(tensor_parts, "PART_BYTES", 30_000)
+    monkeypatch.setattr(sent_tensors, "PART_BYTES", 30_000)
     folders = [save_model(tmp_path / str(seed), seed=seed) for seed in range(2)]
     async with played_engine() as played:
         stub = BroadcastStub(played)

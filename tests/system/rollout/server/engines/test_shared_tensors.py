@@ -15,7 +15,7 @@ from prometheus_client import REGISTRY
 from safetensors.torch import load_file
 
 from rollout.server.engines.engine import EngineFailed, PauseMode
-from rollout.server.engines.sglang import tensor_parts
+from rollout.server.engines.sglang import sent_tensors
 from rollout.server.engines.sglang.http_client import Connection
 from rollout.server.engines.sglang.sglang_engine import SGLangEngine
 from tests.lib.rollout.server.engines.sglang_stub import StubSGLang
@@ -37,7 +37,7 @@ save_file(tensors, sys.argv[1])
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Three versions of one model, of several parts each."""
-    monkeypatch.setattr(tensor_parts, "PART_BYTES", 30_000)
+    monkeypatch.setattr(sent_tensors, "PART_BYTES", 30_000)
     return [save_model(tmp_path / str(seed), seed=seed) for seed in range(3)]
 
 
@@ -117,7 +117,7 @@ async def test_without_room_in_shared_memory_it_is_not_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A container has 64 MB by default, and writing beyond them ends the process."""
-    monkeypatch.setattr(tensor_parts, "PART_BYTES", 1 << 60)
+    monkeypatch.setattr(sent_tensors, "PART_BYTES", 1 << 60)
     await engine.update_weights(folders[1], 1)
     assert "begin_weight_update" not in stub.calls
     assert stub.loaded == ["1"]

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from rollout.server.engines.engine import PauseMode, WeightsError
 from rollout.server.engines.torch.llama import LlamaReader
 from rollout.server.engines.torch.torch_engine import TorchEngine
-from rollout.server.engines.torch.weight_reading.arriving_weights import ArrivingWeights
-from rollout.server.engines.torch.weight_reading.safetensors_reader import (
+from rollout.server.engines.torch.weight_reader import (
+    ArrivingWeights,
     CheckedTensors,
     storages,
 )
@@ -99,7 +99,7 @@ def test_a_file_that_was_replaced_is_not_used(
     files = in_files(tmp_path / "model", tmp_path / "other")
     monkeypatch.setattr(ArrivingWeights, "_are_among", lambda *_: True)
     monkeypatch.setattr(
-        "rollout.server.engines.torch.weight_reading.arriving_weights._identity",
+        "rollout.server.engines.torch.weight_reader._identity",
         lambda file: (0, 0, 0, 0),
     )
     mixed = held(tmp_path / "other", files)
