@@ -19,7 +19,7 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 from rollout.server.config import RolloutServerConfig
 from rollout.server.weights.relay_server import LocalShards
 from rollout.server.weights.transport import Incoming, LocalVersion
-from rollout.server.weights.transports import relay_client
+from rollout.server.weights.transports import shard_stream
 from rollout.server.weights.weight_cache import WeightCache
 from services.chassis.errors import ServiceError
 from services.chassis.rpc.server import started
@@ -153,7 +153,7 @@ async def test_without_another_source_the_service_sends_what_the_dead_one_should
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control of the test above; all serve the version all the same."""
-    monkeypatch.setattr(relay_client, "_SOURCES", 1)
+    monkeypatch.setattr(shard_stream, "_SOURCES", 1)
     # Files of other servers stall for as long; by default for 10 s, again and again.
     waits = {"begin_seconds": 0.5, "stall_seconds": 0.5}
     monkeypatch.setattr(LocalShards.__init__, "__kwdefaults__", waits)

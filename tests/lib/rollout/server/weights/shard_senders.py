@@ -18,8 +18,8 @@ from seamflow.weights.v1.weight_service_pb2_grpc import (
     add_WeightServiceServicer_to_server,
 )
 
+from rollout.server.cli import WeightChannels
 from rollout.server.config import RolloutServerConfig
-from rollout.server.weights.open_weights import WeightChannels
 from rollout.server.weights.transport import Incoming, LocalVersion
 from rollout.server.weights.transports import TransportContext
 from services.chassis.config.settings import ServerConfig
