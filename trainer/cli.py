@@ -28,12 +28,10 @@ from trainer.model.lora import adapter_settings
 from trainer.object_path import ObjectPath
 from trainer.publish.publisher import Publisher
 from trainer.ranks.device_lease import DeviceLease
-from trainer.ranks.end_process import end_process
+from trainer.ranks.lives import end_process, keep_rank
 from trainer.ranks.rank_group import RankGroup
-from trainer.ranks.rank_restarts import keep_rank
 from trainer.servicer import TrainerServicer
-from trainer.tracking.alarms import Alarms
-from trainer.tracking.tracker import Trackers
+from trainer.tracking.tracker import Alarms, Trackers
 
 _TABLE = "trainer"
 _EXIT_SECONDS = 15.0

@@ -4,7 +4,7 @@
 
 On cuda the buffers are pinned and kept, so that a copy neither waits for memory nor stops the
 device, and a stream of its own carries it out. `hold_back` keeps the weights as they are until
-then. What lies on the host is not copied (`tensor_bytes.py`). Pinning takes about
+then. What lies on the host is not copied (`HeldTensors`). Pinning takes about
 0.7 s a GB, once.
 """
 

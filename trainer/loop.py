@@ -28,10 +28,8 @@ from trainer.ranks.rank_group import RankGroup
 from trainer.step.batch_trial import Trial
 from trainer.step.replica_count import ReplicaCount
 from trainer.step.step_runner import Progress, StepRunner
-from trainer.tracking.alarms import Alarms
-from trainer.tracking.sample_table import SampleTable
 from trainer.tracking.step_record import MetricsFile, StepRecord
-from trainer.tracking.tracker import Trackers
+from trainer.tracking.tracker import Alarms, SampleTable, Trackers
 
 
 class Trainer:

@@ -20,12 +20,11 @@ from services.chassis.log import get_logger
 from services.chassis.rpc import fields, tracing
 from services.lib.weight_files.shard_sender import OpenShard, ShardSender
 from services.weights import validation
-from services.weights.announced_versions import AnnouncedVersions
 from services.weights.keys import Publish, Scope
 from services.weights.redis_store import RedisStore
 from services.weights.relay_tree import member, parent, servers_of_zone
 from services.weights.upload_receiver import UploadReceiver
-from services.weights.version_feed import VersionFeed
+from services.weights.version_feed import AnnouncedVersions, VersionFeed
 from services.weights.version_folders import WeightFolders
 
 Context = grpc.aio.ServicerContext[Any, Any]

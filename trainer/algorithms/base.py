@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from services.chassis import plugins
 from services.chassis.errors import ConfigError
 from trainer.config import TrainerConfig
-from trainer.config.algorithm_names import ALGORITHMS
+from trainer.config.optimization import ALGORITHMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.checksums import DamagedError, verify
 from trainer.checkpoint.own_files import (
     BEST,
     CANDIDATE,
     OTHER,
+    DamagedError,
     clear,
     delete,
     folder_name,
@@ -26,6 +26,7 @@ from trainer.checkpoint.own_files import (
     named_step,
     own_in,
     steps_in,
+    verify,
 )
 from trainer.object_path import Folder, ObjectPath
 

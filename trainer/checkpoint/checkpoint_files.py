@@ -2,7 +2,7 @@
 
     checkpoint.folder/step_000012/rank_00000_of_00002.safetensors   `Policy.state`, random state
                                   state.json                        `Checkpoint`
-                                  checksums.json, .complete         `checksums.py`; written last
+                                  checksums.json, .complete         `own_files.py`; written last
 
 A folder is filled under a temporary name and renamed when complete. In an object store
 (`object_path.py`) it has its name from the start: with .complete it is complete. What is whose in
@@ -23,14 +23,13 @@ import torch
 
 from services.chassis.errors import ConfigError
 from trainer import fsync_files
-from trainer.checkpoint.checksums import DamagedError, read_json, seal, verify
-from trainer.checkpoint.object_tensors import open_tensors
 from trainer.checkpoint.own_files import (
     BEST,
     CANDIDATE,
     CHECKPOINT,
     OTHER,
     STATE,
+    DamagedError,
     clear,
     delete,
     folder_name,
@@ -39,10 +38,14 @@ from trainer.checkpoint.own_files import (
     mark_of,
     move_aside,
     named_step,
+    read_json,
+    seal,
     shards_in,
     steps_in,
+    verify,
 )
 from trainer.config import Setting
+from trainer.fsync_files import open_tensors
 from trainer.model.critic import is_critic
 from trainer.model.lora import is_adapter
 from trainer.object_path import AnyFolder, Folder, ObjectPath

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from services.lib.transformer.token_rows import shared_tokens
 from trainer.data.advantages import SequenceAdvantages
-from trainer.data.planned_rows import PlannedRow
 from trainer.data.row_cost import LINEAR, RowCost
-from trainer.data.row_plan import plan_packed, plan_padded
+from trainer.data.row_plan import PlannedRow, plan_packed, plan_padded
 from trainer.data.token_sequence import TokenSequence
 
 _PAD = 0

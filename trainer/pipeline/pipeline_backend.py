@@ -22,15 +22,13 @@ from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 from trainer.algorithms.base import Algorithm, PolicyTokens
 from trainer.commands import Accumulate, Predict
 from trainer.config import TrainerConfig
-from trainer.model.checkpoint_names import checkpoint_tensors
 from trainer.model.critic import CRITIC, is_critic
-from trainer.model.load_model import DTYPES
+from trainer.model.load_model import DTYPES, checkpoint_tensors
 from trainer.model.load_sharded import EmptyModels, empty_models
 from trainer.pipeline.interpreter import Interpreter, StageWork
 from trainer.pipeline.layout import POLICY, Layout, layout_of
-from trainer.pipeline.load_stages import load_stages
 from trainer.pipeline.messages import Peers
-from trainer.pipeline.stage import Stage, parameter_stages
+from trainer.pipeline.stage import Stage, load_stages, parameter_stages
 from trainer.pipeline.stage_work import (
     CriticLoss,
     CriticPrediction,

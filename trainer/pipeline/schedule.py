@@ -14,8 +14,7 @@ from statistics import fmean
 from services.chassis.log import get_logger
 from trainer.config import PipelineConfig
 from trainer.pipeline.fused_schedule.plan import FusedPlan, fused_plan, serial_orders
-from trainer.pipeline.fused_schedule.problem import FORWARD, Orders, Pipeline, Problem
-from trainer.pipeline.fused_schedule.timeline import timeline
+from trainer.pipeline.fused_schedule.problem import FORWARD, Orders, Pipeline, Problem, timeline
 from trainer.pipeline.interpreter import Action
 from trainer.pipeline.layout import POLICY, VALUES, Layout
 

@@ -18,9 +18,8 @@ from trainer.model.critic import take_values
 from trainer.pipeline.fused_schedule.problem import FORWARD
 from trainer.pipeline.messages import Shape
 from trainer.pipeline.stage import Stage
-from trainer.policy.forward import Predicted
+from trainer.policy.forward import Predicted, policy_loss
 from trainer.policy.model_input import ModelInput
-from trainer.policy.policy_loss import policy_loss
 from trainer.policy.totals import Totals
 
 

@@ -22,14 +22,12 @@ from trainer.algorithms.base import Algorithm
 from trainer.commands import Accumulate, Predict
 from trainer.config import TrainerConfig
 from trainer.data.micro_batch import MicroBatch
-from trainer.model.checkpoint_names import checkpoint_tensors
 from trainer.model.critic import CRITIC, is_critic
-from trainer.model.load_model import DTYPES, Models
+from trainer.model.load_model import DTYPES, Models, checkpoint_tensors
 from trainer.model.lora import delta, is_adapter, plain_name, published_name
 from trainer.policy.backend import Predictions
-from trainer.policy.forward import Predicted, forward
+from trainer.policy.forward import Predicted, forward, policy_loss
 from trainer.policy.optimizer import decayed_names
-from trainer.policy.policy_loss import policy_loss
 from trainer.policy.totals import Totals, TrainedRows
 from trainer.publish.bucket_plan import Source, source_of
 

@@ -15,8 +15,8 @@ from seamflow.errors import SeamflowError
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from trainer.commands import arrived, receive, send
 from trainer.publish.bucket_gather import BucketsLostError
-from trainer.store_messages import arrived, receive, send
 
 _REPORT, _MESSAGE = "report", "message"
 

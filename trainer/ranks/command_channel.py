@@ -23,14 +23,16 @@ from trainer.commands import (
     Optimize,
     Release,
     Restore,
+    arrived,
     decode,
     encode,
+    receive,
+    send,
 )
 from trainer.ranks.lives import announced, life_name, life_of
 from trainer.ranks.loss_watch import LossWatch
 from trainer.ranks.process_group import STARTED, RankInfo, form_group, leave_group
 from trainer.ranks.worker import Worker
-from trainer.store_messages import arrived, receive, send
 
 _ENDED = "ended"
 _INTERRUPTED = "interrupted"

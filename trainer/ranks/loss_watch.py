@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from services.chassis.log import get_logger
-from trainer.ranks.end_process import end_process
-from trainer.ranks.lives import announcement
+from trainer.ranks.lives import announcement, end_process
 
 _STUCK_SECONDS = 30
 """A rank that does not come out of its command ends its process, and so the gang."""

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from trainer.commands import arrived, receive, send
 from trainer.policy.totals import TokenValues, TrainedRows
-from trainer.store_messages import arrived, receive, send
 
 _END_SECONDS = 5.0
 _Arrays = Mapping[str, NDArray[Any]]

@@ -12,7 +12,7 @@ from trainer.commands import Accumulate, Predict
 from trainer.config import TrainerConfig
 from trainer.data.advantages import SequenceAdvantages, compute_advantages
 from trainer.data.micro_batch import MicroBatch, plan_micro_batches, weightless
-from trainer.data.model_cost import model_cost
+from trainer.data.row_cost import model_cost
 from trainer.data.token_sequence import TokenSequence, trainable_tokens, without_truncated
 from trainer.pipeline.layout import layout_of
 from trainer.pipeline.pipeline_backend import critic_stages

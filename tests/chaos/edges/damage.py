@@ -29,7 +29,7 @@ from services.weights import version_folders
 from services.weights.checked_files import CheckedFiles
 from tests.lib.rollout.server.weights.shard_senders import Sender, make_version, receiver
 from trainer.checkpoint import checkpoint_files
-from trainer.checkpoint.checksums import DamagedError, note_digest
+from trainer.checkpoint.own_files import DamagedError, note_digest
 
 _RANKS = 3
 _CHECKPOINT_PLACES = 120

@@ -29,8 +29,8 @@ from trainer.data.token_sequence import TokenSequence
 from trainer.leasing import batch_source
 from trainer.leasing.accepted_samples import AcceptedSamples
 from trainer.leasing.batch_source import BatchSource
-from trainer.tracking.alarms import Alarms
 from trainer.tracking.step_record import StepRecord
+from trainer.tracking.tracker import Alarms
 
 if TYPE_CHECKING:
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub

@@ -10,8 +10,8 @@ import torch
 from services.chassis.errors import Reason, ServiceError
 from trainer.commands import Command, Release, Restore
 from trainer.ranks.device_lease import DeviceLease
-from trainer.ranks.offload import DeviceState
 from trainer.ranks.rank_group import RankGroup
+from trainer.ranks.worker import DeviceState
 
 
 class FakeRankGroup(RankGroup):
@@ -281,7 +281,7 @@ def test_a_restore_that_failed_halfway_can_be_repeated_and_undone(
             raise RuntimeError("out of memory")
         return torch.empty(0, dtype=torch.uint8).set_(storage)
 
-    monkeypatch.setattr("trainer.ranks.offload._bytes", failing)
+    monkeypatch.setattr("trainer.ranks.worker._bytes", failing)
     with pytest.raises(RuntimeError, match="out of memory"):
         state.restore()
     assert tensors[0].untyped_storage().nbytes()

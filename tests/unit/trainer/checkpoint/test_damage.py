@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from trainer import fsync_files
 from trainer.checkpoint import checkpoint_files
-from trainer.checkpoint.checksums import DamagedError, note_digest, verify
+from trainer.checkpoint.own_files import DamagedError, note_digest, verify
 
 FILES = (
     "rank_00000_of_00002.safetensors",

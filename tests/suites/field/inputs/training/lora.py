@@ -32,7 +32,7 @@ from tests.suites.field.kind import Kind
 from tests.suites.field.tiny_models import make_config, make_model
 from trainer.checkpoint.model_folder import _weights
 from trainer.config import TrainerConfig
-from trainer.model.checkpoint_names import checkpoint_tensors
+from trainer.model.load_model import checkpoint_tensors
 from trainer.model.lora import (
     adapter_settings,
     add_adapter,

@@ -10,11 +10,11 @@ import pytest
 from bench.fusion.settings import SETTINGS, Setting
 from tests.lib.mostly_long import mostly_long
 from trainer.pipeline.fused_schedule.dispatch import Rule, dispatch
-from trainer.pipeline.fused_schedule.greedy import greedy
-from trainer.pipeline.fused_schedule.plan import anneal, fused_plan, serial_orders
+from trainer.pipeline.fused_schedule.plan import anneal, fused_plan, greedy, serial_orders
 from trainer.pipeline.fused_schedule.problem import (
     BACKWARD,
     FORWARD,
+    DeadlockError,
     Orders,
     Pipeline,
     Problem,
@@ -22,8 +22,8 @@ from trainer.pipeline.fused_schedule.problem import (
     lower_bound,
     serial_memory,
     serial_seconds,
+    timeline,
 )
-from trainer.pipeline.fused_schedule.timeline import DeadlockError, timeline
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
