@@ -44,9 +44,7 @@ class Predict:
     mini_batch: int
     """Its number, from 0; what an earlier step kept under it is forgotten."""
     micro_batches: tuple[MicroBatch, ...]
-    """As those of `Accumulate`."""
     actions: tuple[tuple[int, int, int], ...] = ()
-    """As those of `Accumulate`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +76,6 @@ class Save:
     """Copy this rank's shard of the training state, and start writing it into `folder`."""
 
     folder: str
-    """An existing folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +192,6 @@ def encode(command: Command) -> bytes:
 
 
 def decode(data: bytes) -> Command:
-    """The command that `encode` wrote."""
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         words = json.loads(arrays["words"].tobytes())
         kind, values = _KINDS[words["kind"]], words["fields"]
@@ -327,7 +323,6 @@ def arrived(store: Store, key: str) -> bool:
 
 
 def send(store: Store, key: str, data: bytes) -> None:
-    """Leave a message."""
     pieces = [data[start : start + _PIECE_BYTES] for start in range(0, len(data), _PIECE_BYTES)]
     for index, piece in enumerate(pieces):
         store.set(f"{key}/{index}", piece)  # type: ignore[arg-type] # its stub knows str only
@@ -336,7 +331,6 @@ def send(store: Store, key: str, data: bytes) -> None:
 
 
 def receive(store: Store, key: str) -> bytes:
-    """Take a message that has arrived."""
     names = [f"{key}/{index}" for index in range(int(store.get(key)))]
     data = b"".join(store.get(name) for name in names)
     for name in (key, *names):

@@ -39,7 +39,6 @@ def sync(path: Folder) -> None:
 
 
 def write_json(path: Folder, content: Any) -> None:
-    """Write `content` as JSON."""
     path.write_text(json.dumps(content, indent=1))
     sync(path)
 
@@ -220,11 +219,9 @@ class ObjectTensors:
         self._header.pop("__metadata__", None)
 
     def keys(self) -> list[str]:
-        """Of all tensors."""
         return list(self._header)
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        """A whole tensor."""
         shape = self._header[name]["shape"]
         rows = self.get_slice(name)
         return rows[0 : shape[0]] if shape else rows.read(0, 1).reshape(())

@@ -47,7 +47,6 @@ class _Immediate:
         """See `CopyStream`."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """See `CopyStream`."""
         target.copy_(source)
 
     end = wait = hold_back = begin
@@ -63,11 +62,9 @@ class _Cuda:
         self._done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
-        """See `CopyStream`."""
         self._stream.wait_stream(torch.cuda.current_stream())
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """See `CopyStream`."""
         with torch.cuda.stream(self._stream):
             # Converted on the device: a copy that converts does so on the host, and waits for it.
             target.copy_(source.to(target.dtype), non_blocking=True)
@@ -75,15 +72,12 @@ class _Cuda:
             source.record_stream(self._stream)
 
     def end(self) -> None:
-        """See `CopyStream`."""
         self._done.record(self._stream)
 
     def wait(self) -> None:
-        """See `CopyStream`."""
         self._done.synchronize()
 
     def hold_back(self) -> None:
-        """See `CopyStream`."""
         torch.cuda.current_stream().wait_event(self._done)
 
 

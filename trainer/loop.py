@@ -78,7 +78,6 @@ class Trainer:
 
     @property
     def progress(self) -> Progress:
-        """How far training is."""
         return self._steps.progress
 
     @property

@@ -50,7 +50,6 @@ Servicers = Sequence[tuple[Callable[[Any, Any], None], Any]]
 
 
 def main() -> NoReturn:
-    """Serve until SIGTERM."""
     run("rollout_server", RolloutServerConfig, build)
 
 
@@ -123,7 +122,6 @@ class WeightSource:
 
     stub: WeightServiceAsyncStub
     cache: WeightCache
-    """Fetches versions and keeps them on disk."""
     servicers: Sequence[tuple[Callable[[Any, Any], None], Any]] = ()
     """Services for other rollout servers."""
     background: Sequence[Callable[[], Awaitable[None]]] = ()

@@ -50,7 +50,6 @@ class WeightHold:
 
     @property
     def weight_version(self) -> int | None:
-        """The held version; None if none is held."""
         return self._version if self._clock() < self._end else None
 
     def set(self, weight_version: int, seconds: float | None) -> None:
@@ -100,7 +99,6 @@ class State(StrEnum):
     LOADING = "loading"
     """Loading current weights; turns wait."""
     SERVING = "serving"
-    """Serving turns."""
     PAUSED = "paused"
     """Paused on request; turns wait or are interrupted, depending on the pause mode."""
     RELEASED = "released"
@@ -180,7 +178,6 @@ class EngineLifecycle:
 
     @property
     def state(self) -> State:
-        """The current state."""
         if self._stage is State.SERVING and self._requested_pause:
             return State.PAUSED
         return self._stage
@@ -229,7 +226,6 @@ class EngineLifecycle:
             return load.running + load.queued
 
     async def resume(self) -> None:
-        """Serve turns again after `pause`."""
         async with self._lock:
             self._require_not("Resume", State.LOADING, *_WITHOUT_WEIGHTS)
             self._requested_pause = None

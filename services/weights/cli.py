@@ -29,7 +29,6 @@ _RELAY_SECONDS = 60.0
 
 
 def main() -> None:
-    """Serve until a signal."""
     run("weights", WeightsConfig, build)
 
 
@@ -44,7 +43,6 @@ async def build(config: WeightsConfig) -> AsyncIterator[Service]:
 
 
 def service(config: WeightsConfig, store: RedisStore) -> Service:
-    """The weights service on an open store."""
     feed = VersionFeed(store, _POLL_SECONDS)
     servicer = WeightServicer(
         store=store,

@@ -89,7 +89,6 @@ class WeightServicer(WeightServiceServicer):
     async def BeginPublish(
         self, request: pb.BeginPublishRequest, context: Context
     ) -> pb.BeginPublishResponse:
-        """Allocate a version."""
         scope = validation.scope_of(request.run_id, request.model)
         publish = Publish(
             key=fields.required("request_id", request.request_id),
@@ -112,7 +111,6 @@ class WeightServicer(WeightServiceServicer):
     async def GetUpload(
         self, request: pb.GetUploadRequest, context: Context
     ) -> pb.GetUploadResponse:
-        """Read how much of each file is here; all of it, once it is committed."""
         scope = validation.scope_of(request.run_id, request.model)
         version = fields.positive("weight_version", request.weight_version)
         validation.check_files(request.files)
@@ -130,7 +128,6 @@ class WeightServicer(WeightServiceServicer):
     async def ProbeFolder(
         self, request: pb.ProbeFolderRequest, context: Context
     ) -> pb.ProbeFolderResponse:
-        """Name the folder of a version, with a probe in it."""
         scope = validation.scope_of(request.run_id, request.model)
         version = fields.positive("weight_version", request.weight_version)
         if await self._store.allocation(scope, version) is None:
@@ -149,7 +146,6 @@ class WeightServicer(WeightServiceServicer):
     async def AnnounceFiles(
         self, request: pb.AnnounceFilesRequest, context: Context
     ) -> pb.AnnounceFilesResponse:
-        """Check files now, and offer them to rollout servers before their version is committed."""
         scope = validation.scope_of(request.run_id, request.model)
         version = fields.positive("weight_version", request.weight_version)
         epoch = fields.positive("epoch", request.epoch)
@@ -168,7 +164,6 @@ class WeightServicer(WeightServiceServicer):
     async def CommitPublish(
         self, request: pb.CommitPublishRequest, context: Context
     ) -> pb.CommitPublishResponse:
-        """Check the files, then make the version visible in one write."""
         scope = validation.scope_of(request.run_id, request.model)
         version = fields.positive("weight_version", request.weight_version)
         epoch = fields.positive("epoch", request.epoch)
@@ -187,7 +182,6 @@ class WeightServicer(WeightServiceServicer):
     async def GetManifest(
         self, request: pb.GetManifestRequest, context: Context
     ) -> pb.GetManifestResponse:
-        """Read the newest manifest, which may not exist yet, or a given one, which must."""
         scope = validation.scope_of(request.run_id, request.model)
         if request.HasField("weight_version"):
             return pb.GetManifestResponse(manifest=await self._get(scope, request.weight_version))
@@ -205,7 +199,6 @@ class WeightServicer(WeightServiceServicer):
     async def RequestSources(
         self, request: pb.RequestSourcesRequest, context: Context
     ) -> pb.RequestSourcesResponse:
-        """Assign the files to the broadcast trees of the servers of the caller's zone."""
         scope = validation.scope_of(request.run_id, request.model)
         relay, address, zone = self._relay, request.address, validation.zone(request.zone)
         if address:
@@ -324,7 +317,6 @@ class _StoredVersion:
     folders: WeightFolders
 
     async def open(self, file: WeightFile) -> OpenShard:
-        """Open one of the files."""
         return await self.folders.open(self.scope, self.weight_version, file)
 
 

@@ -52,11 +52,9 @@ class WeightFolders:
         self._checked = CheckedFiles()
 
     def path(self, scope: Scope, version: int) -> Path:
-        """The folder of `version`."""
         return self._of(scope) / folder_name(version)
 
     async def make(self, scope: Scope, version: int) -> Path:
-        """Create the folder of `version`, if it does not exist."""
         folder = self.path(scope, version)
         with _disk_errors(f"create {folder}"):
             await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
@@ -307,7 +305,6 @@ class Uploads:
             os.close(descriptor)
 
     def drop(self, file: WeightFile) -> None:
-        """Delete the bytes of `file`."""
         self.path(file).unlink(missing_ok=True)
 
     def clear(self) -> None:

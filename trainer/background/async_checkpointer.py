@@ -27,7 +27,6 @@ class AsyncCheckpointer:
         self._base = config.base()
         self._writing, self._committing = BackgroundTask(), BackgroundTask()
         self.tasks = (self._writing, self._committing)
-        """Run in the background."""
         self.step = 0
         """Newest step with a durable checkpoint; 0 for none."""
         self.started_step = 0

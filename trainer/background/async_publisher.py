@@ -142,7 +142,6 @@ class AsyncPublisher:
             self._superseded = False
 
     async def wait(self) -> None:
-        """Wait until no publish is in flight. Raises as `supersede`."""
         await self.task.wait()
 
     async def start(self, weights: SnapshotWeights, step: int) -> None:

@@ -235,7 +235,6 @@ def load_shards(policy: Policy, folder: Folder, rank: int, world_size: int) -> N
 
 
 def shard_name(rank: int, world_size: int) -> str:
-    """The file name of a rank's shard."""
     return f"rank_{rank:05d}_of_{world_size:05d}.safetensors"
 
 
@@ -249,7 +248,6 @@ class _Shards:
         self._files, self._rank, self._world_size = files, rank, world_size
         self._names = [set(file.keys()) for file in files]
         self.names = set().union(*self._names)
-        """Of all tensors."""
 
     def rng(self) -> torch.Tensor:
         """Random state: of the same rank, or else of the first."""

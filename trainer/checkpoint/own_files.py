@@ -37,7 +37,6 @@ _FILE = re.compile(
 
 
 def folder_name(step: int, prefix: str = CHECKPOINT) -> str:
-    """The name of the checkpoint of a step."""
     return f"{prefix}{step:09d}"
 
 
@@ -85,7 +84,6 @@ def is_complete(folder: Folder) -> bool:
 
 
 def shards_in(folder: AnyFolder) -> list[AnyFolder]:
-    """The files of the ranks in a checkpoint."""
     return [path for path in listed(folder, "rank_*") if _SHARD.fullmatch(path.name)]
 
 

@@ -24,7 +24,6 @@ class BatchProgress:
 
     @property
     def full(self) -> bool:
-        """True when a full batch can be leased."""
         return self.num_ready >= self.needed
 
 

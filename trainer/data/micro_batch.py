@@ -29,18 +29,15 @@ _PAD = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """The rows of one forward and backward pass on one rank."""
+    """The rows of one forward and backward pass on one rank; tokens are as in `TokenSequence`."""
 
     token_ids_BT: NDArray[np.int32]
     """Vocabulary ids, padded on the right."""
     behaviour_logprobs_BT: NDArray[np.float32]
-    """As in `TokenSequence`."""
     reference_logprobs_BT: NDArray[np.float32]
-    """As in `TokenSequence`."""
     loss_mask_BT: NDArray[np.bool_]
     """False on padding."""
     weight_versions_BT: NDArray[np.int64]
-    """As in `TokenSequence`."""
     lengths_B: NDArray[np.int64]
     """Tokens of each row without padding."""
     rollouts_B: NDArray[np.int64]
@@ -54,7 +51,6 @@ class MicroBatch:
     weights_B: NDArray[np.float64]
     """Weight of each trainable token of a row."""
     bootstrap_B: NDArray[np.bool_]
-    """As in `SequenceAdvantages`."""
     temperatures_BT: NDArray[np.float32]
     """As in `TokenSequence`; 1 on padding."""
     turn_rewards_BT: NDArray[np.float32]

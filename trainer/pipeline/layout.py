@@ -52,7 +52,6 @@ class Layout:
         return {model: ranks.index(rank) for model, ranks in enumerate(self.ranks) if rank in ranks}
 
     def is_last(self, model: int, stage: int) -> bool:
-        """Whether the stage is the model's last one."""
         return stage == len(self.ranks[model]) - 1
 
     def source(self, model: int, kind: int, stage: int, micro_batch: int) -> Channel | None:

@@ -151,7 +151,6 @@ class PipelineBackend:
         ]
 
     def published_parts(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What this rank publishes."""
         for name in self._sizes:
             if not is_critic(name) and self.saves(name):
                 yield name, self.parameters[name].detach()
@@ -159,7 +158,6 @@ class PipelineBackend:
             yield from self._buffers.items()
 
     def checkpoint_tensors(self, published: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Published tensors by their names in a model folder."""
         return checkpoint_tensors(self._stages[POLICY].model, published)
 
     def own_tensors(self) -> Iterator[torch.Tensor]:
@@ -167,12 +165,10 @@ class PipelineBackend:
         yield from self._masters.computed if self._masters else ()
 
     def weights_changed(self) -> None:
-        """Compute with the present weights from now on."""
         if self._masters is not None:
             self._masters.refresh()
 
     def complete_gradients(self) -> None:
-        """Add up those of parameters that several ranks have. Collective."""
         for name, group in self._shared.items():
             parameter = self.parameters[name]
             if parameter.grad is None:

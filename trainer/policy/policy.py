@@ -32,7 +32,6 @@ class Policy:
 
     def __init__(self, backend: Backend, config: TrainerConfig) -> None:
         self.backend = backend
-        """The models."""
         self._config = config
         self._optimizer = Optimizer(backend.parameters, config, backend.decayed)
         self._prefixes = ("", CRITIC) if config.critic == "model" else ("",)
@@ -141,7 +140,6 @@ class Policy:
         return self._optimizer.tensors()
 
     def whole_like(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name, and a tensor of shape and type, of each whole trained parameter, without memory."""
         return self._optimizer.whole_like()
 
     def load_state(self, tensors: dict[str, torch.Tensor]) -> None:

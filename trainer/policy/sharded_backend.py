@@ -66,7 +66,6 @@ class ShardedBackend:
     def accumulate(
         self, command: Accumulate, totals: Totals, proximal: Predictions
     ) -> dict[str, float]:
-        """Add the gradient of a chunk's loss, before division by the denominator. Collective."""
         before = proximal.get(_ALL, {})
         for number, batch in enumerate(command.micro_batches):
             totals.add(*self._backward(batch, command.weight_version, before.get(number)))
@@ -74,25 +73,21 @@ class ShardedBackend:
 
     @torch.no_grad()
     def predict(self, command: Predict) -> Predictions:
-        """What the models predict with the present weights. Collective."""
         return {_ALL: {n: self._predicted(b) for n, b in enumerate(command.micro_batches)}}
 
     def complete_gradients(self) -> None:
         """FSDP has done it."""
 
     def reduced(self, totals: Totals) -> dict[str, float]:
-        """Loss and means of the step, the same on every rank. Collective."""
         return totals.reduced()
 
     def weights_changed(self) -> None:
         """The models compute with the parameters themselves."""
 
     def own_tensors(self) -> Iterator[torch.Tensor]:
-        """None."""
         return iter(())
 
     def published_sources(self) -> list[Source]:
-        """The tensors to publish, and who has which part of them; the same on every rank."""
         dtype, rows = DTYPES[self._config.dtype], self.num_parts
         found = [
             source_of(published, self.parameters[name], dtype, range(rows))
@@ -109,7 +104,6 @@ class ShardedBackend:
             yield from self._buffers()
 
     def checkpoint_tensors(self, published: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Published tensors by their names in a model folder."""
         if self._config.publish.content == "adapter":
             return published
         return checkpoint_tensors(self._model, published)

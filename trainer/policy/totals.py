@@ -22,7 +22,6 @@ class TrainedRows(NamedTuple):
     """Values of the trainable tokens, one row after the other."""
 
     sequences_B: NDArray[np.int64]
-    """As in `MicroBatch`."""
     num_tokens_B: NDArray[np.int64]
     """Trainable tokens of each row."""
     logprob_differences_N: torch.Tensor
@@ -35,9 +34,7 @@ class TokenValues(NamedTuple):
     """Of the trained tokens of a sequence, in order."""
 
     logprob_differences: NDArray[np.float16]
-    """As in `TrainedRows`."""
     advantages: NDArray[np.float16] | None
-    """As in `TrainedRows`."""
 
 
 def trained_rows(batch: MicroBatch, tokens: PolicyTokens, terms: LossTerms) -> TrainedRows:

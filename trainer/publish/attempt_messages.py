@@ -56,7 +56,6 @@ class WrittenFile:
 
     @property
     def described(self) -> pb.WeightFile:
-        """For the weights service."""
         return pb.WeightFile(name=self.name, num_bytes=self.num_bytes, sha256=self.sha256)
 
 
@@ -73,7 +72,6 @@ class AttemptMessages:
         self._num_read = self._num_told = 0
 
     def report(self, written: WrittenFile) -> None:
-        """Tell rank 0 of a file."""
         self._report(asdict(written))
 
     def report_failure(self, error: Exception) -> None:
@@ -99,7 +97,6 @@ class AttemptMessages:
         return WrittenFile(**{**found, "place": Place(found["place"])})
 
     def tell(self, message: Message) -> None:
-        """Send a message to all ranks."""
         self.store.set(f"{_MESSAGE}/{self._num_told}", message.value)
         self._num_told += 1
 

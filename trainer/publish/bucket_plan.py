@@ -64,7 +64,6 @@ class Group:
 
     @property
     def num_bytes(self) -> int:
-        """Of its tensors."""
         return sum(source.num_bytes for source in self.sources)
 
     @property
@@ -85,7 +84,6 @@ class Bucket:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """All tensors."""
         return tuple(source for group in self.groups for source in group.sources)
 
 
@@ -97,7 +95,6 @@ class BucketPlan:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """All tensors."""
         return tuple(source for bucket in self.buckets for source in bucket.sources)
 
     @property

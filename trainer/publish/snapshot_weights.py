@@ -61,7 +61,6 @@ class Attempt:
         self._outcome = Message.COMMITTED
 
     async def end(self) -> None:
-        """Let the ranks end."""
         await asyncio.to_thread(self._messages.tell, self._outcome)
 
 
@@ -83,7 +82,6 @@ class SnapshotWeights:
         is_lost: whether a rank was lost that has a part.
         """
         self.plan = plan
-        """Of the buckets."""
         self._store, self._give, self._is_lost = store, give, is_lost
 
     @asynccontextmanager

@@ -115,12 +115,10 @@ class Rank0:
 
     @property
     def store(self) -> Store:
-        """Of the commands."""
         return self._ranks.store
 
     @property
     def worker(self) -> Worker:
-        """Rank 0's own worker."""
         return self._worker
 
     def do(self, command: Command) -> list[dict[str, float]]:

@@ -24,7 +24,6 @@ _NUM_LOST = "num_lost"
 
 
 def life_name(rank: int, number: int) -> str:
-    """The name of a life."""
     return f"{rank}.{number}"
 
 

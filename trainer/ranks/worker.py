@@ -144,17 +144,14 @@ class Worker:
 
     @property
     def packed(self) -> bool:
-        """Whether sequences are computed without padding."""
         return self._policy.backend.packed
 
     @property
     def vocabulary_size(self) -> int:
-        """Rows of the embedding: token ids are below it."""
         return self._policy.backend.vocabulary_size
 
     @property
     def routing(self) -> RoutingShape | str:
-        """How the routers of the model choose, or why they cannot replay recorded experts."""
         return self._policy.backend.routing
 
     @property

@@ -69,7 +69,6 @@ class StepRunner:
         self._updates: list[Mapping[str, float]] = []  # metrics of those of the step
 
     async def load(self, folder: Folder) -> None:
-        """Load the state of the checkpoint in `folder`."""
         await self.on_those_left(lambda: self._ranks.do(Load(folder=str(folder))))
 
     async def on_those_left(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -184,7 +183,6 @@ class StepRunner:
         return [int(each) for _ in epochs for each in rng.permutation(num_mini_batches)]
 
     async def snapshot(self) -> SnapshotWeights:
-        """A copy of the weights to publish."""
         return await self.on_those_left(self._ranks.snapshot)
 
     async def _commands(self, part: _Part) -> list[Accumulate]:

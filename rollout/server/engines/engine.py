@@ -248,9 +248,7 @@ class Engine(Protocol):
         """
         ...
 
-    def load(self) -> EngineLoad:
-        """The current load."""
-        ...
+    def load(self) -> EngineLoad: ...
 
     async def wait_failed(self) -> None:
         """Block while the engine is healthy; raise `EngineFailed` once it has failed."""

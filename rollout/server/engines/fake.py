@@ -118,16 +118,13 @@ class FakeEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """Constants of this engine."""
         return self._info
 
     @property
     def weight_version(self) -> int:
-        """The weight version that the next token depends on."""
         return self._weight_version
 
     async def start(self) -> None:
-        """Start serving."""
         self._failed: asyncio.Future[EngineFailed] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run(), name="fake-engine")
         self._task.add_done_callback(self._ended)
@@ -148,7 +145,6 @@ class FakeEngine:
             self._fail(failed)
 
     def fail(self, why: str) -> None:
-        """End the stepping task, and every sequence with it."""
         if self._task is not None:
             self._task.cancel()
             self._fail(EngineFailed(why))
@@ -209,7 +205,6 @@ class FakeEngine:
             self._wake.clear()
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
-        """Stream one sequence; closing the iterator ends it."""
         check_request(request, self._info)
         sequence = self._submit(request)
         try:
@@ -266,7 +261,6 @@ class FakeEngine:
             self._flush(self._queued.popleft(), FinishReason.INTERRUPTED)
 
     async def resume(self) -> None:
-        """Resume after `pause`."""
         if self._released:
             raise EngineStateError("resume: memory is released, restore it first")
         self._paused = None
@@ -290,7 +284,6 @@ class FakeEngine:
         return 0
 
     async def restore_memory(self, folder: Path | None = None, weight_version: int = 0) -> None:
-        """Undo `release_memory`."""
         if folder is not None:
             await self.update_weights(folder, weight_version)
         self._released = False
@@ -300,7 +293,6 @@ class FakeEngine:
             raise EngineStateError(f"{call}: the engine is running, pause it first")
 
     def load(self) -> EngineLoad:
-        """The current load."""
         return EngineLoad(
             running=len(self._running),
             queued=len(self._queued),
@@ -308,13 +300,11 @@ class FakeEngine:
         )
 
     async def wait_failed(self) -> None:
-        """Raise `EngineFailed` once the stepping task has failed, or after `fail`."""
         if self._task is None:
             raise EngineStateError("wait_failed: the engine is not started")
         raise await asyncio.shield(self._failed)
 
     async def close(self) -> None:
-        """End every sequence `INTERRUPTED` and stop."""
         await self.pause(PauseMode.ABORT)
         if self._task is not None:
             self._task.cancel()
@@ -322,7 +312,6 @@ class FakeEngine:
 
 
 def build(config: RolloutServerConfig) -> FakeEngine:
-    """Build the configured engine."""
     return FakeEngine(
         vocab_size=config.fake_vocab_size,
         max_context=config.max_context or 4096,

@@ -47,7 +47,6 @@ class RelayServicer(WeightServiceServicer):
     async def FetchShards(  # type: ignore[override]
         self, request: pb.FetchShardsRequest, context: Any
     ) -> AsyncIterator[bytes]:
-        """Stream files that are cached or arriving."""
         async with aclosing(self._sender.send(request)) as messages:
             async for message, sent in messages:
                 _RELAYED.inc(sent)
@@ -92,7 +91,6 @@ class _LocalShardVersion:
 
     @property
     def files(self) -> Sequence[pb.WeightFile]:
-        """The files of the manifest."""
         return self.found.manifest.files
 
     async def open(self, file: pb.WeightFile) -> OpenShard:

@@ -111,7 +111,6 @@ class Incoming:
         self.manifest = manifest
         self.folder = folder
         self.received_bytes = 0
-        """Bytes received over the network."""
         self.hashed: dict[str, tuple[int, hashlib._Hash]] = {}
         """Of files that a transport left unfinished: bytes, and their SHA-256 up to there."""
         self._verified: dict[str, int] = {}
@@ -132,21 +131,17 @@ class Incoming:
 
     @property
     def verified_bytes(self) -> int:
-        """Length of the verified prefixes of all files."""
         return sum(self._verified[file.name] for file in self.manifest.files)
 
     @property
     def missing(self) -> Sequence[WeightFile]:
-        """Files that are incomplete."""
         return [file for file in self.manifest.files if not self.path(file).exists()]
 
     @property
     def complete_paths(self) -> Sequence[Path]:
-        """Paths of the complete files."""
         return [path for file in self.manifest.files if (path := self.path(file)).exists()]
 
     def path(self, file: WeightFile) -> Path:
-        """Path of the complete file."""
         return self.folder / file.name
 
     def part(self, file: WeightFile) -> Path:

@@ -52,7 +52,6 @@ class Pipeline:
 
     @property
     def num_stages(self) -> int:
-        """Its number of stages."""
         return len(self.nodes)
 
     @property
@@ -107,7 +106,6 @@ class Problem:
 
     @property
     def nodes(self) -> range:
-        """All nodes."""
         return range(1 + max(node for each in self.pipelines for node in each.nodes))
 
     @property

@@ -97,7 +97,6 @@ class SGLangProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether the process has exited."""
         return self._ended.done()
 
     async def wait(self) -> str:
@@ -164,13 +163,11 @@ class ServerLifetime:
         """`weights` are its initial ones; `process` is None for a server that we did not start."""
         self.connection = connection
         self.weights = weights
-        """The loaded weights."""
         self.process = process
         self.failed: asyncio.Future[EngineFailed] = asyncio.get_running_loop().create_future()
         """Set to the cause once the server has failed."""
         self.paused: PauseMode | None = None
         self.released = False
-        """Whether its memory is released."""
         self.running = 0
         """Requests without a final answer."""
         self.idle = asyncio.Event()

@@ -176,14 +176,12 @@ class SGLangEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """Constants of this engine; valid after `start`."""
         if self._info is None:
             raise EngineStateError("info: the engine is not started")
         return self._info
 
     @property
     def weight_version(self) -> int:
-        """The version in use."""
         return self._life.weights.version
 
     @property
@@ -290,7 +288,6 @@ class SGLangEngine:
                 turn.interrupt()
 
     async def resume(self) -> None:
-        """Resume after `pause`; held turns become new requests."""
         if self._life.released:
             raise EngineStateError("resume: memory is released, restore it first")
         if self._life.paused is PauseMode.IN_PLACE:
@@ -333,7 +330,6 @@ class SGLangEngine:
             await self.update_weights(folder, weight_version)
 
     def load(self) -> EngineLoad:
-        """The load from this server."""
         running = 0 if self._life.paused else min(self._life.running, self.info.max_running)
         return EngineLoad(
             running=running,
@@ -342,7 +338,6 @@ class SGLangEngine:
         )
 
     async def wait_failed(self) -> None:
-        """Raise `EngineFailed` once the server has exited or answers nonsense."""
         raise await asyncio.shield(self._life.failed)
 
     def fail(self, why: str) -> None:
@@ -380,7 +375,6 @@ class SGLangEngine:
 
 
 def build(config: RolloutServerConfig) -> SGLangEngine:
-    """Build the configured engine."""
     if config.model is None:
         raise ValueError("model is not set: give the Hugging Face folder the run starts from")
     if config.sglang_url is not None:

@@ -45,9 +45,7 @@ class SamplingRows:
     position_R: Tensor
     """int64; index in the whole sequence of the token that conditions the draw."""
     all_greedy: bool
-    """Every row has temperature 0."""
     any_greedy: bool
-    """Some row has temperature 0."""
     scaled: bool
     """Some row has a temperature that is neither 0 nor 1."""
     filtered: bool
@@ -204,7 +202,6 @@ class Batch:
 
     @property
     def sequences(self) -> Sequence[DecodedSequence]:
-        """All of them."""
         return [*self._rows, *self._filling]
 
     @property

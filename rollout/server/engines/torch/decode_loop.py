@@ -283,7 +283,6 @@ class Decoder:
 
     @property
     def released(self) -> bool:
-        """Whether the memory is released."""
         return self._released
 
     def _require_paused(self, call: str) -> None:

@@ -90,7 +90,6 @@ class Linear:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
         bias = 0 if self.bias_O is None else self.bias_O.nbytes
         return self.weight_OI.numel() * self.weight_OI.element_size() + bias
 
@@ -150,7 +149,6 @@ class LlamaWeights:
     embedding_VE: Tensor
     """Rows by token id."""
     layers: list[_Layer]
-    """From the first."""
     norm_E: Tensor
     """Before the head."""
     head: Linear
@@ -175,7 +173,6 @@ class LlamaWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
         linears = [self.head]
         tensors = [self.embedding_VE, self.norm_E]
         for layer in self.layers:
@@ -294,7 +291,6 @@ class LlamaModel:
         return 0
 
     def forward(self, step: Step) -> Tensor | None:
-        """Run a pass; return the logits [R, V] of what follows the rows' tokens."""
         weights = self._weights
         assert weights is not None, "memory is released"
         tokens_N, positions_N = self._inputs(step)
@@ -348,19 +344,15 @@ class LlamaModel:
         """There are none."""
 
     def reader(self) -> LlamaReader:
-        """For a version of these weights."""
         return LlamaReader(self._storages, self._shape, self._dtype, self._device)
 
     def read_weights(self, folder: Path) -> LlamaWeights:
-        """Read, check and arrange weights. Raises `WeightsError`."""
         return read_folder(self.reader(), folder)  # type: ignore[no-any-return]
 
     def use_weights(self, weights: LlamaWeights) -> None:
-        """Swap in other weights."""
         self._weights = weights
 
     def release(self) -> int:
-        """Drop cache and weights."""
         freed = self._cache.nbytes + (self._weights.nbytes if self._weights else 0)
         self._cache.clear()
         self._weights = None

@@ -85,9 +85,7 @@ class RowModel(Protocol):
         """Fill an empty slot with the first `positions` of what `read` gave."""
         ...
 
-    def free(self, slots: list[int]) -> None:
-        """Empty slots."""
-        ...
+    def free(self, slots: list[int]) -> None: ...
 
     def experts(self, slot: int, start: int, stop: int) -> NDArray[Any] | None:
         """The experts chosen in the passes over these positions; None: they are not recorded."""

@@ -126,7 +126,6 @@ class SlotCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by all buffers."""
         return sum(layer.keys_LHTD.nbytes + layer.values_LHTD.nbytes for layer in self._slot_layers)
 
 

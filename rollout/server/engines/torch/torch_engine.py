@@ -79,7 +79,6 @@ class TorchEngine:
         self._decoder: Decoder | None = None
 
     async def start(self) -> None:
-        """Load the model and start the thread. Raises `ValueError` for an unusable folder."""
         loop = asyncio.get_running_loop()
         self._mailbox = Mailbox(loop)
         self._failed: asyncio.Future[EngineFailed] = loop.create_future()
@@ -91,7 +90,6 @@ class TorchEngine:
         self._decoder = await started
 
     def _run(self, started: asyncio.Future[Decoder]) -> None:
-        """Body of the engine's thread."""
         try:
             torch.set_num_threads(self._threads)
             decoder = self._load()
@@ -138,13 +136,11 @@ class TorchEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """Constants of this engine; valid after `start`."""
         self._started("info")
         return self._info
 
     @property
     def weight_version(self) -> int:
-        """The version in use."""
         return self._started("weight_version").weight_version
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
@@ -195,12 +191,10 @@ class TorchEngine:
         return self._decoder
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop at a token boundary; every sampled token has been handed out."""
         decoder = self._started("pause")
         await self._call(lambda: decoder.pause(mode))
 
     async def resume(self) -> None:
-        """Resume after `pause`."""
         await self._call(self._started("resume").resume)
 
     async def prepare_weights(self, folder: Path) -> None:
@@ -273,16 +267,13 @@ class TorchEngine:
         raise self._failed.result()
 
     def load(self) -> EngineLoad:
-        """How busy the engine is now."""
         return self._started("load").load()
 
     async def wait_failed(self) -> None:
-        """Raise `EngineFailed` once the thread has died of an error."""
         self._started("wait_failed")
         raise await asyncio.shield(self._failed)
 
     async def close(self) -> None:
-        """End every sequence `INTERRUPTED` and stop the thread."""
         if self._decoder is None or self._failed.done():
             return
         await self._call(self._decoder.close)
@@ -291,7 +282,6 @@ class TorchEngine:
 
 
 def build(config: RolloutServerConfig) -> TorchEngine:
-    """Make the engine a configuration asks for."""
     if config.model is None:
         raise ValueError("model is not set: give the Hugging Face folder the run starts from")
     return TorchEngine(

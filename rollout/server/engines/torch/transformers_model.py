@@ -284,20 +284,17 @@ class TransformersModel:
         return recording(functools.partial(self._experts.put, slots, positions_RS))
 
     def read(self, slot: int, positions: int) -> list[Tensor]:
-        """Copy a slot's first positions, with their routed experts last."""
         cached = self._cache.read(slot, positions)
         if self._experts is not None:
             cached.append(torch.from_numpy(self._experts.read(slot, 0, positions)))
         return cached
 
     def write(self, slot: int, cached: list[Tensor], positions: int) -> None:
-        """Fill a slot."""
         self._cache.write(slot, cached, positions)
         if self._experts is not None:
             self._experts.write(slot, cached[-1].numpy(), positions)
 
     def experts(self, slot: int, start: int, stop: int) -> NDArray[Any] | None:
-        """What was chosen in the passes over some positions."""
         return None if self._experts is None else self._experts.read(slot, start, stop)
 
     def free(self, slots: list[int]) -> None:
@@ -308,7 +305,6 @@ class TransformersModel:
         return CheckedTensors(self._names, self._model.dtype)
 
     def read_weights(self, folder: Path) -> dict[str, Tensor]:
-        """Read and check a checkpoint. Raises `WeightsError`."""
         if has_module_names(folder, self._names):
             return read_folder(self.reader(), folder)  # type: ignore[no-any-return]
         return load_converted(folder, self._names, self._model.dtype)
@@ -323,7 +319,6 @@ class TransformersModel:
             tensor.copy_(weights[name])
 
     def release(self) -> int:
-        """Drop cache and weights."""
         freed = self._cache.nbytes
         self._cache = SlotCache(*self._cache_size)
         for parameter in self._model.parameters():

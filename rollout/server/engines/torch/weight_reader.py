@@ -86,7 +86,6 @@ class CheckedTensors:
         self._given: set[Storage] = set()
 
     def add(self, file: Path) -> None:
-        """Read a file."""
         try:
             with safe_open(file, framework="pt") as opened:
                 names = list(opened.keys())
