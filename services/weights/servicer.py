@@ -3,22 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import grpc.aio
 from seamflow.durations import to_duration, to_timestamp
 from seamflow.weights.v1 import weight_service_pb2 as pb
-from seamflow.weights.v1.weight_service_pb2 import Manifest, WeightFile
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceServicer
 
 from services.chassis import metrics
 from services.chassis.errors import ServiceError, already_exists, not_found
 from services.chassis.log import get_logger
 from services.chassis.rpc import fields, tracing
-from services.lib.weight_files.shard_sender import OpenShard, ShardSender
+from services.lib.weight_files.shard_sender import send_shards
 from services.weights import validation
 from services.weights.keys import Publish, Scope
 from services.weights.redis_store import RedisStore
@@ -32,17 +31,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _RELAYS = "relays"
 _LOST = "lost_relays"
 _SWAP_TTL = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Relay:
-    """Settings of file relay between rollout servers."""
-
-    trees: int = 4
-    fanout: int = 2
-    """Maximum children of a server in one tree."""
-    seconds: float = 60.0
-    """Time a server stays registered as a relay after a call."""
+_RELAY_TREES = 4
+"""Broadcast trees among relaying rollout servers; a version's files are spread over them."""
+_RELAY_FANOUT = 2
+"""Most servers that one server sends a file to."""
+_RELAY_SECONDS = 60.0
+"""Time without a request after which a rollout server is no source for others."""
 
 
 class WeightServicer(WeightServiceServicer):
@@ -53,7 +47,6 @@ class WeightServicer(WeightServiceServicer):
         folders: hold the files.
         feed: wakes watchers.
         keep_versions: newest committed versions whose files stay.
-        relay: settings of file relay.
         offer_folder: whether callers that see the same folder may use it.
         clock: Unix time, for commit times.
     """
@@ -65,7 +58,6 @@ class WeightServicer(WeightServiceServicer):
         folders: WeightFolders,
         feed: VersionFeed,
         keep_versions: int,
-        relay: Relay,
         offer_folder: bool,
         clock: Callable[[], float],
     ) -> None:
@@ -73,12 +65,9 @@ class WeightServicer(WeightServiceServicer):
         self._folders = folders
         self._feed = feed
         self._keep_versions = keep_versions
-        self._relay = relay
         self._offer_folder = offer_folder
         self._clock = clock
         self._announced = AnnouncedVersions()
-        self._shards = StoredShards(store, folders, self._announced)
-        self._sender = ShardSender(self._shards)
         self._committed = metrics.counter(
             "weights", "committed_versions_total", "Versions made visible."
         )
@@ -191,30 +180,34 @@ class WeightServicer(WeightServiceServicer):
         self, request: pb.FetchShardsRequest, context: Context
     ) -> AsyncIterator[bytes]:
         """Stream files; a slow reader slows the disk reads (back-pressure)."""
-        async with aclosing(self._sender.send(request)) as messages:
-            async for message, sent in messages:
-                self._served.inc(sent)
-                yield message
+        scope, version = validation.scope_of(request.run_id, request.model), request.weight_version
+        manifest = await self._offered(scope, version)
+        open_shard = partial(self._folders.open, scope, version)
+        with self._folders.reading(scope, version):
+            async with aclosing(send_shards(request, manifest.files, open_shard)) as messages:
+                async for message, sent in messages:
+                    self._served.inc(sent)
+                    yield message
 
     async def RequestSources(
         self, request: pb.RequestSourcesRequest, context: Context
     ) -> pb.RequestSourcesResponse:
         scope = validation.scope_of(request.run_id, request.model)
-        relay, address, zone = self._relay, request.address, validation.zone(request.zone)
+        address, zone = request.address, validation.zone(request.zone)
         if address:
             registered = member(zone, fields.required("address", address))
-            await self._store.join(scope, _RELAYS, registered, ttl=relay.seconds)
+            await self._store.join(scope, _RELAYS, registered, ttl=_RELAY_SECONDS)
             await self._store.leave(scope, _LOST, registered)
         if request.lost_address:
             gone = member(zone, fields.required("lost_address", request.lost_address))
-            await self._store.join(scope, _LOST, gone, ttl=relay.seconds)
-        response = pb.RequestSourcesResponse(ttl=to_duration(relay.seconds))
+            await self._store.join(scope, _LOST, gone, ttl=_RELAY_SECONDS)
+        response = pb.RequestSourcesResponse(ttl=to_duration(_RELAY_SECONDS))
         if not request.weight_version:
             return response
-        manifest = await self._shards.manifest(scope, request.weight_version)
+        manifest = await self._offered(scope, request.weight_version)
         servers = servers_of_zone(await self._store.members(scope, _RELAYS), zone)
         lost = servers_of_zone(await self._store.members(scope, _LOST), zone)
-        shape = {"trees": relay.trees, "fanout": relay.fanout}
+        shape = {"trees": _RELAY_TREES, "fanout": _RELAY_FANOUT}
         for tree, file in enumerate(manifest.files):
             source = parent(servers, address, tree=tree, **shape, lost=lost)
             response.files.add(name=file.name, address=source or "")
@@ -305,45 +298,10 @@ class WeightServicer(WeightServiceServicer):
             raise not_found("weight_version", str(version))
         return manifest
 
-
-@dataclass(frozen=True, slots=True)
-class _StoredVersion:
-    """One committed or announced version."""
-
-    files: Sequence[WeightFile]
-    """All files of the version, in the manifest's order; those that are announced so far."""
-    scope: Scope
-    weight_version: int
-    folders: WeightFolders
-
-    async def open(self, file: WeightFile) -> OpenShard:
-        return await self.folders.open(self.scope, self.weight_version, file)
-
-
-class StoredShards:
-    """Committed and announced versions, read from their folders."""
-
-    def __init__(
-        self, store: RedisStore, folders: WeightFolders, announced: AnnouncedVersions
-    ) -> None:
-        self._store = store
-        self._folders = folders
-        self._announced = announced
-
-    @asynccontextmanager
-    async def version(
-        self, run_id: str, model: str, weight_version: int
-    ) -> AsyncIterator[_StoredVersion]:
-        """Open a version; raises NOT_FOUND if it is neither committed nor announced here."""
-        scope = validation.scope_of(run_id, model)
-        manifest = await self.manifest(scope, weight_version)
-        with self._folders.reading(scope, weight_version):
-            yield _StoredVersion(manifest.files, scope, weight_version, self._folders)
-
-    async def manifest(self, scope: Scope, weight_version: int) -> Manifest:
+    async def _offered(self, scope: Scope, version: int) -> pb.Manifest:
         """The manifest of a committed version, or the announced files of another; or NOT_FOUND."""
-        committed = await self._store.manifest(scope, weight_version)
-        manifest = committed or self._announced.get(scope, weight_version)
+        committed = await self._store.manifest(scope, version)
+        manifest = committed or self._announced.get(scope, version)
         if manifest is None:
-            raise not_found("weight_version", str(weight_version))
+            raise not_found("weight_version", str(version))
         return manifest

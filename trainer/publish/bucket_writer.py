@@ -21,7 +21,7 @@ import torch
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from services.lib.weight_files.folder_probe import sees
+from services.lib.weight_files.folder_names import sees
 from trainer.commands import WriteBuckets
 from trainer.fsync_files import tensors_digest
 from trainer.publish.attempt_messages import AttemptMessages, Message, Place, WrittenFile

@@ -12,7 +12,6 @@ WeightsError                 of `rollout.server.engines.engine`: these weights c
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from google.protobuf import json_format
 from seamflow.weights.v1.weight_service_pb2 import Manifest, WeightFile
 
 from rollout.server.engines.engine import WeightsError
+from services.lib.weight_files.checked_files import CheckedFiles
 
 MANIFEST = "manifest.json"
 _ARRIVING = ".part"
@@ -111,8 +111,8 @@ class Incoming:
         self.manifest = manifest
         self.folder = folder
         self.received_bytes = 0
-        self.hashed: dict[str, tuple[int, hashlib._Hash]] = {}
-        """Of files that a transport left unfinished: bytes, and their SHA-256 up to there."""
+        self.checked = CheckedFiles()
+        """Hashes the files as they are written."""
         self._verified: dict[str, int] = {}
         self._grew: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         for file in manifest.files:
@@ -166,7 +166,6 @@ class Incoming:
     def drop(self, file: WeightFile) -> None:
         """Delete the verified prefix."""
         self.part(file).unlink(missing_ok=True)
-        self.hashed.pop(file.name, None)
         self.advance(file, 0)
 
     async def beyond(self, file: WeightFile, offset: int) -> int:

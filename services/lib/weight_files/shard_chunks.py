@@ -44,6 +44,17 @@ class ShardChunk:
         """Whether `data` matches the checksum; True without one."""
         return self.checksum is None or xxhash.xxh3_64_intdigest(self.data) == self.checksum
 
+    def plain(self) -> bytes | memoryview:
+        """The bytes of the file. Raises `ValueError`: the chunk is damaged."""
+        if not self.intact:
+            raise ValueError("its checksum is not the sender's")
+        plain: bytes | memoryview = self.data
+        if self.encoding != ShardEncoding.SHARD_ENCODING_UNSPECIFIED:
+            plain = decompress(self.data, self.num_bytes)
+        if len(plain) != self.num_bytes:
+            raise ValueError(f"it decodes to {len(plain)} bytes, not {self.num_bytes}")
+        return plain
+
 
 def encode_chunk(
     name: str,
@@ -103,6 +114,13 @@ def decode_chunk(message: bytes) -> ShardChunk:
         encoding=ShardEncoding.ValueType(numbers.get(5, 0)),
         num_bytes=numbers.get(6, len(data)),
     )
+
+
+def smallest(plain: bytes, *, compressed: bool) -> tuple[ShardEncoding.ValueType, bytes]:
+    """What is sent of `plain`: a Zstandard frame, if `compressed` and if that is smaller."""
+    if compressed and len(data := compress(plain)) < len(plain):
+        return ShardEncoding.SHARD_ENCODING_ZSTD, data
+    return ShardEncoding.SHARD_ENCODING_UNSPECIFIED, plain
 
 
 def compress(data: bytes) -> bytes:

@@ -6,15 +6,10 @@ A shard may still be arriving: its verified part is forwarded while the rest is 
 from __future__ import annotations
 
 import asyncio
-import errno
 import io
-import os
-import stat
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 import grpc
 from seamflow.weights.v1.weight_service_pb2 import FetchShardsRequest, ShardEncoding, WeightFile
@@ -28,9 +23,8 @@ from services.chassis.errors import (
 )
 from services.lib.weight_files.shard_chunks import (
     CHUNK_BYTES,
-    compress,
     encode_chunk,
-    keep_freed_memory,
+    smallest,
 )
 
 _AHEAD = 4
@@ -68,53 +62,27 @@ class OpenShard:
         return data
 
 
-class ShardVersion(Protocol):
-    """A version that is open for reading and protected from deletion."""
+async def send_shards(
+    request: FetchShardsRequest,
+    files: Sequence[WeightFile],
+    open_shard: Callable[[WeightFile], Awaitable[OpenShard]],
+) -> AsyncGenerator[tuple[bytes, int], None]:
+    """Yield encoded responses, which no interceptor encodes again, and the length of their data.
 
-    @property
-    def files(self) -> Sequence[WeightFile]:
-        """All of its files, in the manifest's order."""
-        ...
+    At most four chunks are read ahead: a slow reader slows the disk reads.
 
-    async def open(self, file: WeightFile) -> OpenShard:
-        """Open one of `files`. Raises `ServiceError` if it cannot be read."""
-        ...
-
-
-class ShardSource(Protocol):
-    """A source of versions."""
-
-    def version(
-        self, run_id: str, model: str, weight_version: int
-    ) -> AbstractAsyncContextManager[ShardVersion]:
-        """Open a version. Raises `ServiceError` NOT_FOUND if it does not exist here."""
-        ...
-
-
-class ShardSender:
-    """Streams shards as encoded responses, which the interceptors do not encode again."""
-
-    def __init__(self, source: ShardSource) -> None:
-        self._source = source
-        keep_freed_memory()
-
-    async def send(self, request: FetchShardsRequest) -> AsyncGenerator[tuple[bytes, int], None]:
-        """Yield encoded responses and the length of their data.
-
-        At most four chunks are read ahead: a slow reader slows the disk reads.
-        """
-        async with AsyncExitStack() as stack:
-            version = await stack.enter_async_context(
-                self._source.version(request.run_id, request.model, request.weight_version)
-            )
-            chosen = _chosen(version.files, request)
-            for file in chosen:
-                shard = await version.open(file)
-                with shard.file:
-                    stream = _Stream(shard, _compressed(request))
-                    async with aclosing(stream.messages(request.offset)) as messages:
-                        async for message in messages:
-                            yield message
+    Args:
+        request: names some of the files.
+        files: all of the version, which is protected from deletion meanwhile.
+        open_shard: opens one of them, or raises `ServiceError`.
+    """
+    compressed = ShardEncoding.SHARD_ENCODING_ZSTD in request.accepted_encodings
+    for file in _chosen(files, request):
+        shard = await open_shard(file)
+        with shard.file:
+            async with aclosing(_Stream(shard, compressed).messages(request.offset)) as messages:
+                async for message in messages:
+                    yield message
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,25 +123,8 @@ class _Stream:
 
     def _encoded(self, offset: int, size: int) -> tuple[bytes, int]:
         name, plain = self.shard.described.name, self.shard.read(offset, size)
-        encoding, data = self._smallest(plain)
+        encoding, data = smallest(plain, compressed=self.compressed)
         return encode_chunk(name, offset, data, encoding, size), len(data)
-
-    def _smallest(self, plain: bytes) -> tuple[ShardEncoding.ValueType, bytes]:
-        if self.compressed:
-            data = compress(plain)
-            if len(data) < len(plain):
-                return ShardEncoding.SHARD_ENCODING_ZSTD, data
-        return ShardEncoding.SHARD_ENCODING_UNSPECIFIED, plain
-
-
-def open_regular(path: Path) -> io.BufferedReader:
-    """Open a regular file for reading; `OSError` for symbolic links, FIFOs and devices."""
-    # O_NONBLOCK: opening a FIFO must fail below, not wait for its writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise IsADirectoryError(errno.EISDIR, "not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
 
 
 def _chosen(files: Sequence[WeightFile], request: FetchShardsRequest) -> list[WeightFile]:
@@ -188,10 +139,6 @@ def _chosen(files: Sequence[WeightFile], request: FetchShardsRequest) -> list[We
     if not 0 <= request.offset <= min(file.num_bytes for file in chosen):
         raise invalid_argument("offset", request.offset, "it must lie within the file")
     return chosen
-
-
-def _compressed(request: FetchShardsRequest) -> bool:
-    return ShardEncoding.SHARD_ENCODING_ZSTD in request.accepted_encodings
 
 
 def _lost(message: str) -> ServiceError:

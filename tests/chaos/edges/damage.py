@@ -25,8 +25,8 @@ from rollout.server.weights.transport import LocalVersion, TransferError
 from rollout.server.weights.transports.shard_stream import ShardStream
 from rollout.server.weights.transports.shared_folder import SharedFolder
 from services.chassis.errors import ServiceError
+from services.lib.weight_files.checked_files import CheckedFiles
 from services.weights import version_folders
-from services.weights.checked_files import CheckedFiles
 from tests.lib.rollout.server.weights.shard_senders import Sender, make_version, receiver
 from trainer.checkpoint import checkpoint_files
 from trainer.checkpoint.own_files import DamagedError, note_digest

@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc.clients import weights_channel
 from services.chassis.rpc.server import Service, started
-from services.lib.weight_files.folder_probe import own_probe, sees
+from services.lib.weight_files.folder_names import own_probe, sees
 from services.weights.config import WeightsConfig
 from services.weights.servicer import WeightServicer
 from tests.lib.weights.support import in_memory
