@@ -12,7 +12,7 @@ from trainer import fsync_files
 from trainer.checkpoint.checkpoint_files import RNG
 from trainer.checkpoint.own_files import note_digest
 from trainer.fsync_files import HeldTensors, upload
-from trainer.host_copy import CopyStream, HostCopy
+from trainer.host_copy import CudaStream, HostCopy
 from trainer.object_path import Folder, ObjectPath
 from trainer.policy.policy import Policy
 
@@ -23,7 +23,7 @@ _MAX_RESULTS = 8
 class ShardWriter:
     """Writes this rank's state in a separate thread."""
 
-    def __init__(self, stream: CopyStream) -> None:
+    def __init__(self, stream: CudaStream | None) -> None:
         """`stream` copies to the host."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writes: dict[Folder, Future[None]] = {}

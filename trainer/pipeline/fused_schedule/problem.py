@@ -123,38 +123,6 @@ class Problem:
         return [(each, each.nodes.index(node)) for each in self.pipelines if node in each.nodes]
 
 
-def fused_problem(
-    actor: Pipeline, critic: Pipeline, num_replicas: int, capacity: float = math.inf
-) -> Problem:
-    """An actor on all nodes, and replicas of a critic side by side, in the opposite direction.
-
-    Args:
-        actor: stage s on node s.
-        critic: the first replica, whatever its nodes; the others are alike.
-        num_replicas: how many times the critic's stages fit on the actor's nodes.
-        capacity: bytes of activations that a node holds.
-
-    Raises:
-        ValueError: the stages of the replicas are not as many as those of the actor.
-    """
-    size = critic.num_stages
-    if size * num_replicas != actor.num_stages:
-        raise ValueError(
-            f"{num_replicas} critics of {size} stages do not cover {actor.num_stages} stages"
-        )
-    replicas = [
-        Pipeline(
-            nodes=tuple(reversed(range(index * size, (index + 1) * size))),
-            num_micro_batches=critic.num_micro_batches,
-            forward=critic.forward,
-            backward=critic.backward,
-            activation_bytes=critic.activation_bytes,
-        )
-        for index in range(num_replicas)
-    ]
-    return Problem(pipelines=(actor, *replicas), capacity=capacity)
-
-
 def lower_bound(problem: Problem) -> float:
     """No schedule is shorter: each pipeline alone, and the work of each node between the first
     arrival and the shortest way out."""
@@ -177,14 +145,6 @@ def serial_seconds(problem: Problem) -> float:
     where one model ends and the next begins."""
     first, *others = problem.pipelines
     return first.seconds_alone + max((each.seconds_alone for each in others), default=0.0)
-
-
-def serial_memory(problem: Problem) -> float:
-    """The most bytes that 1F1B of one model after the other holds on a node."""
-    return max(
-        min(each.num_micro_batches, each.num_stages) * each.activation_bytes
-        for each in problem.pipelines
-    )
 
 
 class DeadlockError(ValueError):

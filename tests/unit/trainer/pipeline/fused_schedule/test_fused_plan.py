@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from bench.fusion.settings import SETTINGS, Setting
+from bench.fusion.settings import SETTINGS, Setting, fused_problem, serial_memory
 from tests.lib.mostly_long import mostly_long
 from trainer.pipeline.fused_schedule.dispatch import Rule, dispatch
 from trainer.pipeline.fused_schedule.plan import anneal, fused_plan, greedy, serial_orders
@@ -18,9 +18,7 @@ from trainer.pipeline.fused_schedule.problem import (
     Orders,
     Pipeline,
     Problem,
-    fused_problem,
     lower_bound,
-    serial_memory,
     serial_seconds,
     timeline,
 )
