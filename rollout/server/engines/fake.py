@@ -85,28 +85,20 @@ class FakeEngine:
     """Serves `fake_token` for many sequences in steps, with all states of a real engine."""
 
     def __init__(
-        self,
-        *,
-        vocab_size: int = 1024,
-        max_context: int = 4096,
-        max_running: int = 64,
-        stream_interval: int = 8,
-        mean_tokens: int = 64,
-        step: Callable[[], Awaitable[None]] | None = None,
-        step_seconds: float = 0.0,
+        self, config: RolloutServerConfig, step: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """`step` is awaited after each token boundary; by default it sleeps `step_seconds`."""
+        """`step` is awaited after each token boundary; by default it sleeps as configured."""
         self._info = EngineInfo(
             name="fake",
-            vocab_size=vocab_size,
+            vocab_size=config.fake_vocab_size,
             eos_token_ids=(EOS,),
-            max_context=max_context,
-            max_running=max_running,
+            max_context=config.max_context or 4096,
+            max_running=config.max_running,
             features=frozenset({"seed", "release_memory", "pause_in_place"}),
         )
-        self._stream_interval = stream_interval
-        self._mean_tokens = mean_tokens
-        self._step = step or (lambda: asyncio.sleep(step_seconds))
+        self._stream_interval = config.stream_interval
+        self._mean_tokens = config.fake_mean_tokens
+        self._step = step or (lambda: asyncio.sleep(config.fake_step_seconds))
         self._weight_version = 0
         self._running: list[_Sequence] = []
         self._queued: deque[_Sequence] = deque()
@@ -309,14 +301,3 @@ class FakeEngine:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-
-
-def build(config: RolloutServerConfig) -> FakeEngine:
-    return FakeEngine(
-        vocab_size=config.fake_vocab_size,
-        max_context=config.max_context or 4096,
-        max_running=config.max_running,
-        stream_interval=config.stream_interval,
-        mean_tokens=config.fake_mean_tokens,
-        step_seconds=config.fake_step_seconds,
-    )

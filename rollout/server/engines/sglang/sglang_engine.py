@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,42 +58,30 @@ class SGLangEngine:
     """Drives one SGLang server, which must serve no other client."""
 
     def __init__(
-        self,
-        model: Path,
-        *,
-        command: Sequence[str] = (),
-        url: str | None = None,
-        broadcast_host: str | None = None,
-        by_tensors: bool = False,
-        record_experts: bool = False,
-        lends_device: bool = False,
-        control_seconds: float = 300.0,
-        drain_seconds: float = 300.0,
-        used_bytes: server_weights.UsedBytes | None = None,
+        self, config: RolloutServerConfig, used_bytes: server_weights.UsedBytes | None = None
     ) -> None:
         """Nothing is started before `start`.
 
         Args:
-            model: the Hugging Face folder of version 0.
-            command: starts a server.
-            url: a server that runs already; `command` is not used.
-            broadcast_host: where it reaches us, to get weights; None: it reads them from disk.
-            by_tensors: it gets weights through shared memory; where that fails, from disk.
-            record_experts: report the routed experts of a mixture of experts.
-            lends_device: its device memory will be released; `start` checks that it can be.
-            control_seconds: deadline of a call that changes what SGLang does.
-            drain_seconds: deadline of the end of all its requests.
+            config: of the rollout server; `sglang_url` names a server that runs already.
             used_bytes: measures what is in use on its devices; None: by nvidia-smi, if it is
                 started here.
+
+        Raises:
+            ValueError: there is no usable model, or a field or flag that is not the user's to set.
         """
-        self._model = ModelFolder(model)
-        self._command = command
-        self._url = url
-        self._way = WeightWay(broadcast_host=broadcast_host, by_tensors=by_tensors)
-        self._record_experts = record_experts
-        self._lends_device = lends_device
-        self._control_seconds, self._drain_seconds = control_seconds, drain_seconds
-        here = server_weights.used_bytes if url is None else server_weights.on_another_host
+        if config.model is None:
+            raise ValueError("model is not set: give the Hugging Face folder the run starts from")
+        if config.sglang_url is not None:
+            check_url(config)
+        self._config, self._model = config, ModelFolder(config.model)
+        self._command = command_line(config)
+        self._way = WeightWay(
+            broadcast_host=config.sglang_broadcast_host,
+            by_tensors=config.sglang_weights == "tensors",
+        )
+        is_here = config.sglang_url is None
+        here = server_weights.used_bytes if is_here else server_weights.on_another_host
         self._used_bytes = used_bytes or here
         self._routing: RoutingShape | None = None
         self._info: EngineInfo | None = None
@@ -110,17 +98,17 @@ class SGLangEngine:
         await self._stop()
         try:
             async with asyncio.timeout(_START_SECONDS):
-                if self._url is None:
+                if self._config.sglang_url is None:
                     await self._launch()
                 else:
-                    await self._take_over(self._url)
+                    await self._take_over(self._config.sglang_url)
                 server = await self._life.connection.server_info()
                 self._info = describe(self._model, server)
-                if self._record_experts:
+                if self._config.record_routed_experts:
                     self._routing = recorded_routing(self._model, server)
                     features = self._info.features | {"routed_experts"}
                     self._info = replace(self._info, features=features)
-                if self._lends_device:
+                if self._config.lends_device:
                     server_weights.require_memory_saver(server)
         except TimeoutError:
             raise ValueError(f"SGLang did not start in {_START_SECONDS:.0f} seconds") from None
@@ -148,7 +136,7 @@ class SGLangEngine:
             raise ValueError(f"sglang_url: {error}; {cure}") from error
 
     def _connect(self, url: str) -> Connection:
-        return Connection(url, control_seconds=self._control_seconds)
+        return Connection(url, control_seconds=self._config.sglang_control_seconds)
 
     def _begin(self, life: ServerLifetime) -> None:
         self._begun = life
@@ -156,7 +144,7 @@ class SGLangEngine:
             life,
             self._model,
             way=self._way,
-            drain_seconds=self._drain_seconds,
+            drain_seconds=self._config.sglang_drain_seconds,
             used_bytes=self._used_bytes,
         )
         life.failed.add_done_callback(self._fail_turns)
@@ -282,7 +270,7 @@ class SGLangEngine:
         if mode is PauseMode.IN_PLACE:
             await self._life.call(self._life.connection.pause_in_place())
             return
-        await self._life.drain(self._drain_seconds)
+        await self._life.drain(self._config.sglang_drain_seconds)
         if mode is PauseMode.ABORT:
             for turn in self._turns:
                 turn.interrupt()
@@ -372,21 +360,3 @@ class SGLangEngine:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def build(config: RolloutServerConfig) -> SGLangEngine:
-    if config.model is None:
-        raise ValueError("model is not set: give the Hugging Face folder the run starts from")
-    if config.sglang_url is not None:
-        check_url(config)
-    return SGLangEngine(
-        config.model,
-        command=command_line(config),
-        url=config.sglang_url,
-        broadcast_host=config.sglang_broadcast_host,
-        by_tensors=config.sglang_weights == "tensors",
-        record_experts=config.record_routed_experts,
-        lends_device=config.lends_device,
-        control_seconds=config.sglang_control_seconds,
-        drain_seconds=config.sglang_drain_seconds,
-    )

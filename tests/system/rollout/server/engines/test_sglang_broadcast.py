@@ -17,6 +17,7 @@ import torch
 from aiohttp import web
 from safetensors.torch import save_file
 
+from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.engine import PauseMode, WeightsError
 from rollout.server.engines.sglang import sent_tensors
 from rollout.server.engines.sglang.http_client import Connection
@@ -133,7 +134,11 @@ async def test_old_weights_come_back_where_a_part_is_refused(
     async with played_engine() as played:
         stub = BroadcastStub(played)
         async with stub.serving() as url:
-            engine = SGLangEngine(folders[0], url=url, broadcast_host="127.0.0.1")
+            engine = SGLangEngine(
+                RolloutServerConfig(
+                    model=folders[0], sglang_url=url, sglang_broadcast_host="127.0.0.1"
+                )
+            )
             await engine.start()
             before = await played("/received", {})
             await engine.pause(PauseMode.RETRACT)
@@ -157,7 +162,9 @@ async def test_a_real_sglang_holds_what_was_broadcast(
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     folders = [save_model(tmp_path / str(seed), seed=seed) for seed in range(3)]
     with sglang_server(sglang_config(folders[0])) as url:
-        engine = SGLangEngine(folders[0], url=url, broadcast_host="127.0.0.1")
+        engine = SGLangEngine(
+            RolloutServerConfig(model=folders[0], sglang_url=url, sglang_broadcast_host="127.0.0.1")
+        )
         await engine.start()
         connection = Connection(url, control_seconds=30.0)
         try:

@@ -14,6 +14,7 @@ import torch
 from prometheus_client import REGISTRY
 from safetensors.torch import load_file
 
+from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.engine import EngineFailed, PauseMode
 from rollout.server.engines.sglang import sent_tensors
 from rollout.server.engines.sglang.http_client import Connection
@@ -51,7 +52,9 @@ async def stub() -> StubSGLang:
 async def engine(stub: StubSGLang, folders: list[Path]) -> AsyncIterator[SGLangEngine]:
     """The adapter, paused, connected to the stub."""
     async with stub.serving() as url:
-        engine = SGLangEngine(folders[0], url=url, by_tensors=True)
+        engine = SGLangEngine(
+            RolloutServerConfig(model=folders[0], sglang_url=url, sglang_weights="tensors")
+        )
         await engine.start()
         await engine.pause(PauseMode.RETRACT)
         for noted in (stub.calls, stub.loaded, stub.handles):
@@ -128,7 +131,9 @@ async def test_a_server_that_tensors_end_reads_files_in_its_next_life(
 ) -> None:
     """Or it would end again at each start."""
     async with stub.serving() as url:
-        engine = SGLangEngine(folders[0], url=url, by_tensors=True)
+        engine = SGLangEngine(
+            RolloutServerConfig(model=folders[0], sglang_url=url, sglang_weights="tensors")
+        )
         await engine.start()
         await engine.pause(PauseMode.RETRACT)
         stub.loaded.clear()
@@ -150,7 +155,9 @@ async def _disconnected(*_: object, **__: object) -> None:
 async def test_a_real_sglang_holds_the_tensors(folders: list[Path]) -> None:
     """Each version arrives in parts; its own checksums are the folder's."""
     with sglang_server(sglang_config(folders[0])) as url:
-        engine = SGLangEngine(folders[0], url=url, by_tensors=True)
+        engine = SGLangEngine(
+            RolloutServerConfig(model=folders[0], sglang_url=url, sglang_weights="tensors")
+        )
         before = degraded()
         await engine.start()
         connection = Connection(url, control_seconds=30.0)
