@@ -217,7 +217,11 @@ _PADDING = {"temperatures_BT": 1}
 
 
 def to_columns(batches: Sequence[MicroBatch]) -> dict[str, NDArray[Any]]:
-    """The columns of micro-batches, by name."""
+    """Micro-batches as few bytes: an array for each field over all rows, without padding.
+
+    A field with one value for all tokens is that value, and whole numbers have the smallest type
+    that holds them.
+    """
     columns: dict[str, NDArray[Any]] = {_ROWS: np.array([len(b.lengths_B) for b in batches], int)}
     for name in _LIKE if batches else ():
         parts = [_values(batch, name) for batch in batches]

@@ -23,9 +23,8 @@ from bench.fusion.toy_models import (
 )
 from trainer.config import PipelineConfig
 from trainer.pipeline.fused_schedule.plan import fused_plan, serial_orders
-from trainer.pipeline.interpreter import Action, Interpreter, StageWork
+from trainer.pipeline.interpreter import Action, Interpreter, Peers, StageWork
 from trainer.pipeline.layout import POLICY, Layout, layout_of
-from trainer.pipeline.messages import Peers
 from trainer.pipeline.schedule import Schedules, actions_of
 from trainer.pipeline.stage_work import HiddenStates
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.pipeline.fused_schedule.problem import FORWARD
-from trainer.pipeline.messages import Shape
+from trainer.pipeline.interpreter import Shape
 from trainer.pipeline.stage_work import HiddenStates
 
 _VOCABULARY, _HIDDEN = 19, 16

@@ -34,7 +34,7 @@ from services.lib.weight_files.folder_names import (
     sees,
     versions_in,
 )
-from services.lib.weight_files.shard_sender import OpenShard
+from services.lib.weight_files.shard_chunks import OpenShard
 from services.weights.keys import Scope
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})

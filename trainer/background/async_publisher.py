@@ -17,7 +17,7 @@ from services.chassis.rpc import tracing
 from trainer.background.background_task import BackgroundTask
 from trainer.clients.sample_client import SampleClient
 from trainer.config import TrainerConfig
-from trainer.publish.bucket_gather import BucketsLostError
+from trainer.publish.attempt_messages import BucketsLostError
 from trainer.publish.publisher import Publisher, PublishPostponed
 from trainer.publish.snapshot_weights import SnapshotLostError, SnapshotWeights
 from trainer.tracking.step_record import StepRecord

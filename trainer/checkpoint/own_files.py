@@ -2,6 +2,9 @@
 
 People keep copies, notes and links there. A checkpoint is ours by its exact name and by the step
 that its state.json names; a file in it by its exact name. Nothing else is counted, read or deleted.
+
+checksums.json   SHA-256 of each other file, by name
+.complete        SHA-256 of checksums.json, written last
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.chassis.log import get_logger
-from services.lib.model_files.text_config import read_text_config
+from services.lib.model_files.json_file import read_text_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +79,10 @@ def model_cost(folder: Path) -> RowCost:
 
 def cost_in(config: Any) -> RowCost:
     """The cost in a model of this configuration, of which no weight is allocated.
+
+    A parameter of a matrix costs two FLOPs for a token that passes it, and twice as many again in
+    the backward pass. Attention costs 4 x heads x head size for a pair of tokens in a layer, and
+    two and a half times as many again in the backward pass, which computes the scores again.
 
     Raises what transformers raises for a configuration that it does not know, and `AttributeError`
     for one without attention heads.

@@ -19,9 +19,8 @@ from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 from services.chassis import metrics
 from services.chassis.log import get_logger
 from trainer.clients.node_client import NodeClient
-from trainer.clients.sample_client import SampleClient
+from trainer.clients.sample_client import BatchProgress, BatchTimeout, SampleClient
 from trainer.config import TrainerConfig
-from trainer.data.batch_progress import BatchProgress, BatchTimeout
 from trainer.data.gradient_chunks import GradientChunk, GroupChunker
 from trainer.data.token_sequence import TokenSequence
 from trainer.leasing.accepted_samples import AcceptedSamples

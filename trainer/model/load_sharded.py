@@ -22,7 +22,7 @@ from torch.distributed.fsdp import (
 )
 
 from services.lib.model_files.model_folder import check_model_folder
-from services.lib.model_files.same_tokens import check_same_tokens
+from services.lib.model_files.tokenizer_files import check_same_tokens
 from services.lib.routed_experts import RoutingShape
 from services.lib.transformer.can_pack import can_pack, check_padded
 from services.lib.transformer.load_causal import transformer_blocks

@@ -25,9 +25,8 @@ from trainer.config import TrainerConfig
 from trainer.model.critic import CRITIC, is_critic
 from trainer.model.load_model import DTYPES, checkpoint_tensors
 from trainer.model.load_sharded import EmptyModels, empty_models
-from trainer.pipeline.interpreter import Interpreter, StageWork
+from trainer.pipeline.interpreter import Interpreter, Peers, StageWork
 from trainer.pipeline.layout import POLICY, Layout, layout_of
-from trainer.pipeline.messages import Peers
 from trainer.pipeline.stage import Stage, load_stages, parameter_stages
 from trainer.pipeline.stage_work import (
     CriticLoss,
@@ -38,11 +37,10 @@ from trainer.pipeline.stage_work import (
     PolicyPrediction,
     StatesAlone,
 )
-from trainer.policy.backend import Predictions
-from trainer.policy.forward import Predicted
+from trainer.policy.forward import Predicted, Totals
 from trainer.policy.model_input import ModelInput, model_input
 from trainer.policy.optimizer import decayed_names
-from trainer.policy.totals import Totals
+from trainer.policy.policy import Predictions
 from trainer.publish.bucket_plan import Source, source_of
 
 

@@ -255,6 +255,9 @@ class LoadedStages:
 def load_stages(config: TrainerConfig, layout: Layout, rank: int, *, critic: bool) -> LoadedStages:
     """Load this rank's stages. Collective.
 
+    Before that the whole models are loaded once as FSDP shards them, so that each stage can be
+    compared with what the whole computes.
+
     Args:
         config: of the trainer.
         layout: of the stages.

@@ -16,11 +16,10 @@ from trainer.algorithms.base import Algorithm
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.critic import take_values
 from trainer.pipeline.fused_schedule.problem import FORWARD
-from trainer.pipeline.messages import Shape
+from trainer.pipeline.interpreter import Shape
 from trainer.pipeline.stage import Stage
-from trainer.policy.forward import Predicted, policy_loss
+from trainer.policy.forward import Predicted, Totals, policy_loss
 from trainer.policy.model_input import ModelInput
-from trainer.policy.totals import Totals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,10 +25,9 @@ from trainer.data.micro_batch import MicroBatch
 from trainer.model.critic import CRITIC, is_critic
 from trainer.model.load_model import DTYPES, Models, checkpoint_tensors
 from trainer.model.lora import delta, is_adapter, plain_name, published_name
-from trainer.policy.backend import Predictions
-from trainer.policy.forward import Predicted, forward, policy_loss
+from trainer.policy.forward import Predicted, Totals, TrainedRows, forward, policy_loss
 from trainer.policy.optimizer import decayed_names
-from trainer.policy.totals import Totals, TrainedRows
+from trainer.policy.policy import Predictions
 from trainer.publish.bucket_plan import Source, source_of
 
 _ALL = 0

@@ -24,8 +24,15 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from services.lib.weight_files.folder_names import sees
 from trainer.commands import WriteBuckets
 from trainer.fsync_files import tensors_digest
-from trainer.publish.attempt_messages import AttemptMessages, Message, Place, WrittenFile
-from trainer.publish.bucket_gather import BucketGather, BucketsLostError, connected
+from trainer.publish.attempt_messages import (
+    AttemptMessages,
+    BucketGather,
+    BucketsLostError,
+    Message,
+    Place,
+    WrittenFile,
+    connected,
+)
 from trainer.publish.bucket_plan import Bucket, BucketPlan, Convert
 from trainer.publish.weight_folder import forget_versions, write_weights
 

@@ -12,8 +12,7 @@ from seamflow.weights.v1 import weight_service_pb2 as pb
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from trainer.commands import WriteBuckets
-from trainer.publish.attempt_messages import AttemptMessages, Message, WrittenFile
-from trainer.publish.bucket_gather import BucketsLostError
+from trainer.publish.attempt_messages import AttemptMessages, BucketsLostError, Message, WrittenFile
 from trainer.publish.bucket_plan import BucketPlan
 
 _ATTEMPTS = count(1)

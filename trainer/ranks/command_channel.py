@@ -30,8 +30,7 @@ from trainer.commands import (
     send,
 )
 from trainer.ranks.lives import announced, life_name, life_of
-from trainer.ranks.loss_watch import LossWatch
-from trainer.ranks.process_group import STARTED, RankInfo, form_group, leave_group
+from trainer.ranks.process_group import STARTED, LossWatch, RankInfo, form_group, leave_group
 from trainer.ranks.worker import Worker
 
 _ENDED = "ended"

@@ -15,7 +15,7 @@ from trainer.commands import Command, Exit, Save, TakeSnapshot, WriteBuckets, Wr
 from trainer.config import TrainerConfig
 from trainer.model.context_ranks import check_ranks
 from trainer.object_path import Folder
-from trainer.policy.totals import TokenValues
+from trainer.policy.forward import TokenValues
 from trainer.publish.snapshot_weights import SnapshotLostError, SnapshotWeights
 from trainer.ranks.command_channel import Rank0, RankLostError
 from trainer.ranks.process_group import join

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from trainer.commands import arrived, receive, send
-from trainer.policy.totals import TokenValues, TrainedRows
+from trainer.policy.forward import TokenValues, TrainedRows
 
 _END_SECONDS = 5.0
 _Arrays = Mapping[str, NDArray[Any]]

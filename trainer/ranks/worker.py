@@ -40,8 +40,7 @@ from trainer.model.load_model import DTYPES
 from trainer.model.load_sharded import load_sharded, ranks_mesh
 from trainer.object_path import place
 from trainer.pipeline.pipeline_backend import PipelineBackend
-from trainer.policy.backend import Backend
-from trainer.policy.policy import Policy
+from trainer.policy.policy import Backend, Policy
 from trainer.policy.sharded_backend import ShardedBackend
 from trainer.publish.bucket_plan import BucketPlan, bucket_limit, plan_buckets
 from trainer.publish.bucket_writer import BucketWriter, Snapshot, WritingRank
@@ -50,7 +49,11 @@ from trainer.ranks.row_messages import RowSender
 
 
 class DeviceState:
-    """Host copies of the released storages; empty while the device holds them."""
+    """Host copies of the released storages; empty while the device holds them.
+
+    HELD -> RELEASED -> HELD. Storages are moved: every view of them, in the model, in FSDP and in
+    the optimizer, is valid again after `restore`, bit for bit.
+    """
 
     def __init__(self) -> None:
         self._copies: list[tuple[torch.UntypedStorage, torch.Tensor]] = []

@@ -23,8 +23,7 @@ from services.chassis import metrics
 from services.chassis.errors import Reason, not_found, unavailable
 from services.chassis.log import get_logger
 from services.lib.weight_files.folder_names import MODEL_NAME, open_regular
-from services.lib.weight_files.shard_chunks import keep_freed_memory
-from services.lib.weight_files.shard_sender import OpenShard, send_shards
+from services.lib.weight_files.shard_chunks import OpenShard, keep_freed_memory, send_shards
 
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.lib.model_files.json_file import check_json_files, read_object
+from services.lib.model_files.json_file import check_json_files, read_object, read_text_config
 from services.lib.model_files.quantization import check_not_quantized
-from services.lib.model_files.text_config import read_text_config
 from services.lib.model_files.tokenizer_files import TOKENIZER_FILES, number_of_ids
 from services.lib.model_files.weight_headers import (
     Header,

@@ -234,7 +234,11 @@ class _Candidate:
 
 
 def greedy(problem: Problem) -> Orders:
-    """The schedule; it does not regard the capacity."""
+    """RLHFuse's greedy schedule (arXiv 2409.13221, section 5.2); it does not regard the capacity.
+
+    The task that can start first, starts; at the same time, backward ones first. A task of another
+    model than the first must end before the first model's next possible start on that node.
+    """
     return _Greedy(problem).run()
 
 

@@ -5,7 +5,7 @@ decodes: one token a step, in a dense row of the batch. A step costs one forward
 of small tensor operations, whatever the number of rows: with models that fit a CPU,
 per-row work in Python would limit throughput.
 
-Shapes: R rows, M moves.
+Shapes: R rows, M moves, V vocabulary, N blocks of B tokens.
 """
 # ruff: noqa: N803, N806, N815 -- tensors carry their shapes in their names
 
@@ -53,7 +53,11 @@ class SamplingRows:
 
 
 def sample(logits_RV: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
-    """Return the sampled ids (int64 [R]) and their log-probs (float32 [R], before any filter)."""
+    """Return the sampled ids (int64 [R]) and their log-probs (float32 [R], before any filter).
+
+    The random number of a seeded row is a function of (seed, position) alone, so that a sequence
+    which is interrupted and continued, here or elsewhere, draws what it would have drawn.
+    """
     logits_RV = logits_RV.float()
     if rows.scaled:
         # Greedy rows keep temperature 1: their log-prob is that of the plain distribution.

@@ -36,8 +36,8 @@ from rollout.server.engines.torch.weight_reader import (
 )
 from services.chassis.log import get_logger
 from services.lib.model_files.end_ids import end_ids
+from services.lib.model_files.json_file import check_layers, read_text_config
 from services.lib.model_files.model_folder import check_model_folder
-from services.lib.model_files.text_config import check_layers, read_text_config
 from services.lib.routed_experts import RoutingShape
 from services.lib.transformer.load_causal import load_causal
 from services.lib.transformer.routers import prepare_routers, recording

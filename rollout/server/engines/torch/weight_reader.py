@@ -212,6 +212,7 @@ _LOADING = threading.Lock()
 def has_module_names(folder: Path, expected: Storages) -> bool:
     """Whether a checkpoint has the names of the model's state dict, or all of them and more.
 
+    A Mixtral's experts are three tensors each in its checkpoint, and one parameter of its modules.
     Raises `WeightsError`: a file cannot be read.
     """
     names: set[str] = set()

@@ -17,8 +17,8 @@ from tests.lib.trainer.support import make_samples, trainer_config
 from trainer.commands import Accumulate
 from trainer.config import TrainerConfig
 from trainer.data.token_sequence import sequence
-from trainer.policy.backend import Backend
-from trainer.policy.totals import Totals
+from trainer.policy.forward import Totals
+from trainer.policy.policy import Backend
 from trainer.ranks.process_group import join
 from trainer.ranks.worker import Worker
 from trainer.step.chunk_commands import ChunkCommands

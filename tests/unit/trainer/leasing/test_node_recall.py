@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.data.batch_progress import BatchProgress, BatchTimeout
+from trainer.clients.sample_client import BatchProgress, BatchTimeout
 from trainer.leasing.batch_source import NodeRecall, predict_full
 
 NEVER = BatchTimeout()

@@ -22,7 +22,7 @@ from rollout.server.weights.transport import Incoming, LocalVersion
 from rollout.server.weights.transports import shard_stream
 from services.chassis.errors import ServiceError
 from services.chassis.rpc.server import started
-from services.lib.weight_files import shard_sender
+from services.lib.weight_files import shard_chunks
 from services.lib.weight_files.shard_chunks import decode_chunk
 from services.weights import servicer
 from services.weights.config import WeightsConfig
@@ -91,7 +91,7 @@ async def counting_service(
     )
     service = in_memory(config)
     sent: list[int] = []
-    send = shard_sender.send_shards
+    send = shard_chunks.send_shards
 
     async def counted(*arguments: Any) -> Any:
         async for message, size in send(*arguments):

@@ -27,8 +27,7 @@ from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import Reason, not_found, unavailable
 from services.chassis.rpc.server import Service, started
 from services.lib.weight_files.folder_names import open_regular, own_probe
-from services.lib.weight_files.shard_chunks import decode_chunk
-from services.lib.weight_files.shard_sender import OpenShard, send_shards
+from services.lib.weight_files.shard_chunks import OpenShard, decode_chunk, send_shards
 
 MIB = 1 << 20
 
