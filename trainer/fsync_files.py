@@ -132,9 +132,6 @@ class HeldTensors(dict[str, torch.Tensor]):
 def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
     """The bytes of a file with these tensors, in pieces.
 
-    Args:
-        tensors: of the host, by name.
-
     Raises:
         ValueError: the format has no such type.
     """
@@ -183,8 +180,6 @@ def upload(
     """Write tensors of the host; the object appears whole, or not at all.
 
     Args:
-        path: of the object.
-        tensors: by name.
         on_digest: gets the SHA-256 of the object before it appears.
 
     Raises:

@@ -33,18 +33,7 @@ from trainer.tracking.tracker import Alarms, SampleTable, Trackers
 
 
 class Trainer:
-    """Trains step by step, while checkpoints and publishes of earlier steps run in the background.
-
-    Args:
-        config: of the trainer.
-        ranks: compute the steps.
-        device: lease of the ranks' devices.
-        samples: client of the trajectory manager.
-        nodes: client of the scheduler.
-        publisher: client of the weights service.
-        trackers: get the metrics of each step.
-        alarms: what an operator must know.
-    """
+    """Trains step by step; checkpoints and publishes of earlier steps run in the background."""
 
     def __init__(
         self,

@@ -42,9 +42,6 @@ class WeightServicer(WeightServiceServicer):
     """Publishing, reading, watching.
 
     Args:
-        store: versions and manifests.
-        folders: hold the files.
-        feed: wakes watchers.
         keep_versions: newest committed versions whose files stay.
         offer_folder: whether callers that see the same folder may use it.
         clock: Unix time, for commit times.

@@ -36,8 +36,6 @@ class AsyncPublisher:
     had, and finds again what is published.
 
     Args:
-        config: of the trainer.
-        publisher: client of the weights service.
         samples: knows which rollouts in flight a publish would make too old, and which steps are
             repeated.
         take_snapshot: copies the weights, where the ranks write them from.

@@ -82,9 +82,7 @@ def plan_micro_batches(
     Args:
         sequences: of the step, or of a gradient chunk.
         advantages: of the same sequences.
-        num_ranks: number of ranks.
         micro_batch_tokens: budget of a micro-batch, padding included.
-        packed: compute without padding.
         whole_groups: never split a group.
         at_least: micro-batches of a rank, if it has as many sequences and computes without padding.
         cost: of rows in the model.

@@ -156,8 +156,6 @@ def plan_packed(
 
     Args:
         rows: groups one after the other.
-        cost: of rows.
-        num_ranks: number of ranks.
         budget: distinct tokens of a micro-batch; a row or whole group above it is alone in one.
         whole_groups: never split a group.
         at_least: micro-batches of a rank, if it has as many rows.
@@ -196,11 +194,7 @@ def _numbered(plan: RowPlan, rows: Sequence[PlannedRow]) -> RowPlan:
 
 
 def lock_step(costs: Sequence[Sequence[float]]) -> float:
-    """What a step costs: of each number of a micro-batch, the most over all ranks.
-
-    Args:
-        costs: of each rank's micro-batches.
-    """
+    """What a step costs: of each number of a micro-batch, the most over all ranks."""
     most = max(map(len, costs), default=0)
     return sum(max(each[n] for each in costs if n < len(each)) for n in range(most))
 

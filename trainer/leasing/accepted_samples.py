@@ -31,8 +31,6 @@ class AcceptedSamples:
     """Checks what a step has leased before any rank gets it.
 
     Args:
-        config: of the trainer.
-        samples: client of the trajectory manager.
         alarms: get a line for each rejected group.
         vocabulary_size: token ids of the model are below it.
         routing: how its routers choose, or why they cannot replay recorded experts.

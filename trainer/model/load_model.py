@@ -54,8 +54,6 @@ def prepared(model: nn.Module, config: TrainerConfig, on_host: OnHost | None = N
     """A model as the trainer computes with it, in place.
 
     Args:
-        model: the model.
-        config: of the trainer.
         on_host: keeps what is saved within it on the host, for `activation_offload`; None:
             `save_on_cpu`.
     """

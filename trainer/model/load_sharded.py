@@ -75,11 +75,6 @@ class EmptyModels:
 def load_sharded(config: TrainerConfig, mesh: DeviceMesh, *, critic: bool = False) -> Models:
     """Load the models, sharded: each rank reads what it holds. Collective.
 
-    Args:
-        config: of the trainer.
-        mesh: of the ranks.
-        critic: the algorithm has a critic.
-
     Raises:
         ValueError: a folder is incomplete, holds another kind of model, or its model cannot fit.
     """
@@ -112,11 +107,6 @@ def empty_models(
 ) -> EmptyModels:
     """The models as `load_sharded` shards them, from config.json alone; no weights are read.
 
-    Args:
-        config: of the trainer.
-        critic: the algorithm has a critic.
-        on_host: as that of `prepared`.
-
     Raises:
         ValueError: transformers does not know such a model, or it takes no adapter.
     """
@@ -141,8 +131,6 @@ def shard(whole: nn.Module, model: nn.Module, config: TrainerConfig, mesh: Devic
     Args:
         whole: the causal language model that it is made of.
         model: what is sharded: `whole`, or a critic made of it.
-        config: of the trainer.
-        mesh: of the ranks.
     """
     precision, place = mixed_precision(config.dtype), _place(config)
     for module in (*transformer_blocks(whole), model):
@@ -218,8 +206,6 @@ def check_memory(models: Iterable[nn.Module], config: TrainerConfig, num_parts: 
     """Compare the least that a rank needs with what its device, or this machine, has at most.
 
     Args:
-        models: those of the trainer.
-        config: of the trainer.
         num_parts: ranks that share the state.
 
     Raises:

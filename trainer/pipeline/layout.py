@@ -95,7 +95,6 @@ def layout_of(world_size: int, critic_stages: int) -> Layout:
     """A stage of the policy on each rank, and as many replicas of a critic as there is room for.
 
     Args:
-        world_size: number of ranks.
         critic_stages: of the critic's own model; 0: there is none.
 
     Raises:

@@ -26,13 +26,7 @@ _WARM_UP, _MEASURED = 1, 3
 
 
 class Schedules:
-    """Plans for a layout.
-
-    Args:
-        layout: of the stages.
-        config: how they are planned.
-        seed: of the search.
-    """
+    """Plans for a layout."""
 
     def __init__(self, layout: Layout, config: PipelineConfig, seed: int) -> None:
         self._layout, self._config, self._seed = layout, config, seed

@@ -258,12 +258,6 @@ def load_stages(config: TrainerConfig, layout: Layout, rank: int, *, critic: boo
     Before that the whole models are loaded once as FSDP shards them, so that each stage can be
     compared with what the whole computes.
 
-    Args:
-        config: of the trainer.
-        layout: of the stages.
-        rank: this one.
-        critic: the algorithm has a critic.
-
     Raises:
         ValueError: a folder is incomplete, its model cannot fit, or cannot be cut so.
     """

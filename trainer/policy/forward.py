@@ -54,9 +54,6 @@ def forward(
 
     Args:
         model: the policy's, which may have a critic's layer.
-        batch: the micro-batch.
-        device: of the models.
-        packed: whether they compute without padding.
         chunk_tokens: tokens whose logits are in memory at a time.
         critic: a model of its own, if the critic is one.
         context: ranks that compute the micro-batch together; they get the same output.
@@ -91,9 +88,6 @@ def policy_loss(
     """The loss, from which backward starts, the sums to report, and what was trained on.
 
     Args:
-        algorithm: computes it.
-        batch: the micro-batch.
-        predicted: log-probs and values.
         weight_version: base version of the step.
         proximal: the same under the weights at the start of the step; None: it has one update.
     """

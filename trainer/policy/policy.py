@@ -1,7 +1,7 @@
 """The policy on one rank: its models, their optimizer, and the steps of both.
 
-A `Backend` says how the models are spread over the ranks: `sharded_backend.py` shards them by FSDP2,
-`trainer/pipeline` cuts them into stages.
+A `Backend` says how the models are spread over the ranks: `sharded_backend.py` shards them by
+FSDP2, `trainer/pipeline` cuts them into stages.
 """
 
 from __future__ import annotations

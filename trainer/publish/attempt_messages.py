@@ -39,9 +39,7 @@ def connected(
     """Connect the ranks of a plan. Collective, unless nobody needs parts of another one.
 
     Args:
-        plan: of the buckets.
         parts: of each tensor of which this rank has some, on the host.
-        rank: this one.
         store: in which they meet, for this time alone.
         seconds: longest wait for another rank, if that is less than two minutes.
 

@@ -72,11 +72,7 @@ class DeviceLease:
                 await self._release()
 
     async def need(self, nodes: Sequence[str]) -> None:
-        """Need these nodes and no others; the state moves out until all of them are granted.
-
-        Args:
-            nodes: the node of each rank, by name.
-        """
+        """Need these nodes and no others; the state moves out until all of them are granted."""
         async with self._lock:
             self._needed = frozenset(nodes)
             self._num_nodes = len(self._needed)

@@ -33,13 +33,7 @@ class MiniBatch:
 
 
 class ChunkCommands:
-    """Cuts chunks into micro-batches, and plans who computes which when.
-
-    Args:
-        config: of the trainer.
-        world_size: number of ranks.
-        packed: whether the models compute packed rows.
-    """
+    """Cuts chunks into micro-batches, and plans who computes which when."""
 
     def __init__(self, config: TrainerConfig, world_size: int, *, packed: bool) -> None:
         self._config = config
@@ -62,8 +56,6 @@ class ChunkCommands:
         """The commands, in rank order.
 
         Args:
-            sequences: of the chunk.
-            weight_version: base version of the step.
             shuffle: permutes the rewards, if given.
             first_number: of the sequences in the step.
         """
@@ -81,8 +73,6 @@ class ChunkCommands:
         """The commands of each mini-batch; advantages are those of the whole step.
 
         Args:
-            sequences: of the step.
-            weight_version: base version of the step.
             order: deals the groups to the mini-batches.
             shuffle: permutes the rewards, if given.
         """

@@ -16,13 +16,7 @@ from trainer.ranks.rank_group import RankGroup
 
 
 class ReplicaCount:
-    """The number that is wanted, and the change to it.
-
-    Args:
-        ranks: have all copies at first.
-        device: lease of their devices.
-        nodes: client of the scheduler, whose advice it follows.
-    """
+    """The number that is wanted, and the change to it."""
 
     def __init__(self, ranks: RankGroup, device: DeviceLease, nodes: NodeClient) -> None:
         self._ranks, self._device, self._nodes = ranks, device, nodes

@@ -112,10 +112,6 @@ def check_vocabulary(folder: Path, headers: Mapping[str, Header]) -> None:
 
     An embedding of more rows is usual: it is padded.
 
-    Args:
-        folder: of the model.
-        headers: of its weights, as far as they are there.
-
     Raises:
         ValueError: one line that names the folder, both sizes and the cure.
     """

@@ -163,9 +163,7 @@ def search(problem: Problem, cpu_seconds: float, seed: int = 0) -> tuple[Orders,
     Hill climbing in a pool of rules: of a few drawn ones the best is changed a little.
 
     Args:
-        problem: what is scheduled.
         cpu_seconds: at least one rule is tried.
-        seed: of the random numbers.
     """
     rng, bound, end = random.Random(seed), lower_bound(problem), time.process_time() + cpu_seconds
     fresh = _fresh(rng, problem)
