@@ -63,8 +63,8 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
             await ranks.start(config)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        device = DeviceLease(ranks, config.gang.nodes, ranks.nodes)
-        samples, nodes, publisher = await connect_services(config, stack, ranks.nodes)
+        device = DeviceLease(ranks, config.gang.nodes, ranks.rank0.nodes)
+        samples, nodes, publisher = await connect_services(config, stack, ranks.rank0.nodes)
         trainer = Trainer(config, ranks, device, samples, nodes, publisher, trackers, alarms)
         best = best_of(config.checkpoint.place)
         best.recover(found[1].step if found else 0)

@@ -52,10 +52,15 @@ class Trainer:
         """What an operator must know."""
         self.replicas = ReplicaCount(ranks, device, nodes)
         """How many copies of the models train."""
+        backend = ranks.rank0.worker.backend
         self._accepted = AcceptedSamples(
-            config, samples, self.alarms, ranks.vocabulary_size, ranks.routing
+            config,
+            samples,
+            self.alarms,
+            backend.vocabulary_size,
+            backend.routing,
         )
-        self._batches = BatchSource(config, samples, nodes, self._accepted, ranks.world_size)
+        self._batches = BatchSource(config, samples, nodes, self._accepted, ranks.rank0.world_size)
         self._steps = StepRunner(config, ranks)
         self._trial = Trial(config, samples, self._accepted, self._steps)
         self._checkpointer = AsyncCheckpointer(config, ranks, samples)

@@ -47,14 +47,14 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
             step=progress.step,
             num_steps=self._trainer.progress.last_step,
             weight_version=self._trainer.weight_version,
-            world_size=self._ranks.world_size,
+            world_size=self._ranks.rank0.world_size,
             checkpoint_step=self._trainer.checkpoint_step,
             metrics=progress.record.numbers() if progress.record else {},
             suspended=self._device.is_suspended(request.node_id),
             alarms=self._trainer.alarms.texts,
-            rank_nodes=filter(None, self._ranks.nodes),
-            replicas=self._ranks.replicas,
-            max_replicas=self._ranks.max_replicas,
+            rank_nodes=filter(None, self._ranks.rank0.nodes),
+            replicas=self._ranks.rank0.replicas,
+            max_replicas=self._ranks.rank0.max_replicas,
         )
 
     async def Suspend(  # noqa: N802 -- named by the contract

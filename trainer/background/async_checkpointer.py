@@ -58,7 +58,7 @@ class AsyncCheckpointer:
             run_id=self._config.run_id,
             step=record.step,
             weight_version=weight_version,
-            world_size=self._ranks.world_size,
+            world_size=self._ranks.rank0.world_size,
             settings=self._config.reproducibility_settings(),
             base=self._base,
             model=str(self._config.model.resolve()),

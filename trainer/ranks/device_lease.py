@@ -163,7 +163,7 @@ class DeviceLease:
         if not self._needed:
             return {"": sum(num_bytes) // self._num_nodes}
         found = Counter[str]()
-        for node, of_rank in zip(self._ranks.nodes, num_bytes, strict=True):
+        for node, of_rank in zip(self._ranks.rank0.nodes, num_bytes, strict=True):
             found[node] += of_rank
         return found
 

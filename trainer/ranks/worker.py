@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from services.chassis.rpc.clients import weights_channel
-from services.lib.routed_experts import RoutingShape
 from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint import checkpoint_files
 from trainer.checkpoint.checkpoint_files import rows_of_part
@@ -146,16 +145,9 @@ class Worker:
         return self._bucket_plan
 
     @property
-    def packed(self) -> bool:
-        return self._policy.backend.packed
-
-    @property
-    def vocabulary_size(self) -> int:
-        return self._policy.backend.vocabulary_size
-
-    @property
-    def routing(self) -> RoutingShape | str:
-        return self._policy.backend.routing
+    def backend(self) -> Backend:
+        """How the models are spread over the ranks, and what they are."""
+        return self._policy.backend
 
     @property
     def is_idle(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,11 @@ class FakeRankGroup(RankGroup):
     def __init__(self) -> None:
         self.commands: list[Command] = []
         self.num_failing = 0
+
+    @property
+    def rank0(self) -> Any:
+        """All that is asked of it."""
+        return self
 
     async def do(self, command: Command) -> list[dict[str, float]]:
         """Two ranks that free 8 bytes each."""

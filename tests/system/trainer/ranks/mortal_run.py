@@ -116,7 +116,7 @@ class NotingRanks(Ranks):
     async def form(self, *, join: bool = False) -> bool:
         """Form a group if there is cause."""
         is_new = await super().form(join=join)
-        self.sizes += [self.world_size] * is_new
+        self.sizes += [self.rank0.world_size] * is_new
         return is_new
 
     async def begin(self, replicas: Mapping[int, int], step: int) -> None:
