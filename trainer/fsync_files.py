@@ -59,18 +59,17 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
     Raises:
         OSError: the file cannot be written, for example on a full disk.
     """
-    digest = hashlib.sha256()
     with path.open("wb") as file:
-        for piece in tensor_bytes(tensors):
-            file.write(piece)
-            digest.update(piece)
-    return digest.hexdigest()
+        return tensors_digest(tensors, file.write)
 
 
-def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 of the file that `save_tensors` would write."""
+def tensors_digest(
+    tensors: Mapping[str, torch.Tensor], write: Callable[[memoryview], object] = lambda _: None
+) -> str:
+    """SHA-256 of the file that `save_tensors` would write; `write` gets its pieces in order."""
     digest = hashlib.sha256()
     for piece in tensor_bytes(tensors):
+        write(piece)
         digest.update(piece)
     return digest.hexdigest()
 
@@ -185,12 +184,9 @@ def upload(
     Raises:
         OSError: the store refuses it.
     """
-    file, digest = path.open("wb"), hashlib.sha256()
+    file = path.open("wb")
     try:
-        for piece in tensor_bytes(tensors):
-            file.write(piece)
-            digest.update(piece)
-        on_digest(digest.hexdigest())
+        on_digest(tensors_digest(tensors, file.write))
         file.close()
         file.commit()
     except Exception as error:

@@ -135,17 +135,6 @@ class Message(StrEnum):
     """The version is published: forget weights and files."""
 
 
-class Place(StrEnum):
-    """Where a file is."""
-
-    SHARED = "shared"
-    """In the weights service's own folder."""
-    SENT = "sent"
-    """With the weights service; a copy is kept here until the commit."""
-    SPOOL = "spool"
-    """In rank 0's folder for uploads: it is to be sent."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenFile:
     """One bucket's file, as its owner reports it."""
@@ -153,7 +142,8 @@ class WrittenFile:
     name: str
     num_bytes: int
     sha256: str
-    place: Place
+    is_here: bool
+    """In rank 0's folder for uploads, which rank 0 sends; else it is with the weights service."""
     peak_bytes: int
     """The most that its owner has held of buckets so far, besides its snapshot."""
 
@@ -197,7 +187,7 @@ class AttemptMessages:
         found = json.loads(receive(self.store, key))
         if "failure" in found:
             raise _failure(found)
-        return WrittenFile(**{**found, "place": Place(found["place"])})
+        return WrittenFile(**found)
 
     def tell(self, message: Message) -> None:
         self.store.set(f"{_MESSAGE}/{self._num_told}", message.value)

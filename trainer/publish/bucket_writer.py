@@ -29,7 +29,6 @@ from trainer.publish.attempt_messages import (
     BucketGather,
     BucketsLostError,
     Message,
-    Place,
     WrittenFile,
     connected,
 )
@@ -233,17 +232,17 @@ class _Attempt:
 
     def _send(self, file: pb.WeightFile) -> None:
         """Bring a file to the weights service, if this is for this rank to do, and report it."""
-        place = Place.SHARED if self._is_shared else Place.SPOOL
+        is_here = not self._is_shared
         version, epoch, upload = self._order.weight_version, self._order.epoch, self._rank.upload
-        if epoch and upload is not None and place == Place.SPOOL:
+        if epoch and upload is not None and is_here:
             head = pb.UploadShardsRequest(weight_version=version, epoch=epoch)
             upload(head, self._spool, file, self._is_over)
-            place = Place.SENT
+            is_here = False
         report = WrittenFile(
             name=file.name,
             num_bytes=file.num_bytes,
             sha256=file.sha256,
-            place=place,
+            is_here=is_here,
             peak_bytes=self._peak_bytes,
         )
         self._messages.report(report)

@@ -32,7 +32,7 @@ from services.chassis.log import get_logger
 from services.chassis.rpc.retries import retry_forever
 from services.lib.weight_files.folder_names import folder_name, sees, write_probe
 from trainer.config import Setting
-from trainer.publish.attempt_messages import Place, WrittenFile
+from trainer.publish.attempt_messages import WrittenFile
 from trainer.publish.bucket_writer import PHASE_SECONDS
 from trainer.publish.snapshot_weights import Attempt, SnapshotWeights
 from trainer.publish.uploader import Uploader
@@ -229,7 +229,7 @@ class Publisher:
         self, request: weight_pb2.CommitPublishRequest, written: WrittenFile
     ) -> None:
         """Upload a file that this rank has; the others have done it with theirs."""
-        if written.place == Place.SPOOL:
+        if written.is_here:
             await self._upload(request, [written.described])
 
     async def _commit_brought(
@@ -301,7 +301,7 @@ class Publisher:
 
 def _is_here(written: WrittenFile | None) -> bool:
     """Whether this rank has a file: one that no rank reports is none of weights."""
-    return written is None or written.place == Place.SPOOL
+    return written is None or written.is_here
 
 
 _ANNOUNCE_SECONDS = 10.0
