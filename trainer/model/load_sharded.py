@@ -21,8 +21,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from services.lib.model_files.model_folder import check_model_folder
-from services.lib.model_files.tokenizer_files import check_same_tokens
+from services.lib.model_files.model_folder import check_model_folder, check_same_tokens
 from services.lib.routed_experts import RoutingShape
 from services.lib.transformer.can_pack import can_pack, check_padded
 from services.lib.transformer.load_causal import transformer_blocks

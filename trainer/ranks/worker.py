@@ -10,28 +10,11 @@ import torch.distributed as dist
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from services.chassis.rpc.clients import weights_channel
+from trainer import commands
 from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint import checkpoint_files
 from trainer.checkpoint.checkpoint_files import rows_of_part
 from trainer.checkpoint.shard_writer import ShardWriter
-from trainer.commands import (
-    Accumulate,
-    Command,
-    Discard,
-    Exit,
-    Form,
-    Leave,
-    Load,
-    Measure,
-    Optimize,
-    Predict,
-    Release,
-    Restore,
-    Save,
-    TakeSnapshot,
-    WriteBuckets,
-    Written,
-)
 from trainer.config import TrainerConfig
 from trainer.host_copy import HostCopy, copy_stream
 from trainer.model.context_ranks import context_group
@@ -102,8 +85,8 @@ def _to_host(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 _KEEPS_STATE = (
-    *(Accumulate, Predict, Measure, Discard, Save, Written),
-    *(TakeSnapshot, WriteBuckets),
+    *(commands.Accumulate, commands.Predict, commands.Measure, commands.Discard),
+    *(commands.Save, commands.Written, commands.TakeSnapshot, commands.WriteBuckets),
 )
 """Commands that change nothing that a checkpoint holds."""
 
@@ -159,46 +142,46 @@ class Worker:
         assert self._loaded is not None, "waits for a process group"
         return self._loaded
 
-    def do(self, command: Command) -> dict[str, float]:
+    def do(self, command: commands.Command) -> dict[str, float]:
         """Execute one command; its results by name."""
-        if not isinstance(command, Form):
+        if not isinstance(command, commands.Form):
             self._held = {}
         if not isinstance(command, _KEEPS_STATE):
             self._shard_writer.hold_back()
             self._published_copy.hold_back()
         match command:
-            case Accumulate():
+            case commands.Accumulate():
                 return self._policy.accumulate(command)
-            case Predict():
+            case commands.Predict():
                 self._policy.predict(command)
-            case Measure(step=step):
+            case commands.Measure(step=step):
                 self._policy.measure(step)
-            case Optimize(step=step, rows=rows):
+            case commands.Optimize(step=step, rows=rows):
                 metrics = self._policy.optimize(step)
                 self._hand_over(step, rows)
                 return metrics
-            case Discard():
+            case commands.Discard():
                 return self._policy.discard()
-            case Save(folder=folder):
+            case commands.Save(folder=folder):
                 name = checkpoint_files.shard_name(*_place())
                 self._shard_writer.start(self._policy, place(folder), name)
-            case Written(folder=folder):
+            case commands.Written(folder=folder):
                 return {"written": float(self._shard_writer.written(place(folder)))}
-            case Load(folder=folder):
+            case commands.Load(folder=folder):
                 checkpoint_files.load_shards(self._policy, place(folder), *_place())
-            case Form():
+            case commands.Form():
                 self._take_over(command)
-            case Leave():
+            case commands.Leave():
                 self._drop_state()
-            case TakeSnapshot():
+            case commands.TakeSnapshot():
                 self._take_snapshot()
-            case WriteBuckets():
+            case commands.WriteBuckets():
                 self._bucket_writer.start(command)
-            case Release():
+            case commands.Release():
                 return {"num_bytes": self._device_state.release(self._policy.device_tensors())}
-            case Restore():
+            case commands.Restore():
                 self._device_state.restore()
-            case Exit():
+            case commands.Exit():
                 self._bucket_writer.close()
                 self._row_sender.close()
                 dist.destroy_process_group()
@@ -210,7 +193,7 @@ class Worker:
         if rows == "send":
             self._row_sender.start(step, taken)
 
-    def _take_over(self, form: Form) -> None:
+    def _take_over(self, form: commands.Form) -> None:
         """Load the models on the new group, and the state that its members hold."""
         if self._loaded is not None and not self._held:
             self._held = self._loaded.held_state()

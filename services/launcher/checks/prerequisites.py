@@ -24,8 +24,8 @@ from services.lib.model_files.model_folder import (
     check_chat_template,
     check_classifier,
     check_model_folder,
+    check_same_tokens,
 )
-from services.lib.model_files.tokenizer_files import check_same_tokens
 
 _ALL = "0.0.0.0"  # noqa: S104 -- compared, not bound
 
