@@ -232,7 +232,6 @@ class _Rows:
     dtype: torch.dtype
 
     def get_shape(self) -> list[int]:
-        """Of the whole tensor."""
         return list(self.shape)
 
     def __getitem__(self, rows: slice) -> torch.Tensor:

@@ -49,7 +49,6 @@ class Trainer:
         self._config = config
         self._device, self._samples, self._nodes = device, samples, nodes
         self.alarms = alarms
-        """What an operator must know."""
         self.replicas = ReplicaCount(ranks, device, nodes)
         """How many copies of the models train."""
         backend = ranks.rank0.worker.backend

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -115,7 +115,7 @@ def _work(
     layout: Layout, model: int, index: int, stage: ToyStage, rows: Sequence[Rows]
 ) -> StageWork:
     if not layout.is_last(model, index):
-        return HiddenStates(stage, rows)
+        return HiddenStates(cast("Any", stage), cast("Any", rows))
     return (ActorEnd if model == POLICY else CriticEnd)(stage, rows)
 
 

@@ -43,7 +43,6 @@ class WeightHold:
     """At most one held version; it is held until its time has passed or a hold of 0 s."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` counts seconds."""
         self._clock = clock
         self._version, self._end = 0, 0.0
         self._changed, self._begun = asyncio.Event(), asyncio.Event()

@@ -36,7 +36,6 @@ def scope_of(run_id: str, model: str) -> Scope:
 
 
 def zone(name: str) -> str:
-    """A zone's name, or none."""
     if name and not _ZONE.fullmatch(name):
         cure = "use at most 64 of A-Z a-z 0-9 . _ -, or none; zone of [rollout_server]"
         raise invalid_argument("zone", name[:80], cure)

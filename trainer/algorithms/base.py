@@ -64,7 +64,6 @@ class PolicyTokens:
     """The critic's value after the last token of rows that a limit cut off, else 0, [B]; without
     gradient. None: the episode ends with each row."""
     advantages_BT: torch.Tensor
-    """Advantage of its rollout."""
     weights_BT: torch.Tensor
     """Weight of its loss; see `TokenWeights`."""
     turn_rewards_BT: torch.Tensor

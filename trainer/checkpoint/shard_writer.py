@@ -24,7 +24,6 @@ class ShardWriter:
     """Writes this rank's state in a separate thread."""
 
     def __init__(self, stream: CudaStream | None) -> None:
-        """`stream` copies to the host."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writes: dict[Folder, Future[None]] = {}
         self._copy, self._held = HostCopy(stream), HeldTensors({})

@@ -47,7 +47,6 @@ class MicroBatch:
     sequences_B: NDArray[np.int64]
     """Number of each row's sequence in the step; -1: it is none of the step."""
     advantages_B: NDArray[np.float64]
-    """Advantage of each row's rollout."""
     weights_B: NDArray[np.float64]
     """Weight of each trainable token of a row."""
     bootstrap_B: NDArray[np.bool_]

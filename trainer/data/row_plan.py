@@ -29,7 +29,6 @@ class PlannedRow:
     number: int
     """Names it in the plan."""
     group: int
-    """Rows of a group have the same."""
     length: int
     """Tokens, 1 or more."""
     outputs: int
@@ -39,7 +38,6 @@ class PlannedRow:
 
 
 def group_places(rows: Sequence[PlannedRow]) -> list[range]:
-    """The places of each group."""
     found = []
     for _, members in groupby(range(len(rows)), lambda place: rows[place].group):
         places = list(members)

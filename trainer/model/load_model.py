@@ -37,7 +37,6 @@ class Models:
     critic: CriticModel | None
     """The critic's own model, if `critic` is "model"."""
     packed: bool
-    """Whether they compute packed rows."""
     routing: RoutingShape | str
     """How the policy's routers choose, or why they cannot replay recorded experts."""
 

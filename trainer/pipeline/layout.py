@@ -48,7 +48,6 @@ class Layout:
         return len(self.ranks) - 1
 
     def stages_on(self, rank: int) -> dict[int, int]:
-        """By model: its stage on a rank."""
         return {model: ranks.index(rank) for model, ranks in enumerate(self.ranks) if rank in ranks}
 
     def is_last(self, model: int, stage: int) -> bool:

@@ -102,9 +102,7 @@ class PipelineBackend:
         """The first rank that has a parameter."""
         return self._owners[name][0] == self._rank
 
-    def saves(self, name: str) -> bool:
-        """The first rank that has a parameter."""
-        return self._owners[name][0] == self._rank
+    saves = counts
 
     def accumulate(
         self, command: Accumulate, totals: Totals, proximal: Predictions
@@ -208,7 +206,7 @@ class PipelineBackend:
         if not stage.is_last:
             return StatesAlone(stage, inputs)
         kind = PolicyPrediction if model == POLICY else CriticPrediction
-        return kind(stage, inputs, self._loss(command, Totals(), {}), found)
+        return kind(stage, inputs, replace(self._loss(command, Totals(), {}), kept=found))
 
     def _work(self, model: int, inputs: list[ModelInput], loss: Loss) -> StageWork:
         stage = self._stages[model]
@@ -297,7 +295,6 @@ class MasterWeights:
 
     @property
     def computed(self) -> list[torch.Tensor]:
-        """What the stages compute with."""
         return [parameter.detach() for parameter in self._computed.values()]
 
     @torch.no_grad()

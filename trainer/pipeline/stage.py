@@ -39,7 +39,6 @@ class Trial:
     hidden: Mapping[int, torch.Tensor]
     """Into layers, by their number."""
     output: torch.Tensor
-    """Of the model."""
     attention: str
     """What its layers compute attention with, as transformers names it."""
 

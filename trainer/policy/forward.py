@@ -164,7 +164,6 @@ class TrainedRows(NamedTuple):
 
     sequences_B: NDArray[np.int64]
     num_tokens_B: NDArray[np.int64]
-    """Trainable tokens of each row."""
     logprob_differences_N: torch.Tensor
     """Log-prob under the weights that the step began with, minus that recorded at sampling."""
     advantages_N: torch.Tensor | None
@@ -203,7 +202,6 @@ class Totals:
         """`keeps_rows`: whether `rows` are wanted."""
         self._keeps_rows = keeps_rows
         self.rows: list[TrainedRows] = []
-        """What was trained on."""
         self.num_tokens = 0
         """Trainable tokens, over all ranks."""
         self.denominator = 0.0

@@ -127,7 +127,6 @@ class Policy:
         self._rows: list[TrainedRows] = []
         """What the updates of the step trained on."""
         self._measures: tuple[Totals, dict[str, float]] | None = None
-        """Of the gradient to update with."""
         self._predicted: dict[int, tuple[Predict, Predictions]] = {}
         """By mini-batch: its rows, and what the models predicted at the start of the step."""
 

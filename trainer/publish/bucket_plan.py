@@ -45,7 +45,6 @@ class Source:
 
     @property
     def num_bytes(self) -> int:
-        """Of the whole tensor."""
         return prod(self.shape) * self.dtype.itemsize
 
     @property

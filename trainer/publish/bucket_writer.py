@@ -71,14 +71,12 @@ class WritingRank:
     upload: Upload | None = None
     """Sends what the weights service cannot see; None: who reads the reports does."""
     uploads: int = 1
-    """Files that are sent concurrently."""
 
 
 class BucketWriter:
     """Holds a rank's newest snapshot, and writes it in a thread."""
 
     def __init__(self, rank: WritingRank, store: Store) -> None:
-        """`store`: of the commands."""
         self._rank, self._store = rank, store
         self._snapshot: Snapshot | None = None
         self._attempt: _Attempt | None = None

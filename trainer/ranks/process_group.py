@@ -56,7 +56,6 @@ class LossWatch:
         Thread(target=self._watch, daemon=True).start()
 
     def stop(self) -> None:
-        """Watch no longer."""
         self._stopped.set()
 
     def _watch(self) -> None:

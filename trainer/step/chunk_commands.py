@@ -38,7 +38,6 @@ class ChunkCommands:
     def __init__(self, config: TrainerConfig, world_size: int, *, packed: bool) -> None:
         self._config = config
         self.world_size = world_size
-        """Number of ranks."""
         self._packed = packed
         self._algorithm = make_algorithm(config)
         self._schedules: Schedules | None = None

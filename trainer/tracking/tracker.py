@@ -235,6 +235,5 @@ class Alarms:
         """Oldest first; each names what happened and the cure."""
 
     def add(self, text: str) -> None:
-        """Raise an alarm."""
         get_logger().error("alarm", alarm=text)
         self.texts.append(text[:_MAX_CHARACTERS])

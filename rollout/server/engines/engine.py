@@ -151,7 +151,6 @@ class Chunk:
     weight_version: int
     """The version all of `token_ids` were sampled under."""
     version_source: VersionSource = VersionSource.ENGINE
-    """How `weight_version` is known."""
     finish: FinishReason | None = None
     """Set on the last chunk of a sequence and on no other."""
     routed: ExpertRecord | None = None

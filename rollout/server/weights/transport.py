@@ -80,7 +80,6 @@ class LocalVersion:
     """A complete version on this machine's disk."""
 
     manifest: Manifest
-    """Its files and checksums."""
     folder: Path
     """Its files, as published."""
 

@@ -45,7 +45,6 @@ class SGLangProcess:
         self.label = label
         self._process = process
         self.lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        """The last lines of its output."""
         self._log = get_logger()
         self._ended = asyncio.create_task(self._follow(), name="sglang-process")
 
@@ -132,7 +131,6 @@ class SGLangProcess:
         await self._ended
 
     def kill(self) -> None:
-        """Kill the whole process group."""
         if not self.ended:
             self._kill()
 

@@ -153,12 +153,9 @@ class LlamaWeights:
     """One version of the weights, in the form the forward pass reads."""
 
     embedding_VE: Tensor
-    """Rows by token id."""
     layers: list[_Layer]
     norm_E: Tensor
-    """Before the head."""
     head: Linear
-    """To logits."""
 
     @classmethod
     def of(

@@ -47,7 +47,6 @@ class Step:
     """One forward pass."""
 
     slots: list[int]
-    """Slots of the decoding rows."""
     tokens_R: Tensor
     """int64; the token each of them feeds."""
     positions_R: Tensor
@@ -55,7 +54,23 @@ class Step:
     longest: int
     """One more than the largest of `positions_R`; 0 without rows."""
     parts: list[Part]
-    """Prompts being prefilled."""
+
+
+def step_of(
+    slots: list[int],
+    tokens: list[int],
+    positions: list[int],
+    parts: list[Part],
+    device: torch.device | None = None,
+) -> Step:
+    """A pass of these rows and parts, on a device."""
+    return Step(
+        slots=slots,
+        tokens_R=torch.tensor(tokens, dtype=torch.int64, device=device),
+        positions_R=torch.tensor(positions, dtype=torch.int64, device=device),
+        longest=max(positions, default=-1) + 1,
+        parts=parts,
+    )
 
 
 class RowModel(Protocol):
@@ -155,7 +170,7 @@ def _error(trial: TrialModel, make: _Make, most: int) -> float:
             for slot, (row, half) in enumerate(zip(rows, halves, strict=True))
             if len(row) > half * begin
         ]
-        engine.forward(_step([], [], [], parts))
+        engine.forward(step_of([], [], [], parts))
     rotations = [engine.rotation(2 * half) for half in halves]
     found: list[list[Tensor]] = [[] for _ in rows]
     for offset in range(most):
@@ -166,10 +181,10 @@ def _error(trial: TrialModel, make: _Make, most: int) -> float:
         for slot, at in zip(slots, positions, strict=True):
             if (rotation := engine.rotation(at + 1)) != rotations[slot]:
                 again = _part(slot, rows[slot], 0, at, whole=at + 1)
-                engine.forward(_step([], [], [], [again]))
+                engine.forward(step_of([], [], [], [again]))
                 rotations[slot] = rotation
         tokens = [rows[slot][at] for slot, at in zip(slots, positions, strict=True)]
-        logits_RV = engine.forward(_step(slots, tokens, positions, []))
+        logits_RV = engine.forward(step_of(slots, tokens, positions, []))
         assert logits_RV is not None, "there are rows"
         for slot, logits_V in zip(slots, logits_RV, strict=True):
             found[slot].append(logits_V)
@@ -178,13 +193,3 @@ def _error(trial: TrialModel, make: _Make, most: int) -> float:
 
 def _part(slot: int, row: list[int], start: int, end: int, *, whole: int) -> Part:
     return Part(slot=slot, start=start, token_ids=row[start:end], row_length=whole)
-
-
-def _step(slots: list[int], tokens: list[int], positions: list[int], parts: list[Part]) -> Step:
-    return Step(
-        slots=slots,
-        tokens_R=torch.tensor(tokens, dtype=torch.int64),
-        positions_R=torch.tensor(positions, dtype=torch.int64),
-        longest=max(positions, default=-1) + 1,
-        parts=parts,
-    )

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rollout.server.engines.torch.llama import LlamaModel, is_llama
-from rollout.server.engines.torch.row_model import Part, RowModel, Step, longest_row
+from rollout.server.engines.torch.row_model import Part, RowModel, Step, longest_row, step_of
 from rollout.server.engines.torch.slot_cache import ExpertSlots, SlotCache
 from rollout.server.engines.torch.weight_reader import (
     CheckedTensors,
@@ -53,7 +53,6 @@ class LoadedModel:
 
     rows: RowModel
     max_context: int
-    """Most tokens of a sequence."""
     vocab_size: int
     """V."""
     eos_token_ids: tuple[int, ...]
@@ -175,24 +174,14 @@ def _agree(
                 part = Part(
                     slot=0, start=start, token_ids=tokens[start:end], row_length=len(tokens)
                 )
-                rows.forward(_step([], [], [part], device))
+                rows.forward(step_of([], [], [], [part], device))
         position = len(tokens) - 1
-        results.append(rows.forward(_step([tokens[-1]], [position], [], device)))
+        results.append(rows.forward(step_of([0], [tokens[-1]], [position], [], device)))
         rows.free([0])
     first, second = results
     assert first is not None and second is not None
     tolerance = _TOLERANCE[second.dtype] * max(1.0, second.abs().max().item())
     return bool((first - second).abs().max() <= tolerance)
-
-
-def _step(tokens: list[int], positions: list[int], parts: list[Part], device: torch.device) -> Step:
-    return Step(
-        slots=list(range(len(tokens))),
-        tokens_R=torch.tensor(tokens, dtype=torch.int64, device=device),
-        positions_R=torch.tensor(positions, dtype=torch.int64, device=device),
-        longest=max(positions, default=-1) + 1,
-        parts=parts,
-    )
 
 
 class TransformersModel:
