@@ -28,12 +28,10 @@ from trainer.model.lora import adapter_settings
 from trainer.object_path import ObjectPath
 from trainer.publish.publisher import Publisher
 from trainer.ranks.device_lease import DeviceLease
-from trainer.ranks.end_process import end_process
+from trainer.ranks.lives import end_process, keep_rank
 from trainer.ranks.rank_group import RankGroup
-from trainer.ranks.rank_restarts import keep_rank
 from trainer.servicer import TrainerServicer
-from trainer.tracking.alarms import Alarms
-from trainer.tracking.tracker import Trackers
+from trainer.tracking.tracker import Alarms, Trackers
 
 _TABLE = "trainer"
 _EXIT_SECONDS = 15.0
@@ -65,8 +63,8 @@ async def build(config: TrainerConfig) -> AsyncIterator[Service]:
             await ranks.start(config)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        device = DeviceLease(ranks, config.gang.nodes, ranks.nodes)
-        samples, nodes, publisher = await connect_services(config, stack, ranks.nodes)
+        device = DeviceLease(ranks, config.gang.nodes, ranks.rank0.nodes)
+        samples, nodes, publisher = await connect_services(config, stack, ranks.rank0.nodes)
         trainer = Trainer(config, ranks, device, samples, nodes, publisher, trackers, alarms)
         best = best_of(config.checkpoint.place)
         best.recover(found[1].step if found else 0)

@@ -28,25 +28,12 @@ from trainer.ranks.rank_group import RankGroup
 from trainer.step.batch_trial import Trial
 from trainer.step.replica_count import ReplicaCount
 from trainer.step.step_runner import Progress, StepRunner
-from trainer.tracking.alarms import Alarms
-from trainer.tracking.sample_table import SampleTable
 from trainer.tracking.step_record import MetricsFile, StepRecord
-from trainer.tracking.tracker import Trackers
+from trainer.tracking.tracker import Alarms, SampleTable, Trackers
 
 
 class Trainer:
-    """Trains step by step, while checkpoints and publishes of earlier steps run in the background.
-
-    Args:
-        config: of the trainer.
-        ranks: compute the steps.
-        device: lease of the ranks' devices.
-        samples: client of the trajectory manager.
-        nodes: client of the scheduler.
-        publisher: client of the weights service.
-        trackers: get the metrics of each step.
-        alarms: what an operator must know.
-    """
+    """Trains step by step; checkpoints and publishes of earlier steps run in the background."""
 
     def __init__(
         self,
@@ -62,13 +49,17 @@ class Trainer:
         self._config = config
         self._device, self._samples, self._nodes = device, samples, nodes
         self.alarms = alarms
-        """What an operator must know."""
         self.replicas = ReplicaCount(ranks, device, nodes)
         """How many copies of the models train."""
+        backend = ranks.rank0.worker.backend
         self._accepted = AcceptedSamples(
-            config, samples, self.alarms, ranks.vocabulary_size, ranks.routing
+            config,
+            samples,
+            self.alarms,
+            backend.vocabulary_size,
+            backend.routing,
         )
-        self._batches = BatchSource(config, samples, nodes, self._accepted, ranks.world_size)
+        self._batches = BatchSource(config, samples, nodes, self._accepted, ranks.rank0.world_size)
         self._steps = StepRunner(config, ranks)
         self._trial = Trial(config, samples, self._accepted, self._steps)
         self._checkpointer = AsyncCheckpointer(config, ranks, samples)
@@ -80,7 +71,6 @@ class Trainer:
 
     @property
     def progress(self) -> Progress:
-        """How far training is."""
         return self._steps.progress
 
     @property

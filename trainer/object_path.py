@@ -32,21 +32,17 @@ class ObjectPath:
 
     @property
     def name(self) -> str:
-        """After the last slash."""
         return self.url.rpartition("/")[2]
 
     @property
     def parent(self) -> ObjectPath:
-        """Before the last slash."""
         return ObjectPath(self.url.rpartition("/")[0])
 
     @property
     def stem(self) -> str:
-        """The name without what follows its last dot."""
         return self.name.rpartition(".")[0] or self.name
 
     def with_name(self, name: str) -> ObjectPath:
-        """Another one beside it."""
         return self.parent / name
 
     def iterdir(self) -> Iterator[ObjectPath]:
@@ -59,11 +55,9 @@ class ObjectPath:
         yield from (self / name.rstrip("/").rpartition("/")[2] for name in names)
 
     def glob(self, pattern: str) -> Iterator[ObjectPath]:
-        """What is directly below it and has such a name."""
         return (path for path in self.iterdir() if fnmatch(path.name, pattern))
 
     def is_file(self) -> bool:
-        """Whether there is such an object."""
         with self._named_errors():
             return bool(_store(self.url).isfile(self.url))
 
@@ -76,7 +70,6 @@ class ObjectPath:
         return content
 
     def read_text(self) -> str:
-        """Its content."""
         return self.read_bytes().decode()
 
     def write_text(self, text: str) -> None:

@@ -40,7 +40,6 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
     async def GetStatus(  # noqa: N802 -- named by the contract
         self, request: trainer_pb2.GetStatusRequest, context: Context
     ) -> trainer_pb2.GetStatusResponse:
-        """State, step, weight version and metrics of the trainer."""
         progress = self._trainer.progress
         return trainer_pb2.GetStatusResponse(
             run_id=self._config.run_id,
@@ -48,20 +47,19 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
             step=progress.step,
             num_steps=self._trainer.progress.last_step,
             weight_version=self._trainer.weight_version,
-            world_size=self._ranks.world_size,
+            world_size=self._ranks.rank0.world_size,
             checkpoint_step=self._trainer.checkpoint_step,
             metrics=progress.record.numbers() if progress.record else {},
             suspended=self._device.is_suspended(request.node_id),
             alarms=self._trainer.alarms.texts,
-            rank_nodes=filter(None, self._ranks.nodes),
-            replicas=self._ranks.replicas,
-            max_replicas=self._ranks.max_replicas,
+            rank_nodes=filter(None, self._ranks.rank0.nodes),
+            replicas=self._ranks.rank0.replicas,
+            max_replicas=self._ranks.rank0.max_replicas,
         )
 
     async def Suspend(  # noqa: N802 -- named by the contract
         self, request: trainer_pb2.SuspendRequest, context: Context
     ) -> trainer_pb2.SuspendResponse:
-        """Move the device state out; answers when it is done."""
         # Shielded from a caller that disconnects: a move must not stop halfway.
         suspended = self._device.suspend(_epoch(request.epoch), request.node_id)
         num_bytes = await asyncio.shield(suspended)
@@ -70,14 +68,12 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
     async def Resume(  # noqa: N802 -- named by the contract
         self, request: trainer_pb2.ResumeRequest, context: Context
     ) -> trainer_pb2.ResumeResponse:
-        """Move the device state back; answers when it is done."""
         await asyncio.shield(self._device.resume(_epoch(request.epoch), request.node_id))
         return trainer_pb2.ResumeResponse()
 
     async def SaveCheckpoint(  # noqa: N802 -- named by the contract
         self, request: trainer_pb2.SaveCheckpointRequest, context: Context
     ) -> trainer_pb2.SaveCheckpointResponse:
-        """Checkpoint the newest finished step."""
         if self._trainer.progress.step == 0:
             raise failed_precondition(Reason.WRONG_STATE, "no optimizer step is finished yet")
         # Shielded from a caller that disconnects: the nodes must be released afterwards.
@@ -87,13 +83,11 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
     async def FinishTraining(  # noqa: N802 -- named by the contract
         self, request: trainer_pb2.FinishTrainingRequest, context: Context
     ) -> trainer_pb2.FinishTrainingResponse:
-        """Make the step in progress the last one."""
         return trainer_pb2.FinishTrainingResponse(num_steps=self._trainer.finish())
 
     async def SetReplicas(  # noqa: N802 -- named by the contract
         self, request: trainer_pb2.SetReplicasRequest, context: Context
     ) -> trainer_pb2.SetReplicasResponse:
-        """Set the number of model copies that train, from the next step on."""
         try:
             self._trainer.replicas.want(request.replicas)
         except ValueError as error:
@@ -103,14 +97,12 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
     async def TrackEvaluation(  # noqa: N802 -- named by the contract
         self, request: trainer_pb2.TrackEvaluationRequest, context: Context
     ) -> trainer_pb2.TrackEvaluationResponse:
-        """Hand the numbers to the trackers."""
         self._trainer.track_evaluation(request.step, request.numbers)
         return trainer_pb2.TrackEvaluationResponse()
 
     async def HoldCheckpoint(  # noqa: N802 -- named by the contract
         self, request: trainer_pb2.HoldCheckpointRequest, context: Context
     ) -> trainer_pb2.HoldCheckpointResponse:
-        """Link the checkpoint of a step that is evaluated."""
         step = _step(request.step, least=0)
         # Shielded from a caller that waits no longer: weights may be out long before.
         held = await asyncio.shield(self._hold(step))
@@ -119,7 +111,6 @@ class TrainerServicer(trainer_grpc.TrainerServiceServicer):
     async def KeepCheckpoint(  # noqa: N802 -- named by the contract
         self, request: trainer_pb2.KeepCheckpointRequest, context: Context
     ) -> trainer_pb2.KeepCheckpointResponse:
-        """Make the checkpoint of a step the best one."""
         step = _step(request.step, least=1)
         async with self._best_lock:
             await self._trainer.checkpoint_written(step)

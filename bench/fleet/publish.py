@@ -223,7 +223,7 @@ async def _at_once(
     began, path = time.monotonic(), out / "model.safetensors"
     await ranks.do(Discard())
     gathered = time.monotonic() - began
-    worker: Any = ranks._started().worker
+    worker: Any = ranks.rank0.worker
     await asyncio.to_thread(save_file, worker.gathered, path)
     worker.gathered = {}
     await publish_files(opened, config.run_id, step, [path])

@@ -12,11 +12,10 @@ import dataclasses
 from rich.console import Console
 from rich.progress import track
 
-from bench.fusion.settings import SETTINGS, Setting
+from bench.fusion.settings import SETTINGS, Setting, serial_memory
 from bench.report import Report
 from trainer.pipeline.fused_schedule.plan import FusedPlan, fused_plan, serial_orders
-from trainer.pipeline.fused_schedule.problem import serial_memory
-from trainer.pipeline.fused_schedule.timeline import timeline
+from trainer.pipeline.fused_schedule.problem import timeline
 
 
 def main() -> None:

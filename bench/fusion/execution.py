@@ -20,11 +20,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from bench.fusion.gradients import GradientCase, gradient_difference
 from trainer.pipeline.fused_schedule.plan import fused_plan, serial_orders
-from trainer.pipeline.fused_schedule.problem import Orders, Pipeline, Problem
-from trainer.pipeline.fused_schedule.timeline import timeline
-from trainer.pipeline.interpreter import Interpreter, StageWork
+from trainer.pipeline.fused_schedule.problem import Orders, Pipeline, Problem, timeline
+from trainer.pipeline.interpreter import Interpreter, Peers, Shape, StageWork
 from trainer.pipeline.layout import Layout, layout_of
-from trainer.pipeline.messages import Peers, Shape
 from trainer.pipeline.schedule import actions_of
 
 RANKS = 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -23,9 +23,8 @@ from bench.fusion.toy_models import (
 )
 from trainer.config import PipelineConfig
 from trainer.pipeline.fused_schedule.plan import fused_plan, serial_orders
-from trainer.pipeline.interpreter import Action, Interpreter, StageWork
+from trainer.pipeline.interpreter import Action, Interpreter, Peers, StageWork
 from trainer.pipeline.layout import POLICY, Layout, layout_of
-from trainer.pipeline.messages import Peers
 from trainer.pipeline.schedule import Schedules, actions_of
 from trainer.pipeline.stage_work import HiddenStates
 
@@ -116,7 +115,7 @@ def _work(
     layout: Layout, model: int, index: int, stage: ToyStage, rows: Sequence[Rows]
 ) -> StageWork:
     if not layout.is_last(model, index):
-        return HiddenStates(stage, rows)
+        return HiddenStates(cast("Any", stage), cast("Any", rows))
     return (ActorEnd if model == POLICY else CriticEnd)(stage, rows)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from trainer.pipeline.fused_schedule.problem import Pipeline, Problem, fused_problem
+from trainer.pipeline.fused_schedule.problem import Pipeline, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +74,43 @@ SETTINGS = (
     Setting(16, 16, 32, 2, 1, 1.64, 1.0, 423, 363, 318, 318, 1.22),
     Setting(16, 16, 16, 2, 1, 1.64, 1.0, 279, 219, 186, 186, 1.00),
 )
+
+
+def fused_problem(
+    actor: Pipeline, critic: Pipeline, num_replicas: int, capacity: float = math.inf
+) -> Problem:
+    """An actor on all nodes, and replicas of a critic side by side, in the opposite direction.
+
+    Args:
+        actor: stage s on node s.
+        critic: the first replica, whatever its nodes; the others are alike.
+        num_replicas: how many times the critic's stages fit on the actor's nodes.
+        capacity: bytes of activations that a node holds.
+
+    Raises:
+        ValueError: the stages of the replicas are not as many as those of the actor.
+    """
+    size = critic.num_stages
+    if size * num_replicas != actor.num_stages:
+        raise ValueError(
+            f"{num_replicas} critics of {size} stages do not cover {actor.num_stages} stages"
+        )
+    replicas = [
+        Pipeline(
+            nodes=tuple(reversed(range(index * size, (index + 1) * size))),
+            num_micro_batches=critic.num_micro_batches,
+            forward=critic.forward,
+            backward=critic.backward,
+            activation_bytes=critic.activation_bytes,
+        )
+        for index in range(num_replicas)
+    ]
+    return Problem(pipelines=(actor, *replicas), capacity=capacity)
+
+
+def serial_memory(problem: Problem) -> float:
+    """The most bytes that 1F1B of one model after the other holds on a node."""
+    return max(
+        min(each.num_micro_batches, each.num_stages) * each.activation_bytes
+        for each in problem.pipelines
+    )

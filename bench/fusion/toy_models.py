@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from trainer.pipeline.fused_schedule.problem import FORWARD
-from trainer.pipeline.messages import Shape
+from trainer.pipeline.interpreter import Shape
 from trainer.pipeline.stage_work import HiddenStates
 
 _VOCABULARY, _HIDDEN = 19, 16
@@ -89,11 +90,11 @@ def make_rows(num_micro_batches: int, seed: int) -> list[Rows]:
     ]
 
 
-class ActorEnd(HiddenStates[Rows]):
+class ActorEnd(HiddenStates):
     """The actor's last stage: the advantage is the return minus the critic's value."""
 
     def __init__(self, stage: ToyStage, rows: Sequence[Rows]) -> None:
-        super().__init__(stage, rows)
+        super().__init__(cast("Any", stage), cast("Any", rows))
         self._rows = rows
 
     def incoming(self, kind: int, micro_batch: int) -> Shape:
@@ -116,11 +117,11 @@ class ActorEnd(HiddenStates[Rows]):
         return None if leaf is None else leaf.grad
 
 
-class CriticEnd(HiddenStates[Rows]):
+class CriticEnd(HiddenStates):
     """The critic's last stage: its values, and their squared error."""
 
     def __init__(self, stage: ToyStage, rows: Sequence[Rows]) -> None:
-        super().__init__(stage, rows)
+        super().__init__(cast("Any", stage), cast("Any", rows))
         self._rows = rows
 
     def forward(self, micro_batch: int, given: Tensor | None) -> Tensor | None:

@@ -19,7 +19,7 @@ from seamflow.inspect.run_files import read_steps
 from bench.quickstart import seeds
 from bench.quickstart.modes import TARGET, seconds_to
 from bench.report import RESULTS, Report
-from trainer.config.algorithm_names import ALGORITHMS
+from trainer.config.optimization import ALGORITHMS
 
 _MOST_TOKENS = 300
 """About what a rollout of the quickstart may sample."""

@@ -25,6 +25,7 @@ from rollout.gateway.dispatch.policies import DispatchPolicy, LeastLoad, Longest
 from rollout.gateway.dispatch.server_state import Server
 from rollout.gateway.dispatch.skew_aware import SkewAware
 from rollout.gateway.dispatch.waiting_turns import WaitingTurns
+from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.engine import Sampling
 from rollout.server.engines.torch.torch_engine import TorchEngine
 from services.lib.decode_latency import DecodeLatency
@@ -62,7 +63,9 @@ class Engines:
     def __init__(self, model: Path, number: int, slots: int) -> None:
         self._slots = slots
         self._engines = {
-            f"engine-{i}": TorchEngine(model, max_running=slots, max_context=1024)
+            f"engine-{i}": TorchEngine(
+                RolloutServerConfig(model=model, max_running=slots, max_context=1024)
+            )
             for i in range(number)
         }
 

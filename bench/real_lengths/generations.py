@@ -14,6 +14,7 @@ from rich.progress import Progress
 from transformers import AutoTokenizer
 
 from bench.real_lengths.prompts import drawn_prompts
+from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.engine import EngineRequest, Sampling
 from rollout.server.engines.torch.torch_engine import TorchEngine
 
@@ -73,7 +74,7 @@ async def _generate(
 ) -> None:
     """Each length is written as soon as it is known: an interrupted call is continued."""
     limit = workload["max_new_tokens"]
-    engine = TorchEngine(model, max_context=limit + max(map(len, ids)))
+    engine = TorchEngine(RolloutServerConfig(model=model, max_context=limit + max(map(len, ids))))
     await engine.start()
     with kept.open("a", encoding="utf-8") as file, Progress() as progress:
         bar = progress.add_task("answers", total=len(missing))

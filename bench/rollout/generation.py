@@ -33,6 +33,7 @@ from transformers import (
 from bench.baselines.environments import installed, interpreter, module_of
 from bench.baselines.generation.workload import PROMPT_TOKENS, VOCABULARY, Case, as_line, make_case
 from bench.report import MIN_SAMPLES, Report, ratios
+from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.engine import EngineRequest, Sampling
 from rollout.server.engines.torch.torch_engine import TorchEngine
 
@@ -348,7 +349,7 @@ def save_model(folder: Path, size: str) -> Path:
 
 async def _difference(folder: Path) -> float:
     """Largest difference of our log-probs from those of one plain forward pass."""
-    engine = TorchEngine(folder, max_running=16, max_context=640)
+    engine = TorchEngine(RolloutServerConfig(model=folder, max_running=16, max_context=640))
     await engine.start()
     prompts = make_case(16, 32, tail=False, seed=1, turn=0).prompts
     outputs = await asyncio.gather(*(_sample(engine, prompt) for prompt in prompts))

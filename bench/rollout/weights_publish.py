@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from seamflow.channel import connect
 
+from bench.rollout.held_weights import held_weights
 from trainer.publish.publisher import Publisher
-from trainer.publish.snapshot_weights import held_weights
 
 _RUN = "bench-publish"
 _NUM_TENSORS = 16

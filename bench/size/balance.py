@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 
 from bench.size.consecutive import plan_consecutive
-from trainer.data.model_cost import cost_in
-from trainer.data.planned_rows import PackedRows, PlannedRow
-from trainer.data.row_cost import RowCost
-from trainer.data.row_plan import RowPlan, lock_step, plan_packed
+from trainer.data.row_cost import RowCost, cost_in
+from trainer.data.row_plan import PackedRows, PlannedRow, RowPlan, lock_step, plan_packed
 
 _ROWS, _LONGEST, _BUDGET = 128, 32_768, 32_768
 _SPREAD = 0.7

@@ -10,9 +10,8 @@ from itertools import count, pairwise
 
 import numpy as np
 
-from trainer.data.planned_rows import PackedRows, PlannedRow
 from trainer.data.row_cost import LINEAR
-from trainer.data.row_plan import RowPlan
+from trainer.data.row_plan import PackedRows, PlannedRow, RowPlan
 
 
 def plan_consecutive(rows: Sequence[PlannedRow], *, num_ranks: int, budget: int) -> RowPlan:

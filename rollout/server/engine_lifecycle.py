@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -32,12 +32,50 @@ from rollout.server.engines.engine import (
 )
 from rollout.server.weights.merge_lora import is_adapter
 from rollout.server.weights.weight_cache import FetchedWeights, WeightCache
-from rollout.server.weights.weight_hold import WeightHold
 from services.chassis import metrics
 from services.chassis.errors import Reason, ServiceError, failed_precondition
 from services.chassis.log import get_logger
 from services.chassis.rpc import tracing
 from services.chassis.steady_clock import SteadyClock
+
+
+class WeightHold:
+    """At most one held version; it is held until its time has passed or a hold of 0 s."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._version, self._end = 0, 0.0
+        self._changed, self._begun = asyncio.Event(), asyncio.Event()
+
+    @property
+    def weight_version(self) -> int | None:
+        return self._version if self._clock() < self._end else None
+
+    def set(self, weight_version: int, seconds: float | None) -> None:
+        """Hold the version from now on for `seconds`; None changes nothing."""
+        if seconds is None:
+            return
+        self._version, self._end = weight_version, self._clock() + seconds
+        self._changed.set()
+        if seconds:
+            self._begun.set()
+
+    async def ended(self) -> None:
+        """Wait until no version is held."""
+        while self.weight_version is not None:
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(self._end - self._clock()):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def next_end(self) -> None:
+        """Wait for a hold, and until it has ended."""
+        await self._begun.wait()
+        self._begun.clear()
+        await self.ended()
+
 
 _UPDATES = metrics.counter(
     "rollout_server", "weight_updates_total", "Weight versions loaded into the engine."
@@ -60,7 +98,6 @@ class State(StrEnum):
     LOADING = "loading"
     """Loading current weights; turns wait."""
     SERVING = "serving"
-    """Serving turns."""
     PAUSED = "paused"
     """Paused on request; turns wait or are interrupted, depending on the pause mode."""
     RELEASED = "released"
@@ -140,7 +177,6 @@ class EngineLifecycle:
 
     @property
     def state(self) -> State:
-        """The current state."""
         if self._stage is State.SERVING and self._requested_pause:
             return State.PAUSED
         return self._stage
@@ -189,7 +225,6 @@ class EngineLifecycle:
             return load.running + load.queued
 
     async def resume(self) -> None:
-        """Serve turns again after `pause`."""
         async with self._lock:
             self._require_not("Resume", State.LOADING, *_WITHOUT_WEIGHTS)
             self._requested_pause = None

@@ -84,7 +84,6 @@ class RolloutServerServicer(RolloutServerServiceServicer):
     async def GenerateTokens(
         self, request: pb.GenerateTokensRequest, context: Any
     ) -> AsyncIterator[pb.GenerateTokensResponse]:
-        """Stream one turn; cancelling the call ends it."""
         if request.run_id != self._run_id:
             raise invalid_argument(
                 "run_id", request.run_id, f"this server serves run {self._run_id}"
@@ -125,21 +124,18 @@ class RolloutServerServicer(RolloutServerServiceServicer):
         )
 
     async def Pause(self, request: pb.PauseRequest, context: Any) -> pb.PauseResponse:
-        """Stop at a token boundary."""
         if request.mode not in _MODES:
             raise invalid_argument("mode", request.mode, "must be RETRACT, ABORT or IN_PLACE")
         paused = await _shielded(self._server.pause(_MODES[request.mode]))
         return pb.PauseResponse(num_turns=paused)
 
     async def Resume(self, request: pb.ResumeRequest, context: Any) -> pb.ResumeResponse:
-        """Resume after Pause."""
         await _shielded(self._server.resume())
         return pb.ResumeResponse()
 
     async def UpdateWeights(
         self, request: pb.UpdateWeightsRequest, context: Any
     ) -> pb.UpdateWeightsResponse:
-        """Load a committed version now."""
         version = request.weight_version if request.HasField("weight_version") else None
         hold = seconds_of(request.hold) if request.HasField("hold") else None
         if hold is not None and hold < 0:
@@ -150,19 +146,16 @@ class RolloutServerServicer(RolloutServerServiceServicer):
     async def ReleaseMemory(
         self, request: pb.ReleaseMemoryRequest, context: Any
     ) -> pb.ReleaseMemoryResponse:
-        """Interrupt all turns and release device memory."""
         return pb.ReleaseMemoryResponse(num_bytes=await _shielded(self._server.release()))
 
     async def RestoreMemory(
         self, request: pb.RestoreMemoryRequest, context: Any
     ) -> pb.RestoreMemoryResponse:
-        """Take the memory back, load the newest weights, then serve."""
         return pb.RestoreMemoryResponse(weight_version=await _shielded(self._server.restore()))
 
     async def GetServerInfo(
         self, request: pb.GetServerInfoRequest, context: Any
     ) -> pb.GetServerInfoResponse:
-        """Report constants, state and load."""
         engine = self._server.engine
         load = engine.load()
         return pb.GetServerInfoResponse(

@@ -14,22 +14,15 @@ from services.chassis.redis.connect import connect
 from services.chassis.rpc.server import Service, run
 from services.weights.config import WeightsConfig
 from services.weights.redis_store import RedisStore
-from services.weights.servicer import Relay, WeightServicer
+from services.weights.servicer import WeightServicer
 from services.weights.version_feed import VersionFeed
 from services.weights.version_folders import WeightFolders
 
 _POLL_SECONDS = 0.2
 """Delay with which a watcher learns of a version that another replica committed."""
-_RELAY_TREES = 4
-"""Broadcast trees among relaying rollout servers; a version's files are spread over them."""
-_RELAY_FANOUT = 2
-"""Most servers that one server sends a file to."""
-_RELAY_SECONDS = 60.0
-"""Time without a request after which a rollout server is no source for others."""
 
 
 def main() -> None:
-    """Serve until a signal."""
     run("weights", WeightsConfig, build)
 
 
@@ -44,14 +37,12 @@ async def build(config: WeightsConfig) -> AsyncIterator[Service]:
 
 
 def service(config: WeightsConfig, store: RedisStore) -> Service:
-    """The weights service on an open store."""
     feed = VersionFeed(store, _POLL_SECONDS)
     servicer = WeightServicer(
         store=store,
         folders=WeightFolders(config.folder),
         feed=feed,
         keep_versions=config.keep_versions,
-        relay=Relay(trees=_RELAY_TREES, fanout=_RELAY_FANOUT, seconds=_RELAY_SECONDS),
         offer_folder=config.offer_folder,
         clock=time.time,
     )

@@ -14,7 +14,6 @@ class Scope:
 
     run_id: str
     model: str
-    """Name of the model within the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,7 +90,6 @@ class RedisStore:
         return Manifest.FromString(rest[0])
 
     async def manifest(self, scope: Scope, version: int) -> Manifest | None:
-        """The manifest of a committed version."""
         record = await self._read(keys.manifests(scope), str(version))
         return None if record is None else Manifest.FromString(record)
 
@@ -114,7 +113,6 @@ class RedisStore:
         )
 
     async def members(self, scope: Scope, group: str) -> list[str]:
-        """Current members of `group`, sorted."""
         found = await self._scripts.call("members", keys=[keys.members(scope, group)], args=[])
         return sorted(member.decode() for member in found)
 
@@ -131,7 +129,6 @@ class RedisStore:
             return False
 
     async def close(self) -> None:
-        """Close the pipelines and the client."""
         await self._pipelines.aclose()
         await self._redis.aclose()
 

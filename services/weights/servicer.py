@@ -3,29 +3,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import grpc.aio
 from seamflow.durations import to_duration, to_timestamp
 from seamflow.weights.v1 import weight_service_pb2 as pb
-from seamflow.weights.v1.weight_service_pb2 import Manifest, WeightFile
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceServicer
 
 from services.chassis import metrics
 from services.chassis.errors import ServiceError, already_exists, not_found
 from services.chassis.log import get_logger
 from services.chassis.rpc import fields, tracing
-from services.lib.weight_files.shard_sender import OpenShard, ShardSender
+from services.lib.weight_files.shard_chunks import send_shards
 from services.weights import validation
-from services.weights.announced_versions import AnnouncedVersions
 from services.weights.keys import Publish, Scope
 from services.weights.redis_store import RedisStore
-from services.weights.relay_tree import member, parent, servers_of_zone
 from services.weights.upload_receiver import UploadReceiver
-from services.weights.version_feed import VersionFeed
+from services.weights.version_feed import AnnouncedVersions, VersionFeed
 from services.weights.version_folders import WeightFolders
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -33,28 +30,19 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _RELAYS = "relays"
 _LOST = "lost_relays"
 _SWAP_TTL = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Relay:
-    """Settings of file relay between rollout servers."""
-
-    trees: int = 4
-    fanout: int = 2
-    """Maximum children of a server in one tree."""
-    seconds: float = 60.0
-    """Time a server stays registered as a relay after a call."""
+_RELAY_TREES = 4
+"""Broadcast trees among relaying rollout servers; a version's files are spread over them."""
+_RELAY_FANOUT = 2
+"""Most servers that one server sends a file to."""
+_RELAY_SECONDS = 60.0
+"""Time without a request after which a rollout server is no source for others."""
 
 
 class WeightServicer(WeightServiceServicer):
     """Publishing, reading, watching.
 
     Args:
-        store: versions and manifests.
-        folders: hold the files.
-        feed: wakes watchers.
         keep_versions: newest committed versions whose files stay.
-        relay: settings of file relay.
         offer_folder: whether callers that see the same folder may use it.
         clock: Unix time, for commit times.
     """
@@ -66,7 +54,6 @@ class WeightServicer(WeightServiceServicer):
         folders: WeightFolders,
         feed: VersionFeed,
         keep_versions: int,
-        relay: Relay,
         offer_folder: bool,
         clock: Callable[[], float],
     ) -> None:
@@ -74,12 +61,9 @@ class WeightServicer(WeightServiceServicer):
         self._folders = folders
         self._feed = feed
         self._keep_versions = keep_versions
-        self._relay = relay
         self._offer_folder = offer_folder
         self._clock = clock
         self._announced = AnnouncedVersions()
-        self._shards = StoredShards(store, folders, self._announced)
-        self._sender = ShardSender(self._shards)
         self._committed = metrics.counter(
             "weights", "committed_versions_total", "Versions made visible."
         )
@@ -90,7 +74,6 @@ class WeightServicer(WeightServiceServicer):
     async def BeginPublish(
         self, request: pb.BeginPublishRequest, context: Context
     ) -> pb.BeginPublishResponse:
-        """Allocate a version."""
         scope = validation.scope_of(request.run_id, request.model)
         publish = Publish(
             key=fields.required("request_id", request.request_id),
@@ -113,7 +96,6 @@ class WeightServicer(WeightServiceServicer):
     async def GetUpload(
         self, request: pb.GetUploadRequest, context: Context
     ) -> pb.GetUploadResponse:
-        """Read how much of each file is here; all of it, once it is committed."""
         scope = validation.scope_of(request.run_id, request.model)
         version = fields.positive("weight_version", request.weight_version)
         validation.check_files(request.files)
@@ -131,7 +113,6 @@ class WeightServicer(WeightServiceServicer):
     async def ProbeFolder(
         self, request: pb.ProbeFolderRequest, context: Context
     ) -> pb.ProbeFolderResponse:
-        """Name the folder of a version, with a probe in it."""
         scope = validation.scope_of(request.run_id, request.model)
         version = fields.positive("weight_version", request.weight_version)
         if await self._store.allocation(scope, version) is None:
@@ -150,7 +131,6 @@ class WeightServicer(WeightServiceServicer):
     async def AnnounceFiles(
         self, request: pb.AnnounceFilesRequest, context: Context
     ) -> pb.AnnounceFilesResponse:
-        """Check files now, and offer them to rollout servers before their version is committed."""
         scope = validation.scope_of(request.run_id, request.model)
         version = fields.positive("weight_version", request.weight_version)
         epoch = fields.positive("epoch", request.epoch)
@@ -169,7 +149,6 @@ class WeightServicer(WeightServiceServicer):
     async def CommitPublish(
         self, request: pb.CommitPublishRequest, context: Context
     ) -> pb.CommitPublishResponse:
-        """Check the files, then make the version visible in one write."""
         scope = validation.scope_of(request.run_id, request.model)
         version = fields.positive("weight_version", request.weight_version)
         epoch = fields.positive("epoch", request.epoch)
@@ -188,7 +167,6 @@ class WeightServicer(WeightServiceServicer):
     async def GetManifest(
         self, request: pb.GetManifestRequest, context: Context
     ) -> pb.GetManifestResponse:
-        """Read the newest manifest, which may not exist yet, or a given one, which must."""
         scope = validation.scope_of(request.run_id, request.model)
         if request.HasField("weight_version"):
             return pb.GetManifestResponse(manifest=await self._get(scope, request.weight_version))
@@ -198,31 +176,34 @@ class WeightServicer(WeightServiceServicer):
         self, request: pb.FetchShardsRequest, context: Context
     ) -> AsyncIterator[bytes]:
         """Stream files; a slow reader slows the disk reads (back-pressure)."""
-        async with aclosing(self._sender.send(request)) as messages:
-            async for message, sent in messages:
-                self._served.inc(sent)
-                yield message
+        scope, version = validation.scope_of(request.run_id, request.model), request.weight_version
+        manifest = await self._offered(scope, version)
+        open_shard = partial(self._folders.open, scope, version)
+        with self._folders.reading(scope, version):
+            async with aclosing(send_shards(request, manifest.files, open_shard)) as messages:
+                async for message, sent in messages:
+                    self._served.inc(sent)
+                    yield message
 
     async def RequestSources(
         self, request: pb.RequestSourcesRequest, context: Context
     ) -> pb.RequestSourcesResponse:
-        """Assign the files to the broadcast trees of the servers of the caller's zone."""
         scope = validation.scope_of(request.run_id, request.model)
-        relay, address, zone = self._relay, request.address, validation.zone(request.zone)
+        address, zone = request.address, validation.zone(request.zone)
         if address:
             registered = member(zone, fields.required("address", address))
-            await self._store.join(scope, _RELAYS, registered, ttl=relay.seconds)
+            await self._store.join(scope, _RELAYS, registered, ttl=_RELAY_SECONDS)
             await self._store.leave(scope, _LOST, registered)
         if request.lost_address:
             gone = member(zone, fields.required("lost_address", request.lost_address))
-            await self._store.join(scope, _LOST, gone, ttl=relay.seconds)
-        response = pb.RequestSourcesResponse(ttl=to_duration(relay.seconds))
+            await self._store.join(scope, _LOST, gone, ttl=_RELAY_SECONDS)
+        response = pb.RequestSourcesResponse(ttl=to_duration(_RELAY_SECONDS))
         if not request.weight_version:
             return response
-        manifest = await self._shards.manifest(scope, request.weight_version)
+        manifest = await self._offered(scope, request.weight_version)
         servers = servers_of_zone(await self._store.members(scope, _RELAYS), zone)
         lost = servers_of_zone(await self._store.members(scope, _LOST), zone)
-        shape = {"trees": relay.trees, "fanout": relay.fanout}
+        shape = {"trees": _RELAY_TREES, "fanout": _RELAY_FANOUT}
         for tree, file in enumerate(manifest.files):
             source = parent(servers, address, tree=tree, **shape, lost=lost)
             response.files.add(name=file.name, address=source or "")
@@ -313,46 +294,68 @@ class WeightServicer(WeightServiceServicer):
             raise not_found("weight_version", str(version))
         return manifest
 
-
-@dataclass(frozen=True, slots=True)
-class _StoredVersion:
-    """One committed or announced version."""
-
-    files: Sequence[WeightFile]
-    """All files of the version, in the manifest's order; those that are announced so far."""
-    scope: Scope
-    weight_version: int
-    folders: WeightFolders
-
-    async def open(self, file: WeightFile) -> OpenShard:
-        """Open one of the files."""
-        return await self.folders.open(self.scope, self.weight_version, file)
-
-
-class StoredShards:
-    """Committed and announced versions, read from their folders."""
-
-    def __init__(
-        self, store: RedisStore, folders: WeightFolders, announced: AnnouncedVersions
-    ) -> None:
-        self._store = store
-        self._folders = folders
-        self._announced = announced
-
-    @asynccontextmanager
-    async def version(
-        self, run_id: str, model: str, weight_version: int
-    ) -> AsyncIterator[_StoredVersion]:
-        """Open a version; raises NOT_FOUND if it is neither committed nor announced here."""
-        scope = validation.scope_of(run_id, model)
-        manifest = await self.manifest(scope, weight_version)
-        with self._folders.reading(scope, weight_version):
-            yield _StoredVersion(manifest.files, scope, weight_version, self._folders)
-
-    async def manifest(self, scope: Scope, weight_version: int) -> Manifest:
+    async def _offered(self, scope: Scope, version: int) -> pb.Manifest:
         """The manifest of a committed version, or the announced files of another; or NOT_FOUND."""
-        committed = await self._store.manifest(scope, weight_version)
-        manifest = committed or self._announced.get(scope, weight_version)
+        committed = await self._store.manifest(scope, version)
+        manifest = committed or self._announced.get(scope, version)
         if manifest is None:
-            raise not_found("weight_version", str(weight_version))
+            raise not_found("weight_version", str(version))
         return manifest
+
+
+_SEPARATOR = "|"
+"""Between zone and address; an older service takes the whole for an address, which none has."""
+
+
+def member(zone: str, address: str) -> str:
+    """How a server of a zone is registered."""
+    return f"{zone}{_SEPARATOR}{address}" if zone else address
+
+
+def servers_of_zone(members: Sequence[str], zone: str) -> list[str]:
+    """Addresses of the registered servers of a zone, sorted."""
+    pairs = (each.rpartition(_SEPARATOR) for each in members)
+    return sorted(address for found, _, address in pairs if found == zone)
+
+
+def parent(
+    servers: Sequence[str],
+    server: str,
+    *,
+    tree: int,
+    trees: int,
+    fanout: int,
+    lost: Collection[str] = (),
+) -> str | None:
+    """The source of `server` in `tree` of `trees`; None: the weights service.
+
+    Several broadcast trees over the same servers (StreamRL, arXiv 2504.15930, section 5): a tree is
+    a heap whose order is the sorted servers, rotated, so that each has another root and other inner
+    nodes. File `i` of a version travels down tree `i mod trees`: all uplinks share the work. Trees
+    are a function of the live servers; one that joins or leaves changes a few edges of the next
+    version. Each zone has trees of its own: about one copy of a file travels over a slow link.
+
+    A source comes before whom it sends to in the order of the tree, also when some are lost: who
+    asked before and who asks after never wait for each other.
+
+    Args:
+        servers: all registered servers, sorted; one that is not among them has no parent.
+        server: the one that fetches.
+        tree: 0 or more; counted modulo `trees`.
+        trees: number of trees, limited to the number of servers.
+        fanout: maximum children of a server in one tree.
+        lost: those of `servers` that cannot be reached. Instead of one of them its own source
+            sends; if all sources up to the root are lost, the first server that is left.
+    """
+    if server not in servers:
+        return None
+    trees = min(trees, len(servers))
+    start = (tree % trees) * len(servers) // trees
+    order = [*servers[start:], *servers[:start]]
+    place = order.index(server)
+    while place and order[place := (place - 1) // fanout] in lost:
+        pass
+    source = order[place]
+    if source in lost:
+        source = next(each for each in order if each not in lost or each == server)
+    return None if source == server else source

@@ -6,12 +6,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 
-import xxhash
 from seamflow.weights.v1 import weight_service_pb2 as pb
 
 from services.chassis.errors import Reason, ServiceError, failed_precondition
 from services.chassis.rpc import fields
-from services.lib.weight_files.shard_chunks import decompress, keep_freed_memory
+from services.lib.weight_files.shard_chunks import ShardChunk, keep_freed_memory
 from services.weights import validation
 from services.weights.keys import Scope
 from services.weights.redis_store import RedisStore
@@ -89,20 +88,21 @@ class _Fence:
             self._passed, self._until = asked, time.monotonic() + _FENCE_SECONDS
 
 
-def _plain(request: pb.UploadShardsRequest) -> bytes:
+def _plain(request: pb.UploadShardsRequest) -> bytes | memoryview:
     """The bytes of the file, checked."""
-    data = request.data
-    if request.HasField("checksum") and xxhash.xxh3_64_intdigest(data) != request.checksum:
-        raise _damaged(request, "its checksum is not the sender's")
-    if request.encoding == pb.SHARD_ENCODING_UNSPECIFIED:
-        return data
+    data = memoryview(request.data)
+    chunk = ShardChunk(
+        name=request.file.name,
+        offset=request.offset,
+        data=data,
+        checksum=request.checksum if request.HasField("checksum") else None,
+        encoding=request.encoding,
+        num_bytes=request.num_bytes if request.encoding else len(data),
+    )
     try:
-        plain = decompress(memoryview(data), request.num_bytes)
+        return chunk.plain()
     except ValueError as error:
         raise _damaged(request, str(error)) from error
-    if len(plain) != request.num_bytes:
-        raise _damaged(request, f"it decodes to {len(plain)} bytes, not {request.num_bytes}")
-    return plain
 
 
 def _damaged(request: pb.UploadShardsRequest, what: str) -> ServiceError:

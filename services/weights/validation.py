@@ -14,8 +14,7 @@ from seamflow.weights.v1.weight_service_pb2 import (
 
 from services.chassis.errors import invalid_argument
 from services.chassis.rpc.fields import not_negative
-from services.lib.weight_files.folder_names import MODEL_NAME
-from services.lib.weight_files.folder_probe import CONTENT_BYTES, PROBE_NAME
+from services.lib.weight_files.folder_names import CONTENT_BYTES, MODEL_NAME, PROBE_NAME
 from services.lib.weight_files.shard_chunks import CHUNK_BYTES
 from services.weights.keys import Scope
 
@@ -37,7 +36,6 @@ def scope_of(run_id: str, model: str) -> Scope:
 
 
 def zone(name: str) -> str:
-    """A zone's name, or none."""
     if name and not _ZONE.fullmatch(name):
         cure = "use at most 64 of A-Z a-z 0-9 . _ -, or none; zone of [rollout_server]"
         raise invalid_argument("zone", name[:80], cure)

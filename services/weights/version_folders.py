@@ -26,10 +26,15 @@ from services.chassis.errors import (
     failed_precondition,
     unavailable,
 )
-from services.lib.weight_files.folder_names import folder_name, versions_in
-from services.lib.weight_files.folder_probe import own_probe, sees
-from services.lib.weight_files.shard_sender import OpenShard, open_regular
-from services.weights.checked_files import CheckedFiles
+from services.lib.weight_files.checked_files import CheckedFiles
+from services.lib.weight_files.folder_names import (
+    folder_name,
+    open_regular,
+    own_probe,
+    sees,
+    versions_in,
+)
+from services.lib.weight_files.shard_chunks import OpenShard
 from services.weights.keys import Scope
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -52,11 +57,9 @@ class WeightFolders:
         self._checked = CheckedFiles()
 
     def path(self, scope: Scope, version: int) -> Path:
-        """The folder of `version`."""
         return self._of(scope) / folder_name(version)
 
     async def make(self, scope: Scope, version: int) -> Path:
-        """Create the folder of `version`, if it does not exist."""
         folder = self.path(scope, version)
         with _disk_errors(f"create {folder}"):
             await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
@@ -82,7 +85,7 @@ class WeightFolders:
             return await asyncio.to_thread(self._uploads(scope).held, file)
 
     async def receive(
-        self, scope: Scope, file: WeightFile, offset: int, data: Callable[[], bytes]
+        self, scope: Scope, file: WeightFile, offset: int, data: Callable[[], bytes | memoryview]
     ) -> int:
         """Store `data()` at `offset` of an uploaded file; returns the number of bytes held then."""
         uploads = self._uploads(scope)
@@ -284,7 +287,7 @@ class Uploads:
         except FileNotFoundError:
             return None
 
-    def write(self, file: WeightFile, offset: int, data: bytes) -> int:
+    def write(self, file: WeightFile, offset: int, data: bytes | memoryview) -> int:
         """Append what is new of `data` at `offset`; returns the number of bytes held then.
 
         Raises:
@@ -300,26 +303,18 @@ class Uploads:
             if offset > held:
                 raise _gap(file, offset, held)
             new = memoryview(data)[held - offset :]
-            _write(descriptor, held, new)
-            self._checked.received(self.path(file), descriptor, held, new)
+            self._checked.append(self.path(file), descriptor, held, new)
             return held + len(new)
         finally:
             os.close(descriptor)
 
     def drop(self, file: WeightFile) -> None:
-        """Delete the bytes of `file`."""
         self.path(file).unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Delete all files. A writer of one of them is told to begin again."""
         if self._folder.exists():
             shutil.rmtree(self._folder)
-
-
-def _write(descriptor: int, offset: int, data: memoryview) -> None:
-    while data:
-        written = os.pwrite(descriptor, data, offset)
-        offset, data = offset + written, data[written:]
 
 
 def _gap(file: WeightFile, offset: int, held: int) -> Exception:

@@ -17,8 +17,7 @@ from services.weights import keys as weight_keys
 from services.weights.keys import Scope
 from tools.backup.contents import RDB, BackupError, Contents, copied, sha256_of
 from tools.backup.snapshot import database_of, fetch_snapshot, require_one_server, serving
-from trainer.checkpoint.checksums import DamagedError, verify
-from trainer.checkpoint.own_files import steps_in
+from trainer.checkpoint.own_files import DamagedError, steps_in, verify
 from trajectory_manager.store.redis.keys import RUNS, run_keys
 
 _ATTEMPTS = 5

@@ -83,7 +83,6 @@ class ActorCritic(PolicyGradient):
         self._value_weight = config.algorithm.value_weight
 
     def loss(self, tokens: PolicyTokens) -> LossTerms:
-        """The loss of the module docstring, summed over the micro-batch."""
         assert tokens.values_BT is not None, "the model has no critic"
         actions = _Actions.of(tokens.loss_mask_BT, self._action_tokens)
         values_BK = actions.firsts(tokens.values_BT)

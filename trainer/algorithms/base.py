@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from services.chassis import plugins
 from services.chassis.errors import ConfigError
 from trainer.config import TrainerConfig
-from trainer.config.algorithm_names import ALGORITHMS
+from trainer.config.optimization import ALGORITHMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,6 @@ class PolicyTokens:
     """The critic's value after the last token of rows that a limit cut off, else 0, [B]; without
     gradient. None: the episode ends with each row."""
     advantages_BT: torch.Tensor
-    """Advantage of its rollout."""
     weights_BT: torch.Tensor
     """Weight of its loss; see `TokenWeights`."""
     turn_rewards_BT: torch.Tensor

@@ -209,7 +209,6 @@ class Distillation(PolicyGradient):
         )
 
     def loss(self, tokens: PolicyTokens) -> LossTerms:
-        """The loss of the class docstring, summed over the micro-batch."""
         advantages_BT = tokens.reference_logprobs_BT - tokens.logprobs_BT.detach()
         return super().loss(replace(tokens, advantages_BT=advantages_BT))
 

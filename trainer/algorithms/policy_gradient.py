@@ -104,7 +104,6 @@ class Ratios:
 
     @classmethod
     def of(cls, tokens: PolicyTokens) -> Self:
-        """The ratios of a micro-batch."""
         now_BT, before_BT = tokens.logprobs_BT.detach(), tokens.proximal_logprobs_BT
         behaviour_BT = tokens.behaviour_logprobs_BT
         return cls(
@@ -202,7 +201,6 @@ class Importance:
         )
 
     def __call__(self, ratios: Ratios) -> Weights:
-        """The weights of a micro-batch."""
         since_BT = ratios.proximal_log_ratio_BT
         if since_BT is not None:
             return self._around_proximal(ratios, since_BT.exp())

@@ -27,7 +27,6 @@ class AsyncCheckpointer:
         self._base = config.base()
         self._writing, self._committing = BackgroundTask(), BackgroundTask()
         self.tasks = (self._writing, self._committing)
-        """Run in the background."""
         self.step = 0
         """Newest step with a durable checkpoint; 0 for none."""
         self.started_step = 0
@@ -59,7 +58,7 @@ class AsyncCheckpointer:
             run_id=self._config.run_id,
             step=record.step,
             weight_version=weight_version,
-            world_size=self._ranks.world_size,
+            world_size=self._ranks.rank0.world_size,
             settings=self._config.reproducibility_settings(),
             base=self._base,
             model=str(self._config.model.resolve()),

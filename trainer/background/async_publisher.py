@@ -17,7 +17,7 @@ from services.chassis.rpc import tracing
 from trainer.background.background_task import BackgroundTask
 from trainer.clients.sample_client import SampleClient
 from trainer.config import TrainerConfig
-from trainer.publish.bucket_gather import BucketsLostError
+from trainer.publish.attempt_messages import BucketsLostError
 from trainer.publish.publisher import Publisher, PublishPostponed
 from trainer.publish.snapshot_weights import SnapshotLostError, SnapshotWeights
 from trainer.tracking.step_record import StepRecord
@@ -36,8 +36,6 @@ class AsyncPublisher:
     had, and finds again what is published.
 
     Args:
-        config: of the trainer.
-        publisher: client of the weights service.
         samples: knows which rollouts in flight a publish would make too old, and which steps are
             repeated.
         take_snapshot: copies the weights, where the ranks write them from.
@@ -142,7 +140,6 @@ class AsyncPublisher:
             self._superseded = False
 
     async def wait(self) -> None:
-        """Wait until no publish is in flight. Raises as `supersede`."""
         await self.task.wait()
 
     async def start(self, weights: SnapshotWeights, step: int) -> None:

@@ -33,7 +33,6 @@ class BackgroundTask:
 
     @property
     def running(self) -> set[asyncio.Task[None]]:
-        """The task in flight, if there is one."""
         return {task for task in self.tasks if not task.done()}
 
     @property
@@ -42,7 +41,6 @@ class BackgroundTask:
         return set() if self._task is None else {self._task}
 
     def raise_if_failed(self) -> None:
-        """Raise the task's error, if it failed."""
         if self._task is not None and self._task.done() and not self._task.cancelled():
             self._task.result()
 

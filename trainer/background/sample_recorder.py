@@ -19,7 +19,7 @@ from services.chassis.log import get_logger
 from trainer.clients.sample_client import SampleClient
 from trainer.config import TrainerConfig
 from trainer.data.token_sequence import TokenSequence, without_truncated
-from trainer.policy.totals import TokenValues
+from trainer.policy.forward import TokenValues
 from trainer.ranks.rank_group import RankGroup
 
 _RANK_SECONDS = 30.0

@@ -12,21 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.checksums import DamagedError, verify
-from trainer.checkpoint.own_files import (
-    BEST,
-    CANDIDATE,
-    OTHER,
-    clear,
-    delete,
-    folder_name,
-    has_step,
-    is_complete,
-    move_aside,
-    named_step,
-    own_in,
-    steps_in,
-)
+from trainer.checkpoint import own_files
 from trainer.object_path import Folder, ObjectPath
 
 _CANDIDATE = "best.candidate_"
@@ -42,7 +28,7 @@ class BestCheckpoint:
     def __init__(self, folder: Path) -> None:
         """`folder` is the trainer's, whose checkpoints are named step_*."""
         self._folder = folder
-        self.path = folder / BEST.removesuffix(".json")
+        self.path = folder / own_files.BEST.removesuffix(".json")
         """The best checkpoint; a complete folder, or absent."""
         self._partial, self._replaced = folder / ".partial_best", folder / ".replaced_best"
 
@@ -56,7 +42,7 @@ class BestCheckpoint:
             if _facts(old) and not self.path.exists():
                 old.rename(self.path)
         for leftover in (self._replaced, self._partial):
-            clear(leftover)
+            own_files.clear(leftover)
         self._drop(lambda held: held > step)
 
     def hold(self, step: int) -> bool:
@@ -65,25 +51,27 @@ class BestCheckpoint:
         One that was held before is replaced: the step may have been undone, and made again.
         """
         self._drop(lambda held: held != step)
-        candidate = self._folder / folder_name(step, _CANDIDATE)
-        if self._link(self._folder / folder_name(step), step):
-            clear(candidate)
+        candidate = self._folder / own_files.folder_name(step, _CANDIDATE)
+        if self._link(self._folder / own_files.folder_name(step), step):
+            own_files.clear(candidate)
             self._partial.rename(candidate)
-        return step in steps_in(self._folder, _CANDIDATE) and has_step(candidate, step)
+        return step in own_files.steps_in(self._folder, _CANDIDATE) and own_files.has_step(
+            candidate, step
+        )
 
     def _link(self, source: Path, step: int) -> bool:
         """Whether a complete checkpoint of a step, which is not deleted yet, is linked whole."""
-        delete(self._partial)
-        if source.is_symlink() or not has_step(source, step):
+        own_files.delete(self._partial)
+        if source.is_symlink() or not own_files.has_step(source, step):
             return False
         self._partial.mkdir()
         try:
-            for path in own_in(source):
+            for path in own_files.own_in(source):
                 _link(path, self._partial / path.name)
         except OSError:  # just deleted
-            delete(self._partial)
-        if not is_complete(self._partial):
-            delete(self._partial)
+            own_files.delete(self._partial)
+        if not own_files.is_complete(self._partial):
+            own_files.delete(self._partial)
         return self._partial.exists()
 
     def keep(self, step: int, facts: Mapping[str, object]) -> Path:
@@ -97,26 +85,26 @@ class BestCheckpoint:
             if _facts(self.path) == facts:  # a repeated call
                 return self.path
             raise FileNotFoundError(f"{self._folder} has no checkpoint of step {step}")
-        candidate = self._folder / folder_name(step, _CANDIDATE)
+        candidate = self._folder / own_files.folder_name(step, _CANDIDATE)
         try:
-            verify(candidate)
-        except DamagedError as error:
-            delete(candidate)
+            own_files.verify(candidate)
+        except own_files.DamagedError as error:
+            own_files.delete(candidate)
             raise FileNotFoundError(str(error)) from error
-        (candidate / BEST).write_text(json.dumps(facts, indent=1) + "\n")
+        (candidate / own_files.BEST).write_text(json.dumps(facts, indent=1) + "\n")
         if _facts(self.path):
-            clear(self._replaced)
+            own_files.clear(self._replaced)
             self.path.rename(self._replaced)
         elif self.path.is_symlink() or self.path.exists():
-            move_aside(self.path, OTHER)
+            own_files.move_aside(self.path, own_files.OTHER)
         candidate.rename(self.path)
-        clear(self._replaced)
+        own_files.clear(self._replaced)
         return self.path
 
     def _drop(self, undone: Callable[[int], bool]) -> None:
-        for step, candidate in steps_in(self._folder, _CANDIDATE).items():
-            if undone(step) and has_step(candidate, step):
-                delete(candidate)
+        for step, candidate in own_files.steps_in(self._folder, _CANDIDATE).items():
+            if undone(step) and own_files.has_step(candidate, step):
+                own_files.delete(candidate)
 
 
 class BestObject:
@@ -132,15 +120,18 @@ class BestObject:
 
     def recover(self, step: int) -> None:
         """Forget the names of checkpoints after `step`, which are damaged and made again."""
-        for name in (BEST, CANDIDATE):
-            if (named_step(self._folder / name) or 0) > step:
+        for name in (own_files.BEST, own_files.CANDIDATE):
+            if (own_files.named_step(self._folder / name) or 0) > step:
                 (self._folder / name).unlink()
 
     def hold(self, step: int) -> bool:
         """Name the checkpoint of `step` as the only candidate; False: there is none."""
-        candidate, held = self._folder / CANDIDATE, self._folder / folder_name(step)
+        candidate, held = (
+            self._folder / own_files.CANDIDATE,
+            self._folder / own_files.folder_name(step),
+        )
         candidate.write_text(json.dumps({"step": step}))  # first: it may just be deleted
-        if is_complete(held) and has_step(held, step):
+        if own_files.is_complete(held) and own_files.has_step(held, step):
             return True
         candidate.unlink()
         return False
@@ -153,9 +144,9 @@ class BestObject:
         """
         if not self.hold(step):
             raise FileNotFoundError(f"{self._folder} has no checkpoint of step {step}")
-        (self._folder / BEST).write_text(json.dumps({**facts, "step": step}, indent=1))
-        (self._folder / CANDIDATE).unlink()
-        return self._folder / folder_name(step)
+        (self._folder / own_files.BEST).write_text(json.dumps({**facts, "step": step}, indent=1))
+        (self._folder / own_files.CANDIDATE).unlink()
+        return self._folder / own_files.folder_name(step)
 
 
 def best_of(folder: Folder) -> BestCheckpoint | BestObject:
@@ -165,9 +156,13 @@ def best_of(folder: Folder) -> BestCheckpoint | BestObject:
 
 def _facts(folder: Path) -> Any:
     """What the trainer wrote of a best checkpoint; None: the folder is none."""
-    if folder.is_symlink() or not is_complete(folder) or named_step(folder / BEST) is None:
+    if (
+        folder.is_symlink()
+        or not own_files.is_complete(folder)
+        or own_files.named_step(folder / own_files.BEST) is None
+    ):
         return None
-    return json.loads((folder / BEST).read_bytes())
+    return json.loads((folder / own_files.BEST).read_bytes())
 
 
 def _link(source: Path, target: Path) -> None:

@@ -2,7 +2,7 @@
 
     checkpoint.folder/step_000012/rank_00000_of_00002.safetensors   `Policy.state`, random state
                                   state.json                        `Checkpoint`
-                                  checksums.json, .complete         `checksums.py`; written last
+                                  checksums.json, .complete         `own_files.py`; written last
 
 A folder is filled under a temporary name and renamed when complete. In an object store
 (`object_path.py`) it has its name from the start: with .complete it is complete. What is whose in
@@ -23,26 +23,9 @@ import torch
 
 from services.chassis.errors import ConfigError
 from trainer import fsync_files
-from trainer.checkpoint.checksums import DamagedError, read_json, seal, verify
-from trainer.checkpoint.object_tensors import open_tensors
-from trainer.checkpoint.own_files import (
-    BEST,
-    CANDIDATE,
-    CHECKPOINT,
-    OTHER,
-    STATE,
-    clear,
-    delete,
-    folder_name,
-    has_step,
-    is_complete,
-    mark_of,
-    move_aside,
-    named_step,
-    shards_in,
-    steps_in,
-)
+from trainer.checkpoint import own_files
 from trainer.config import Setting
+from trainer.fsync_files import open_tensors
 from trainer.model.critic import is_critic
 from trainer.model.lora import is_adapter
 from trainer.object_path import AnyFolder, Folder, ObjectPath
@@ -83,7 +66,7 @@ class Checkpoint:
 
 
 def newest(
-    folder: AnyFolder, on_damaged: Callable[[DamagedError, AnyFolder], None] | None = None
+    folder: AnyFolder, on_damaged: Callable[[own_files.DamagedError, AnyFolder], None] | None = None
 ) -> tuple[AnyFolder, Checkpoint] | None:
     """The newest complete checkpoint in `folder` whose files are what was written.
 
@@ -93,14 +76,14 @@ def newest(
     Raises:
         DamagedError: all are damaged.
     """
-    damaged: DamagedError | None = None
-    for step, path in reversed(steps_in(folder).items()):
-        if not is_complete(path) or mark_of(path).get("step", step) != step:
+    damaged: own_files.DamagedError | None = None
+    for step, path in reversed(own_files.steps_in(folder).items()):
+        if not own_files.is_complete(path) or own_files.mark_of(path).get("step", step) != step:
             continue
         try:
             _verify(path, (path / fsync_files.COMPLETE).read_bytes())
             return path, read_state(path)
-        except DamagedError as error:
+        except own_files.DamagedError as error:
             damaged = error
             if on_damaged is not None:
                 on_damaged(error, _set_aside(path))
@@ -111,7 +94,7 @@ def newest(
 
 @lru_cache(maxsize=8)
 def _verify(folder: Folder, marker: bytes) -> None:
-    verify(folder)
+    own_files.verify(folder)
 
 
 def _set_aside(folder: AnyFolder) -> AnyFolder:
@@ -120,7 +103,7 @@ def _set_aside(folder: AnyFolder) -> AnyFolder:
         (folder / fsync_files.COMPLETE).unlink()
         (folder / _DAMAGED).write_text("")
         return folder
-    return move_aside(folder, "damaged_")
+    return own_files.move_aside(folder, "damaged_")
 
 
 def read_state(folder: Folder) -> Checkpoint:
@@ -129,20 +112,20 @@ def read_state(folder: Folder) -> Checkpoint:
     Raises:
         ValueError: `folder` is not a complete checkpoint.
     """
-    if not (folder / fsync_files.COMPLETE).is_file() or not (folder / STATE).is_file():
+    if not (folder / fsync_files.COMPLETE).is_file() or not (folder / own_files.STATE).is_file():
         raise ValueError(
             f"{folder} is not a checkpoint: give a folder such as checkpoints/step_000000040, "
-            f"which holds {STATE} and {fsync_files.COMPLETE}"
+            f"which holds {own_files.STATE} and {fsync_files.COMPLETE}"
         )
     known = {field.name for field in fields(Checkpoint)}
-    record = read_json(folder / STATE)
+    record = own_files.read_json(folder / own_files.STATE)
     return Checkpoint(**{k: v for k, v in record.items() if k in known})
 
 
 def read_parameters(folder: Folder) -> dict[str, torch.Tensor]:
     """The whole trained parameters by name, without optimizer state, of any number of ranks."""
     with ExitStack() as stack:
-        files = [stack.enter_context(open_tensors(path)) for path in shards_in(folder)]
+        files = [stack.enter_context(open_tensors(path)) for path in own_files.shards_in(folder)]
         shards = _Shards(files, 0, 1)
         names = sorted(name for name in shards.names if name.startswith(_PARAMETER))
         return {name.removeprefix(_PARAMETER): shards.whole(name) for name in names}
@@ -154,20 +137,22 @@ def begin(folder: AnyFolder, step: int) -> AnyFolder:
     Raises:
         OSError: in an object store something else has its name.
     """
-    for other, leftover in steps_in(folder).items():
-        if has_step(leftover, other) and not _ended(leftover):
-            delete(leftover)
-    partial = folder / folder_name(step, CHECKPOINT if isinstance(folder, ObjectPath) else _PARTIAL)
+    for other, leftover in own_files.steps_in(folder).items():
+        if own_files.has_step(leftover, other) and not _ended(leftover):
+            own_files.delete(leftover)
+    partial = folder / own_files.folder_name(
+        step, own_files.CHECKPOINT if isinstance(folder, ObjectPath) else _PARTIAL
+    )
     if isinstance(partial, Path):
-        for old in steps_in(folder, _PARTIAL).values():  # of a crash
-            delete(old)
-        clear(partial)
+        for old in own_files.steps_in(folder, _PARTIAL).values():  # of a crash
+            own_files.delete(old)
+        own_files.clear(partial)
         partial.mkdir(parents=True)
-    elif has_step(partial, step):
-        delete(partial)
-    elif is_complete(partial):
+    elif own_files.has_step(partial, step):
+        own_files.delete(partial)
+    elif own_files.is_complete(partial):
         raise OSError(f"{partial} holds the checkpoint of another step: give that another name")
-    fsync_files.write_json(partial / STATE, {"step": step})
+    fsync_files.write_json(partial / own_files.STATE, {"step": step})
     return cast("AnyFolder", partial)
 
 
@@ -186,34 +171,36 @@ def complete(partial: AnyFolder, checkpoint: Checkpoint, keep: int) -> AnyFolder
     """
     if not is_written(partial, checkpoint.world_size):
         raise OSError(f"checkpoint {partial} lacks shards of its {checkpoint.world_size} ranks")
-    fsync_files.write_json(partial / STATE, asdict(checkpoint))
-    seal(partial)
+    fsync_files.write_json(partial / own_files.STATE, asdict(checkpoint))
+    own_files.seal(partial)
     final = partial
     if not isinstance(partial, ObjectPath):
-        final = partial.parent / folder_name(checkpoint.step)
-        if has_step(final, checkpoint.step):
-            clear(final)
+        final = partial.parent / own_files.folder_name(checkpoint.step)
+        if own_files.has_step(final, checkpoint.step):
+            own_files.clear(final)
         elif final.is_symlink() or final.exists():
-            move_aside(final, OTHER)
+            own_files.move_aside(final, own_files.OTHER)
         partial.rename(final)
         fsync_files.sync(final.parent)
     for old in _complete(final.parent, checkpoint.run_id)[:-keep]:
-        delete(old)
+        own_files.delete(old)
     return final
 
 
 def _complete(folder: AnyFolder, run_id: str) -> list[AnyFolder]:
     """The run's checkpoints in order, but for those that `BestObject` names."""
-    named = {named_step(folder / name) for name in (BEST, CANDIDATE)}
+    named = {own_files.named_step(folder / name) for name in (own_files.BEST, own_files.CANDIDATE)}
     return [
         path
-        for step, path in steps_in(folder).items()
-        if step not in named and is_complete(path) and has_step(path, step, run_id)
+        for step, path in own_files.steps_in(folder).items()
+        if step not in named
+        and own_files.is_complete(path)
+        and own_files.has_step(path, step, run_id)
     ]
 
 
 def _ended(folder: Folder) -> bool:
-    return is_complete(folder) or (folder / _DAMAGED).is_file()
+    return own_files.is_complete(folder) or (folder / _DAMAGED).is_file()
 
 
 def load_shards(policy: Policy, folder: Folder, rank: int, world_size: int) -> None:
@@ -223,7 +210,7 @@ def load_shards(policy: Policy, folder: Folder, rank: int, world_size: int) -> N
         WrongCheckpoint: it is of another model.
     """
     with ExitStack() as stack:
-        files = [stack.enter_context(open_tensors(path)) for path in shards_in(folder)]
+        files = [stack.enter_context(open_tensors(path)) for path in own_files.shards_in(folder)]
         shards = _Shards(files, rank, world_size)
         tensors = dict(_state(policy, shards))
         _check(policy, tensors, shards.names, folder)
@@ -232,7 +219,6 @@ def load_shards(policy: Policy, folder: Folder, rank: int, world_size: int) -> N
 
 
 def shard_name(rank: int, world_size: int) -> str:
-    """The file name of a rank's shard."""
     return f"rank_{rank:05d}_of_{world_size:05d}.safetensors"
 
 
@@ -246,7 +232,6 @@ class _Shards:
         self._files, self._rank, self._world_size = files, rank, world_size
         self._names = [set(file.keys()) for file in files]
         self.names = set().union(*self._names)
-        """Of all tensors."""
 
     def rng(self) -> torch.Tensor:
         """Random state: of the same rank, or else of the first."""

@@ -17,11 +17,10 @@ from torch import nn
 from services.lib.weight_files.folder_names import fingerprint
 from trainer import fsync_files
 from trainer.checkpoint.checkpoint_files import Checkpoint, read_parameters, read_state
-from trainer.checkpoint.checksums import verify
+from trainer.checkpoint.own_files import verify
 from trainer.config import TrainerConfig
-from trainer.model.checkpoint_names import checkpoint_tensors
 from trainer.model.critic import is_critic
-from trainer.model.load_model import DTYPES, load_whole
+from trainer.model.load_model import DTYPES, checkpoint_tensors, load_whole
 from trainer.model.lora import add_adapter, is_adapter, merged, plain_name
 from trainer.object_path import Folder, place
 from trainer.publish.weight_folder import write_folder

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from trainer.checkpoint import checkpoint_files
 from trainer.checkpoint.checkpoint_files import Checkpoint, WrongCheckpoint
-from trainer.checkpoint.checksums import DamagedError
+from trainer.checkpoint.own_files import DamagedError
 from trainer.clients.sample_client import SampleClient
 from trainer.config import TrainerConfig
 from trainer.object_path import Folder
-from trainer.tracking.alarms import Alarms
+from trainer.tracking.tracker import Alarms
 
 
 def find_checkpoint(config: TrainerConfig, alarms: Alarms) -> tuple[Folder, Checkpoint] | None:

@@ -10,12 +10,11 @@ import torch
 
 from trainer import fsync_files
 from trainer.checkpoint.checkpoint_files import RNG
-from trainer.checkpoint.checksums import note_digest
-from trainer.checkpoint.object_tensors import upload
-from trainer.host_copy import CopyStream, HostCopy
+from trainer.checkpoint.own_files import note_digest
+from trainer.fsync_files import HeldTensors, upload
+from trainer.host_copy import CudaStream, HostCopy
 from trainer.object_path import Folder, ObjectPath
 from trainer.policy.policy import Policy
-from trainer.tensor_bytes import HeldTensors
 
 _MAX_RESULTS = 8
 """Finished writes whose result is kept."""
@@ -24,8 +23,7 @@ _MAX_RESULTS = 8
 class ShardWriter:
     """Writes this rank's state in a separate thread."""
 
-    def __init__(self, stream: CopyStream) -> None:
-        """`stream` copies to the host."""
+    def __init__(self, stream: CudaStream | None) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writes: dict[Folder, Future[None]] = {}
         self._copy, self._held = HostCopy(stream), HeldTensors({})

@@ -62,7 +62,6 @@ class NodeClient:
 
     @property
     def has_scheduler(self) -> bool:
-        """Whether nodes are requested."""
         return self._stub is not None
 
     def offer(self, unit_nodes: int, max_nodes: int) -> None:

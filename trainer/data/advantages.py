@@ -49,8 +49,6 @@ def compute_advantages(
 
     Args:
         sequences: of whole groups.
-        algorithm: defines advantages and token weights.
-        config: of the trainer.
         shuffle: permutes the rewards over the rollouts: a control experiment without learning.
 
     Raises:

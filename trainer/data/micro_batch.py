@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from services.lib.transformer.token_rows import shared_tokens
 from trainer.data.advantages import SequenceAdvantages
-from trainer.data.planned_rows import PlannedRow
 from trainer.data.row_cost import LINEAR, RowCost
-from trainer.data.row_plan import plan_packed, plan_padded
+from trainer.data.row_plan import PlannedRow, plan_packed, plan_padded
 from trainer.data.token_sequence import TokenSequence
 
 _PAD = 0
@@ -30,18 +29,15 @@ _PAD = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """The rows of one forward and backward pass on one rank."""
+    """The rows of one forward and backward pass on one rank; tokens are as in `TokenSequence`."""
 
     token_ids_BT: NDArray[np.int32]
     """Vocabulary ids, padded on the right."""
     behaviour_logprobs_BT: NDArray[np.float32]
-    """As in `TokenSequence`."""
     reference_logprobs_BT: NDArray[np.float32]
-    """As in `TokenSequence`."""
     loss_mask_BT: NDArray[np.bool_]
     """False on padding."""
     weight_versions_BT: NDArray[np.int64]
-    """As in `TokenSequence`."""
     lengths_B: NDArray[np.int64]
     """Tokens of each row without padding."""
     rollouts_B: NDArray[np.int64]
@@ -51,11 +47,9 @@ class MicroBatch:
     sequences_B: NDArray[np.int64]
     """Number of each row's sequence in the step; -1: it is none of the step."""
     advantages_B: NDArray[np.float64]
-    """Advantage of each row's rollout."""
     weights_B: NDArray[np.float64]
     """Weight of each trainable token of a row."""
     bootstrap_B: NDArray[np.bool_]
-    """As in `SequenceAdvantages`."""
     temperatures_BT: NDArray[np.float32]
     """As in `TokenSequence`; 1 on padding."""
     turn_rewards_BT: NDArray[np.float32]
@@ -87,9 +81,7 @@ def plan_micro_batches(
     Args:
         sequences: of the step, or of a gradient chunk.
         advantages: of the same sequences.
-        num_ranks: number of ranks.
         micro_batch_tokens: budget of a micro-batch, padding included.
-        packed: compute without padding.
         whole_groups: never split a group.
         at_least: micro-batches of a rank, if it has as many sequences and computes without padding.
         cost: of rows in the model.

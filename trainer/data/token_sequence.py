@@ -131,7 +131,6 @@ def _emptied(item: TokenSequence) -> TokenSequence:
 
 
 def trainable_tokens(sequences: Sequence[TokenSequence]) -> int:
-    """Number of trainable tokens."""
     return sum(int(item.loss_mask_T.sum()) for item in sequences)
 
 
@@ -230,7 +229,6 @@ def _versions(spans: Sequence[tokens_pb2.Span]) -> NDArray[np.int64]:
 
 
 def temperature(turn: trajectory_pb2.SampleTurn) -> float:
-    """Sampling temperature of a turn."""
     return turn.sampling.temperature if turn.sampling.HasField("temperature") else 1.0
 
 

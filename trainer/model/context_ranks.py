@@ -18,9 +18,6 @@ def context_group(size: int) -> ContextGroup | None:
 
     After the loss of a rank the groups may not take all ranks: the last ones are in none.
 
-    Args:
-        size: ranks of a group.
-
     Returns:
         None: the rank computes its micro-batches alone.
     """
@@ -35,13 +32,7 @@ def context_group(size: int) -> ContextGroup | None:
 
 
 def check_ranks(context_parallel: int, replicas: int, num_ranks: int) -> None:
-    """Raise `ValueError` unless groups of ranks share those of each replica evenly.
-
-    Args:
-        context_parallel: ranks of a group.
-        replicas: of the models.
-        num_ranks: of the trainer.
-    """
+    """Raise `ValueError` unless groups of ranks share those of each replica evenly."""
     if context_parallel > 1 and num_ranks % (context_parallel * replicas):
         raise ValueError(
             f"context_parallel is {context_parallel} and a replica has {num_ranks / replicas:g} of "
@@ -50,12 +41,7 @@ def check_ranks(context_parallel: int, replicas: int, num_ranks: int) -> None:
 
 
 def check_heads(model: Any, context_parallel: int) -> None:
-    """Raise `ValueError` unless the ranks of a group share the query heads evenly.
-
-    Args:
-        model: a causal language model.
-        context_parallel: ranks of a group.
-    """
+    """Raise `ValueError` unless the ranks of a group share the query heads evenly."""
     heads = getattr(model.config.get_text_config(), "num_attention_heads", None)
     if context_parallel > 1 and heads is not None and heads % context_parallel:
         raise ValueError(
@@ -65,13 +51,7 @@ def check_heads(model: Any, context_parallel: int) -> None:
 
 
 def check_packed(model: Any, context_parallel: int, *, packed: bool) -> None:
-    """Raise `ValueError` if a model cannot be packed, and its rows are to be shared.
-
-    Args:
-        model: a causal language model.
-        context_parallel: ranks of a group.
-        packed: whether it computes packed rows.
-    """
+    """Raise `ValueError` if a model cannot be packed, and its rows are to be shared."""
     if context_parallel > 1 and not packed:
         raise ValueError(
             f"context_parallel is {context_parallel} and {type(model).__name__} cannot compute "

@@ -39,7 +39,6 @@ def convert_gguf(file: Path, folder: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Convert the file named."""
     parser = argparse.ArgumentParser(description="Make a Hugging Face folder from a GGUF file.")
     parser.add_argument("file", type=Path)
     parser.add_argument("folder", type=Path)

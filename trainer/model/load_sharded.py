@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,8 +21,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from services.lib.model_files.model_folder import check_model_folder
-from services.lib.model_files.same_tokens import check_same_tokens
+from services.lib.model_files.model_folder import check_model_folder, check_same_tokens
 from services.lib.routed_experts import RoutingShape
 from services.lib.transformer.can_pack import can_pack, check_padded
 from services.lib.transformer.load_causal import transformer_blocks
@@ -30,7 +31,6 @@ from trainer.model.critic import CriticModel, add_value_head
 from trainer.model.load_model import Models, OnHost, check_critic, master_type, prepared, replayable
 from trainer.model.load_slices import empty_causal, fill, folder_tensors, materialize
 from trainer.model.lora import add_adapter
-from trainer.model.memory_check import check_memory
 from trainer.model.token_predictions import check_predictions, predict_within
 
 
@@ -74,11 +74,6 @@ class EmptyModels:
 def load_sharded(config: TrainerConfig, mesh: DeviceMesh, *, critic: bool = False) -> Models:
     """Load the models, sharded: each rank reads what it holds. Collective.
 
-    Args:
-        config: of the trainer.
-        mesh: of the ranks.
-        critic: the algorithm has a critic.
-
     Raises:
         ValueError: a folder is incomplete, holds another kind of model, or its model cannot fit.
     """
@@ -111,11 +106,6 @@ def empty_models(
 ) -> EmptyModels:
     """The models as `load_sharded` shards them, from config.json alone; no weights are read.
 
-    Args:
-        config: of the trainer.
-        critic: the algorithm has a critic.
-        on_host: as that of `prepared`.
-
     Raises:
         ValueError: transformers does not know such a model, or it takes no adapter.
     """
@@ -140,8 +130,6 @@ def shard(whole: nn.Module, model: nn.Module, config: TrainerConfig, mesh: Devic
     Args:
         whole: the causal language model that it is made of.
         model: what is sharded: `whole`, or a critic made of it.
-        config: of the trainer.
-        mesh: of the ranks.
     """
     precision, place = mixed_precision(config.dtype), _place(config)
     for module in (*transformer_blocks(whole), model):
@@ -192,3 +180,57 @@ def _place(config: TrainerConfig) -> OffloadPolicy:
     if not config.cpu_offload:
         return OffloadPolicy()
     return CPUOffloadPolicy(pin_memory=config.device == "cuda")
+
+
+_CGROUP = Path("/sys/fs/cgroup/memory.max")
+_MOMENTS = 2
+"""Of AdamW, for each parameter."""
+_GB = 1e9
+
+
+def state_bytes(models: Iterable[nn.Module]) -> int:
+    """Bytes of weights, gradients and optimizer state, without what a pass computes.
+
+    Args:
+        models: whose parameters may be without memory; tied ones count once.
+    """
+    return sum(
+        parameter.nbytes * (2 + _MOMENTS if parameter.requires_grad else 1)
+        for model in models
+        for parameter in model.parameters()
+    )
+
+
+def check_memory(models: Iterable[nn.Module], config: TrainerConfig, num_parts: int) -> None:
+    """Compare the least that a rank needs with what its device, or this machine, has at most.
+
+    Args:
+        num_parts: ranks that share the state.
+
+    Raises:
+        ValueError: it cannot fit.
+    """
+    need = state_bytes(models) / num_parts
+    if config.device == "cuda" and not config.cpu_offload:
+        have, where = float(torch.cuda.mem_get_info()[1]), "its device"
+    else:
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        have, where = _host_bytes() / ranks, f"this machine, for each of its {ranks} ranks,"
+    if need > have:
+        offload = "" if config.cpu_offload or config.device == "cpu" else "cpu_offload = true, "
+        raise ValueError(
+            f"model {config.model}: weights, gradients and optimizer state are "
+            f"{need / _GB:.1f} GB on each of {num_parts} ranks, and {where} has "
+            f"{have / _GB:.1f} GB: use more ranks, {offload}lora.rank, or a smaller model "
+            "(`seamflow plan` says what fits)"
+        )
+
+
+def _host_bytes() -> int:
+    """Memory of this machine, or of this process's control group if that is less."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = _CGROUP.read_text(encoding="utf-8").strip()
+    except OSError:
+        return whole
+    return min(whole, int(limit)) if limit.isdecimal() else whole

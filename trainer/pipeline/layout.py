@@ -48,11 +48,9 @@ class Layout:
         return len(self.ranks) - 1
 
     def stages_on(self, rank: int) -> dict[int, int]:
-        """By model: its stage on a rank."""
         return {model: ranks.index(rank) for model, ranks in enumerate(self.ranks) if rank in ranks}
 
     def is_last(self, model: int, stage: int) -> bool:
-        """Whether the stage is the model's last one."""
         return stage == len(self.ranks[model]) - 1
 
     def source(self, model: int, kind: int, stage: int, micro_batch: int) -> Channel | None:
@@ -96,7 +94,6 @@ def layout_of(world_size: int, critic_stages: int) -> Layout:
     """A stage of the policy on each rank, and as many replicas of a critic as there is room for.
 
     Args:
-        world_size: number of ranks.
         critic_stages: of the critic's own model; 0: there is none.
 
     Raises:

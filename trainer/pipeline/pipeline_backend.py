@@ -22,15 +22,12 @@ from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 from trainer.algorithms.base import Algorithm, PolicyTokens
 from trainer.commands import Accumulate, Predict
 from trainer.config import TrainerConfig
-from trainer.model.checkpoint_names import checkpoint_tensors
 from trainer.model.critic import CRITIC, is_critic
-from trainer.model.load_model import DTYPES
+from trainer.model.load_model import DTYPES, checkpoint_tensors
 from trainer.model.load_sharded import EmptyModels, empty_models
-from trainer.pipeline.interpreter import Interpreter, StageWork
+from trainer.pipeline.interpreter import Interpreter, Peers, StageWork
 from trainer.pipeline.layout import POLICY, Layout, layout_of
-from trainer.pipeline.load_stages import load_stages
-from trainer.pipeline.messages import Peers
-from trainer.pipeline.stage import Stage, parameter_stages
+from trainer.pipeline.stage import Stage, load_stages, parameter_stages
 from trainer.pipeline.stage_work import (
     CriticLoss,
     CriticPrediction,
@@ -40,11 +37,10 @@ from trainer.pipeline.stage_work import (
     PolicyPrediction,
     StatesAlone,
 )
-from trainer.policy.backend import Predictions
-from trainer.policy.forward import Predicted
+from trainer.policy.forward import Predicted, Totals
 from trainer.policy.model_input import ModelInput, model_input
 from trainer.policy.optimizer import decayed_names
-from trainer.policy.totals import Totals
+from trainer.policy.policy import Predictions
 from trainer.publish.bucket_plan import Source, source_of
 
 
@@ -106,9 +102,7 @@ class PipelineBackend:
         """The first rank that has a parameter."""
         return self._owners[name][0] == self._rank
 
-    def saves(self, name: str) -> bool:
-        """The first rank that has a parameter."""
-        return self._owners[name][0] == self._rank
+    saves = counts
 
     def accumulate(
         self, command: Accumulate, totals: Totals, proximal: Predictions
@@ -153,7 +147,6 @@ class PipelineBackend:
         ]
 
     def published_parts(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What this rank publishes."""
         for name in self._sizes:
             if not is_critic(name) and self.saves(name):
                 yield name, self.parameters[name].detach()
@@ -161,7 +154,6 @@ class PipelineBackend:
             yield from self._buffers.items()
 
     def checkpoint_tensors(self, published: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Published tensors by their names in a model folder."""
         return checkpoint_tensors(self._stages[POLICY].model, published)
 
     def own_tensors(self) -> Iterator[torch.Tensor]:
@@ -169,12 +161,10 @@ class PipelineBackend:
         yield from self._masters.computed if self._masters else ()
 
     def weights_changed(self) -> None:
-        """Compute with the present weights from now on."""
         if self._masters is not None:
             self._masters.refresh()
 
     def complete_gradients(self) -> None:
-        """Add up those of parameters that several ranks have. Collective."""
         for name, group in self._shared.items():
             parameter = self.parameters[name]
             if parameter.grad is None:
@@ -216,7 +206,7 @@ class PipelineBackend:
         if not stage.is_last:
             return StatesAlone(stage, inputs)
         kind = PolicyPrediction if model == POLICY else CriticPrediction
-        return kind(stage, inputs, self._loss(command, Totals(), {}), found)
+        return kind(stage, inputs, replace(self._loss(command, Totals(), {}), kept=found))
 
     def _work(self, model: int, inputs: list[ModelInput], loss: Loss) -> StageWork:
         stage = self._stages[model]
@@ -305,7 +295,6 @@ class MasterWeights:
 
     @property
     def computed(self) -> list[torch.Tensor]:
-        """What the stages compute with."""
         return [parameter.detach() for parameter in self._computed.values()]
 
     @torch.no_grad()

@@ -14,8 +14,7 @@ from statistics import fmean
 from services.chassis.log import get_logger
 from trainer.config import PipelineConfig
 from trainer.pipeline.fused_schedule.plan import FusedPlan, fused_plan, serial_orders
-from trainer.pipeline.fused_schedule.problem import FORWARD, Orders, Pipeline, Problem
-from trainer.pipeline.fused_schedule.timeline import timeline
+from trainer.pipeline.fused_schedule.problem import FORWARD, Orders, Pipeline, Problem, timeline
 from trainer.pipeline.interpreter import Action
 from trainer.pipeline.layout import POLICY, VALUES, Layout
 
@@ -27,13 +26,7 @@ _WARM_UP, _MEASURED = 1, 3
 
 
 class Schedules:
-    """Plans for a layout.
-
-    Args:
-        layout: of the stages.
-        config: how they are planned.
-        seed: of the search.
-    """
+    """Plans for a layout."""
 
     def __init__(self, layout: Layout, config: PipelineConfig, seed: int) -> None:
         self._layout, self._config, self._seed = layout, config, seed

@@ -7,8 +7,7 @@ Shape suffixes: B rows of a micro-batch, T tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
 
 import torch
 
@@ -16,12 +15,10 @@ from trainer.algorithms.base import Algorithm
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.critic import take_values
 from trainer.pipeline.fused_schedule.problem import FORWARD
-from trainer.pipeline.messages import Shape
+from trainer.pipeline.interpreter import Shape
 from trainer.pipeline.stage import Stage
-from trainer.policy.forward import Predicted
+from trainer.policy.forward import Predicted, Totals, policy_loss
 from trainer.policy.model_input import ModelInput
-from trainer.policy.policy_loss import policy_loss
-from trainer.policy.totals import Totals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,42 +33,14 @@ class Loss:
     """Gets the sums to report."""
     proximal: Mapping[int, Predicted]
     """By micro-batch: predictions at the start of the step; none if it has one update."""
+    kept: dict[int, Predicted] = field(default_factory=dict)
+    """Gets the predictions, by micro-batch, where no loss is computed."""
 
 
-class TokenInput(Protocol):
-    """A micro-batch as a model takes it."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of its tokens."""
-        ...
-
-
-Input = TypeVar("Input", bound=TokenInput)
-
-
-class StageModule(Protocol):
-    """A `Stage`, or what is like it."""
-
-    @property
-    def hidden_size(self) -> int:
-        """Of what passes from stage to stage."""
-        ...
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of what passes from stage to stage."""
-        ...
-
-    def __call__(self, given: Any, hidden: torch.Tensor | None) -> torch.Tensor:
-        """Hidden states, or outputs."""
-        ...
-
-
-class HiddenStates(Generic[Input]):
+class HiddenStates:
     """A stage whose hidden states another one needs."""
 
-    def __init__(self, stage: StageModule, inputs: Sequence[Input]) -> None:
+    def __init__(self, stage: Stage, inputs: Sequence[ModelInput]) -> None:
         self._stage, self._inputs = stage, inputs
         self._kept: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}
 
@@ -98,7 +67,7 @@ class HiddenStates(Generic[Input]):
         return leaf, self._stage(self._inputs[micro_batch], leaf)
 
 
-class PolicyLoss(HiddenStates[ModelInput]):
+class PolicyLoss(HiddenStates):
     """The policy's last stage: the loss. Its backward gets the values of a critic's own model."""
 
     def __init__(self, stage: Stage, inputs: Sequence[ModelInput], loss: Loss) -> None:
@@ -144,7 +113,7 @@ class PolicyLoss(HiddenStates[ModelInput]):
         return None if leaf is None else leaf.grad
 
 
-class CriticLoss(HiddenStates[ModelInput]):
+class CriticLoss(HiddenStates):
     """The last stage of a critic's own model: values, and the part of the loss that they are in.
 
     That part does not depend on the policy's log-probs (`check_separable`), so the critic need not
@@ -174,27 +143,18 @@ class CriticLoss(HiddenStates[ModelInput]):
         return None if leaf is None else leaf.grad
 
 
-class StatesAlone(HiddenStates[ModelInput]):
+class StatesAlone(HiddenStates):
     """Hidden states that no gradient will be taken of."""
 
     @torch.no_grad()
     def forward(self, micro_batch: int, given: torch.Tensor | None) -> torch.Tensor | None:
         """The hidden states after this stage."""
-        return self._stage(self._inputs[micro_batch], given)
+        states: torch.Tensor = self._stage(self._inputs[micro_batch], given)
+        return states
 
 
 class PolicyPrediction(PolicyLoss):
     """The policy's last stage; it keeps what is predicted."""
-
-    def __init__(
-        self,
-        stage: Stage,
-        inputs: Sequence[ModelInput],
-        loss: Loss,
-        kept: dict[int, Predicted],
-    ) -> None:
-        super().__init__(stage, inputs, loss)
-        self._predicted = kept
 
     @torch.no_grad()
     def forward(self, micro_batch: int, given: torch.Tensor | None) -> torch.Tensor | None:
@@ -205,7 +165,7 @@ class PolicyPrediction(PolicyLoss):
         """Keep the values with them."""
         _, logprobs_BT = self._kept.pop(micro_batch)
         own, _ = self._values.pop(micro_batch), self._entropies.pop(micro_batch)
-        self._predicted[micro_batch] = Predicted(
+        self._loss.kept[micro_batch] = Predicted(
             logprobs_BT=logprobs_BT, values_BT=own if given is None else given, num_tokens=0
         )
         return None
@@ -214,16 +174,6 @@ class PolicyPrediction(PolicyLoss):
 class CriticPrediction(CriticLoss):
     """The last stage of a critic's own model; it keeps its values."""
 
-    def __init__(
-        self,
-        stage: Stage,
-        inputs: Sequence[ModelInput],
-        loss: Loss,
-        kept: dict[int, Predicted],
-    ) -> None:
-        super().__init__(stage, inputs, loss)
-        self._predicted = kept
-
     @torch.no_grad()
     def forward(self, micro_batch: int, given: torch.Tensor | None) -> torch.Tensor | None:
         """The values after each token."""
@@ -231,7 +181,7 @@ class CriticPrediction(CriticLoss):
         self._kept.pop(micro_batch)
         assert values_BT is not None, "a critic gives values"
         # Its part of the loss does not depend on log-probs.
-        self._predicted[micro_batch] = Predicted(
+        self._loss.kept[micro_batch] = Predicted(
             logprobs_BT=torch.zeros_like(values_BT[:, 1:]), values_BT=values_BT, num_tokens=0
         )
         return values_BT

@@ -141,7 +141,6 @@ def predicted(model: nn.Module, given: ModelInput, chunk_tokens: int, **argument
 
     Args:
         model: a causal language model, or the last stage of one.
-        given: the input.
         chunk_tokens: tokens whose logits are in memory at a time.
         arguments: of the forward pass, besides those of the output layer.
     """
@@ -164,9 +163,6 @@ def model_input(
     """The input of a micro-batch for a model that computes packed rows, or that does not.
 
     Args:
-        batch: the micro-batch.
-        device: of the model.
-        packed: without padding.
         by_row: a padded model needs the length of each row (`row_rope`).
         context: ranks that compute it together, if it is packed.
     """
@@ -204,9 +200,7 @@ def routed_experts(batch: MicroBatch, packing: Packing | None, device: str) -> t
     weight versions, computed the prefix of a group.
 
     Args:
-        batch: the micro-batch.
         packing: of its rows; None: they are padded.
-        device: of the model.
     """
     if batch.routed_experts_BTLK is None:
         return None

@@ -102,7 +102,6 @@ class Optimizer:
         self.forget_gradients()
 
     def forget_gradients(self) -> None:
-        """Forget what was accumulated."""
         for parameter in self._parameters.values():
             parameter.grad = None
 

@@ -1,23 +1,111 @@
 """The policy on one rank: its models, their optimizer, and the steps of both.
 
-A backend (`backend.py`) says how the models are spread over the ranks.
+A `Backend` says how the models are spread over the ranks: `sharded_backend.py` shards them by
+FSDP2, `trainer/pipeline` cuts them into stages.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup
 
+from services.lib.routed_experts import RoutingShape
 from trainer.commands import Accumulate, Predict
 from trainer.config import TrainerConfig
 from trainer.model.critic import CRITIC
-from trainer.policy.backend import Backend, Predictions
+from trainer.policy.forward import Predicted, Totals, TrainedRows
 from trainer.policy.optimizer import Optimizer, learning_rate
-from trainer.policy.totals import Totals, TrainedRows
+from trainer.publish.bucket_plan import Source
+
+Predictions = Mapping[int, Mapping[int, Predicted]]
+"""By model (0: the policy's), then by micro-batch."""
+
+
+class Backend(Protocol):
+    """The models on this rank, and what all ranks compute with them."""
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """Of this rank, by the names that checkpoints have; a critic's own begin with `CRITIC`."""
+
+    @property
+    def decayed(self) -> Collection[str]:
+        """Names of the parameters that decay."""
+
+    @property
+    def packed(self) -> bool:
+        """Whether sequences are computed without padding."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Rows of the embedding: token ids are below it."""
+
+    @property
+    def routing(self) -> RoutingShape | str:
+        """How the policy's routers choose, or why they cannot replay recorded experts."""
+
+    @property
+    def part_number(self) -> int:
+        """Of this rank's part of each tensor, from 0."""
+
+    @property
+    def num_parts(self) -> int:
+        """Parts of each tensor."""
+
+    @property
+    def norm_group(self) -> ProcessGroup | None:
+        """Ranks whose counted parameters together are the models; None: all."""
+
+    def counts(self, name: str) -> bool:
+        """Whether this rank adds a parameter to the gradient norm: one rank of `norm_group`."""
+
+    def saves(self, name: str) -> bool:
+        """Whether this rank has a parameter's part in checkpoints: one rank of all."""
+
+    def accumulate(
+        self, command: Accumulate, totals: Totals, proximal: Predictions
+    ) -> dict[str, float]:
+        """Add the gradient of a chunk's loss, before division by the denominator. Collective.
+
+        Args:
+            command: the micro-batches of this rank.
+            totals: to which their sums are added.
+            proximal: of `predict` for the same mini-batch; empty: the step has one update.
+
+        Returns:
+            What rank 0 is to know, such as seconds of a task.
+        """
+
+    def predict(self, command: Predict) -> Predictions:
+        """What the models predict with the present weights. Collective."""
+
+    def complete_gradients(self) -> None:
+        """Add up the gradients that other ranks have for parameters of this one. Collective."""
+
+    def reduced(self, totals: Totals) -> dict[str, float]:
+        """Loss and means of the step, the same on every rank. Collective."""
+
+    def weights_changed(self) -> None:
+        """Compute with the present weights from now on."""
+
+    def published_sources(self) -> list[Source]:
+        """The tensors to publish, and who has which part of them; the same on every rank."""
+
+    def published_parts(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What this rank has of them, one at a time. Collective."""
+
+    def checkpoint_tensors(self, published: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Published tensors by their names in a model folder."""
+
+    def own_tensors(self) -> Iterator[torch.Tensor]:
+        """Tensors on this rank's device besides parameters and their gradients."""
 
 
 class NonFiniteError(ArithmeticError):
@@ -32,7 +120,6 @@ class Policy:
 
     def __init__(self, backend: Backend, config: TrainerConfig) -> None:
         self.backend = backend
-        """The models."""
         self._config = config
         self._optimizer = Optimizer(backend.parameters, config, backend.decayed)
         self._prefixes = ("", CRITIC) if config.critic == "model" else ("",)
@@ -40,7 +127,6 @@ class Policy:
         self._rows: list[TrainedRows] = []
         """What the updates of the step trained on."""
         self._measures: tuple[Totals, dict[str, float]] | None = None
-        """Of the gradient to update with."""
         self._predicted: dict[int, tuple[Predict, Predictions]] = {}
         """By mini-batch: its rows, and what the models predicted at the start of the step."""
 
@@ -141,7 +227,6 @@ class Policy:
         return self._optimizer.tensors()
 
     def whole_like(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name, and a tensor of shape and type, of each whole trained parameter, without memory."""
         return self._optimizer.whole_like()
 
     def load_state(self, tensors: dict[str, torch.Tensor]) -> None:

@@ -22,15 +22,12 @@ from trainer.algorithms.base import Algorithm
 from trainer.commands import Accumulate, Predict
 from trainer.config import TrainerConfig
 from trainer.data.micro_batch import MicroBatch
-from trainer.model.checkpoint_names import checkpoint_tensors
 from trainer.model.critic import CRITIC, is_critic
-from trainer.model.load_model import DTYPES, Models
+from trainer.model.load_model import DTYPES, Models, checkpoint_tensors
 from trainer.model.lora import delta, is_adapter, plain_name, published_name
-from trainer.policy.backend import Predictions
-from trainer.policy.forward import Predicted, forward
+from trainer.policy.forward import Predicted, Totals, TrainedRows, forward, policy_loss
 from trainer.policy.optimizer import decayed_names
-from trainer.policy.policy_loss import policy_loss
-from trainer.policy.totals import Totals, TrainedRows
+from trainer.policy.policy import Predictions
 from trainer.publish.bucket_plan import Source, source_of
 
 _ALL = 0
@@ -68,7 +65,6 @@ class ShardedBackend:
     def accumulate(
         self, command: Accumulate, totals: Totals, proximal: Predictions
     ) -> dict[str, float]:
-        """Add the gradient of a chunk's loss, before division by the denominator. Collective."""
         before = proximal.get(_ALL, {})
         for number, batch in enumerate(command.micro_batches):
             totals.add(*self._backward(batch, command.weight_version, before.get(number)))
@@ -76,25 +72,21 @@ class ShardedBackend:
 
     @torch.no_grad()
     def predict(self, command: Predict) -> Predictions:
-        """What the models predict with the present weights. Collective."""
         return {_ALL: {n: self._predicted(b) for n, b in enumerate(command.micro_batches)}}
 
     def complete_gradients(self) -> None:
         """FSDP has done it."""
 
     def reduced(self, totals: Totals) -> dict[str, float]:
-        """Loss and means of the step, the same on every rank. Collective."""
         return totals.reduced()
 
     def weights_changed(self) -> None:
         """The models compute with the parameters themselves."""
 
     def own_tensors(self) -> Iterator[torch.Tensor]:
-        """None."""
         return iter(())
 
     def published_sources(self) -> list[Source]:
-        """The tensors to publish, and who has which part of them; the same on every rank."""
         dtype, rows = DTYPES[self._config.dtype], self.num_parts
         found = [
             source_of(published, self.parameters[name], dtype, range(rows))
@@ -111,7 +103,6 @@ class ShardedBackend:
             yield from self._buffers()
 
     def checkpoint_tensors(self, published: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Published tensors by their names in a model folder."""
         if self._config.publish.content == "adapter":
             return published
         return checkpoint_tensors(self._model, published)

@@ -45,7 +45,6 @@ class Source:
 
     @property
     def num_bytes(self) -> int:
-        """Of the whole tensor."""
         return prod(self.shape) * self.dtype.itemsize
 
     @property
@@ -64,7 +63,6 @@ class Group:
 
     @property
     def num_bytes(self) -> int:
-        """Of its tensors."""
         return sum(source.num_bytes for source in self.sources)
 
     @property
@@ -85,7 +83,6 @@ class Bucket:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """All tensors."""
         return tuple(source for group in self.groups for source in group.sources)
 
 
@@ -97,7 +94,6 @@ class BucketPlan:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """All tensors."""
         return tuple(source for bucket in self.buckets for source in bucket.sources)
 
     @property

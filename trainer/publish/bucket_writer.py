@@ -21,11 +21,17 @@ import torch
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from services.lib.weight_files.folder_probe import sees
+from services.lib.weight_files.folder_names import sees
 from trainer.commands import WriteBuckets
 from trainer.fsync_files import tensors_digest
-from trainer.publish.attempt_messages import AttemptMessages, Message, Place, WrittenFile
-from trainer.publish.bucket_gather import BucketGather, BucketsLostError, connected
+from trainer.publish.attempt_messages import (
+    AttemptMessages,
+    BucketGather,
+    BucketsLostError,
+    Message,
+    WrittenFile,
+    connected,
+)
 from trainer.publish.bucket_plan import Bucket, BucketPlan, Convert
 from trainer.publish.weight_folder import forget_versions, write_weights
 
@@ -65,14 +71,12 @@ class WritingRank:
     upload: Upload | None = None
     """Sends what the weights service cannot see; None: who reads the reports does."""
     uploads: int = 1
-    """Files that are sent concurrently."""
 
 
 class BucketWriter:
     """Holds a rank's newest snapshot, and writes it in a thread."""
 
     def __init__(self, rank: WritingRank, store: Store) -> None:
-        """`store`: of the commands."""
         self._rank, self._store = rank, store
         self._snapshot: Snapshot | None = None
         self._attempt: _Attempt | None = None
@@ -226,17 +230,17 @@ class _Attempt:
 
     def _send(self, file: pb.WeightFile) -> None:
         """Bring a file to the weights service, if this is for this rank to do, and report it."""
-        place = Place.SHARED if self._is_shared else Place.SPOOL
+        is_here = not self._is_shared
         version, epoch, upload = self._order.weight_version, self._order.epoch, self._rank.upload
-        if epoch and upload is not None and place == Place.SPOOL:
+        if epoch and upload is not None and is_here:
             head = pb.UploadShardsRequest(weight_version=version, epoch=epoch)
             upload(head, self._spool, file, self._is_over)
-            place = Place.SENT
+            is_here = False
         report = WrittenFile(
             name=file.name,
             num_bytes=file.num_bytes,
             sha256=file.sha256,
-            place=place,
+            is_here=is_here,
             peak_bytes=self._peak_bytes,
         )
         self._messages.report(report)

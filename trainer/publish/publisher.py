@@ -24,23 +24,19 @@ import grpc.aio
 from seamflow.errors import NotFoundError, PreconditionError, StaleEpochError, decode
 from seamflow.stubs import async_stub
 from seamflow.weights.v1 import weight_service_pb2 as pb
-from seamflow.weights.v1 import weight_service_pb2 as weight_pb2
 from seamflow.weights.v1 import weight_service_pb2_grpc as weight_grpc
 
 from services.chassis.errors import Reason
 from services.chassis.log import get_logger
 from services.chassis.rpc.retries import retry_forever
-from services.lib.weight_files.folder_names import folder_name
-from services.lib.weight_files.folder_probe import sees, write_probe
+from services.lib.weight_files.folder_names import folder_name, sees, write_probe
 from trainer.config import Setting
-from trainer.publish.attempt_messages import Place, WrittenFile
+from trainer.publish.attempt_messages import WrittenFile
 from trainer.publish.bucket_writer import PHASE_SECONDS
 from trainer.publish.snapshot_weights import Attempt, SnapshotWeights
 from trainer.publish.uploader import Uploader
 from trainer.publish.weight_folder import forget_versions, seal, write_settings
 
-if TYPE_CHECKING:
-    from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
 
@@ -103,16 +99,16 @@ class Publisher:
         self._upload_folder, self._find_folder = upload_folder, find_folder
         self._uploader, self._uploads = Uploader(channel, compress=compress), uploads
 
-    async def newest(self) -> weight_pb2.Manifest | None:
+    async def newest(self) -> pb.Manifest | None:
         """The newest committed version; None if nothing was published yet."""
-        request = weight_pb2.GetManifestRequest(run_id=self._run_id)
+        request = pb.GetManifestRequest(run_id=self._run_id)
         try:
             response = await retry_forever("GetManifest", lambda: self._stub.GetManifest(request))
         except NotFoundError:
             return None
         return response.manifest if response.HasField("manifest") else None
 
-    async def holds(self, manifest: weight_pb2.Manifest, weights: SnapshotWeights) -> bool:
+    async def holds(self, manifest: pb.Manifest, weights: SnapshotWeights) -> bool:
         """Whether a version has exactly these weights, by the checksums of its files.
 
         Raises `PublishPostponed` or `BucketsLostError`: it is not known.
@@ -134,9 +130,9 @@ class Publisher:
         await self.finish(begun, weights, epoch=epoch)
         return int(begun.weight_version)
 
-    async def begin(self, *, step: int, parent: int, epoch: int) -> weight_pb2.BeginPublishResponse:
+    async def begin(self, *, step: int, parent: int, epoch: int) -> pb.BeginPublishResponse:
         """First phase: allocate the number of the version. Raises `PublishPostponed`."""
-        begin = weight_pb2.BeginPublishRequest(
+        begin = pb.BeginPublishRequest(
             run_id=self._run_id,
             step=step,
             parent_weight_version=parent,
@@ -148,7 +144,7 @@ class Publisher:
             return await retry_forever("BeginPublish", lambda: self._stub.BeginPublish(begin))
 
     async def finish(
-        self, begun: weight_pb2.BeginPublishResponse, weights: SnapshotWeights, *, epoch: int
+        self, begun: pb.BeginPublishResponse, weights: SnapshotWeights, *, epoch: int
     ) -> None:
         """The other phases: write, upload and commit.
 
@@ -159,9 +155,7 @@ class Publisher:
         """
         version = begun.weight_version
         shared = await self._shared_folder(version)
-        request = weight_pb2.CommitPublishRequest(
-            run_id=self._run_id, weight_version=version, epoch=epoch
-        )
+        request = pb.CommitPublishRequest(run_id=self._run_id, weight_version=version, epoch=epoch)
         local = self._local(version)
         folder = local if shared is None else shared.path
         try:
@@ -184,7 +178,7 @@ class Publisher:
 
     async def _bring(
         self,
-        request: weight_pb2.CommitPublishRequest,
+        request: pb.CommitPublishRequest,
         weights: SnapshotWeights,
         writing: Attempt,
         folder: Path,
@@ -207,9 +201,7 @@ class Publisher:
             if shared is not None:
                 await asyncio.to_thread(seal, folder, request.files)
 
-    async def _bring_weights(
-        self, request: weight_pb2.CommitPublishRequest, writing: Attempt
-    ) -> None:
+    async def _bring_weights(self, request: pb.CommitPublishRequest, writing: Attempt) -> None:
         """Upload files as they are written, a few concurrently, and announce each."""
         slots, announcement = asyncio.Semaphore(self._uploads), Announcement(self._stub, request)
 
@@ -226,16 +218,14 @@ class Publisher:
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures
 
-    async def _upload_here(
-        self, request: weight_pb2.CommitPublishRequest, written: WrittenFile
-    ) -> None:
+    async def _upload_here(self, request: pb.CommitPublishRequest, written: WrittenFile) -> None:
         """Upload a file that this rank has; the others have done it with theirs."""
-        if written.place == Place.SPOOL:
+        if written.is_here:
             await self._upload(request, [written.described])
 
     async def _commit_brought(
         self,
-        request: weight_pb2.CommitPublishRequest,
+        request: pb.CommitPublishRequest,
         writing: Attempt,
         shared: SharedFolder | None,
     ) -> None:
@@ -252,9 +242,7 @@ class Publisher:
                 return
         await self._commit(request)
 
-    async def _bring_again(
-        self, request: weight_pb2.CommitPublishRequest, writing: Attempt
-    ) -> None:
+    async def _bring_again(self, request: pb.CommitPublishRequest, writing: Attempt) -> None:
         async with self._phase("UploadShards", "check the network to the weights service"):
             await writing.again()
             others = {written.name: written async for written in writing.files()}
@@ -272,16 +260,16 @@ class Publisher:
 
     async def _upload(
         self,
-        request: weight_pb2.CommitPublishRequest,
-        files: Sequence[weight_pb2.WeightFile],
+        request: pb.CommitPublishRequest,
+        files: Sequence[pb.WeightFile],
     ) -> None:
         """Continues where an earlier attempt, of this process or another one, ended."""
-        head = weight_pb2.UploadShardsRequest(
+        head = pb.UploadShardsRequest(
             run_id=self._run_id, weight_version=request.weight_version, epoch=request.epoch
         )
         await self._uploader.upload(head, self._local(request.weight_version), files)
 
-    async def _commit(self, request: weight_pb2.CommitPublishRequest) -> None:
+    async def _commit(self, request: pb.CommitPublishRequest) -> None:
         cure = "restart the trainer: it reads what was committed and continues from there"
         async with self._phase("CommitPublish", cure, CommitUnknown):
             await retry_forever("CommitPublish", lambda: self._stub.CommitPublish(request))
@@ -302,7 +290,7 @@ class Publisher:
 
 def _is_here(written: WrittenFile | None) -> bool:
     """Whether this rank has a file: one that no rank reports is none of weights."""
-    return written is None or written.place == Place.SPOOL
+    return written is None or written.is_here
 
 
 _ANNOUNCE_SECONDS = 10.0

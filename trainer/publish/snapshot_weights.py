@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
-import torch
 from seamflow.weights.v1 import weight_service_pb2 as pb
-from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from trainer.commands import WriteBuckets
-from trainer.publish.attempt_messages import AttemptMessages, Message, WrittenFile
-from trainer.publish.bucket_gather import BucketsLostError
-from trainer.publish.bucket_plan import BucketPlan, bucket_limit, plan_buckets, whole_tensors
-from trainer.publish.bucket_writer import PHASE_SECONDS, BucketWriter, Snapshot, WritingRank
+from trainer.publish.attempt_messages import AttemptMessages, BucketsLostError, Message, WrittenFile
+from trainer.publish.bucket_plan import BucketPlan
 
 _ATTEMPTS = count(1)
 """Numbers of the attempts of this process."""
@@ -61,7 +58,6 @@ class Attempt:
         self._outcome = Message.COMMITTED
 
     async def end(self) -> None:
-        """Let the ranks end."""
         await asyncio.to_thread(self._messages.tell, self._outcome)
 
 
@@ -83,7 +79,6 @@ class SnapshotWeights:
         is_lost: whether a rank was lost that has a part.
         """
         self.plan = plan
-        """Of the buckets."""
         self._store, self._give, self._is_lost = store, give, is_lost
 
     @asynccontextmanager
@@ -115,30 +110,3 @@ class SnapshotWeights:
             yield attempt
         finally:
             await attempt.end()
-
-
-def held_weights(
-    tensors: Mapping[str, torch.Tensor],
-    *,
-    adapter: bool = False,
-    bucket_bytes: int | None = None,
-    seconds: float = PHASE_SECONDS,
-) -> SnapshotWeights:
-    """Weights that this process alone has whole.
-
-    Args:
-        tensors: by the names in a model folder; they must not change.
-        adapter: they are a LoRA adapter.
-        bucket_bytes: of a file; None: as large as a trainer makes them.
-        seconds: of a phase.
-    """
-    sources = whole_tensors(tensors)
-    plan = plan_buckets(sources, dict, bucket_bytes or bucket_limit(sources), adapter=adapter)
-    store = HashStore()
-    writer = BucketWriter(WritingRank(number=0, seconds=seconds), store)
-    writer.hold(Snapshot(plan=plan, parts=dict(tensors), convert=dict))
-
-    async def give(order: WriteBuckets) -> None:
-        writer.start(order)
-
-    return SnapshotWeights(plan, store, give)

@@ -32,9 +32,9 @@ from services.chassis.log import get_logger
 from services.chassis.rpc.retries import retry_forever
 from services.lib.weight_files.shard_chunks import (
     CHUNK_BYTES,
-    compress,
     encode_upload,
     keep_freed_memory,
+    smallest,
 )
 
 _METHOD = "/seamflow.weights.v1.WeightService/UploadShards"
@@ -137,12 +137,10 @@ class Uploader:
             data = opened.read(CHUNK_BYTES)
         request = pb.UploadShardsRequest(file=file, offset=offset)
         request.MergeFrom(head)
-        if self._compress:
-            compressed = compress(data)
-            if len(compressed) < len(data):
-                request.encoding, request.num_bytes = pb.SHARD_ENCODING_ZSTD, len(data)
-                data = compressed
-        return encode_upload(request, data)
+        request.encoding, sent = smallest(data, compressed=self._compress)
+        if request.encoding:
+            request.num_bytes = len(data)
+        return encode_upload(request, sent)
 
 
 class ThreadUploader:

@@ -23,14 +23,15 @@ from trainer.commands import (
     Optimize,
     Release,
     Restore,
+    arrived,
     decode,
     encode,
+    receive,
+    send,
 )
 from trainer.ranks.lives import announced, life_name, life_of
-from trainer.ranks.loss_watch import LossWatch
-from trainer.ranks.process_group import STARTED, RankInfo, form_group, leave_group
+from trainer.ranks.process_group import STARTED, LossWatch, RankInfo, form_group, leave_group
 from trainer.ranks.worker import Worker
-from trainer.store_messages import arrived, receive, send
 
 _ENDED = "ended"
 _INTERRUPTED = "interrupted"
@@ -113,12 +114,10 @@ class Rank0:
 
     @property
     def store(self) -> Store:
-        """Of the commands."""
         return self._ranks.store
 
     @property
     def worker(self) -> Worker:
-        """Rank 0's own worker."""
         return self._worker
 
     def do(self, command: Command) -> list[dict[str, float]]:

@@ -72,11 +72,7 @@ class DeviceLease:
                 await self._release()
 
     async def need(self, nodes: Sequence[str]) -> None:
-        """Need these nodes and no others; the state moves out until all of them are granted.
-
-        Args:
-            nodes: the node of each rank, by name.
-        """
+        """Need these nodes and no others; the state moves out until all of them are granted."""
         async with self._lock:
             self._needed = frozenset(nodes)
             self._num_nodes = len(self._needed)
@@ -167,7 +163,7 @@ class DeviceLease:
         if not self._needed:
             return {"": sum(num_bytes) // self._num_nodes}
         found = Counter[str]()
-        for node, of_rank in zip(self._ranks.nodes, num_bytes, strict=True):
+        for node, of_rank in zip(self._ranks.rank0.nodes, num_bytes, strict=True):
             found[node] += of_rank
         return found
 

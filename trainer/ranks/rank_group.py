@@ -9,13 +9,12 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from services.lib.routed_experts import RoutingShape
 from trainer.checkpoint import checkpoint_files
 from trainer.commands import Command, Exit, Save, TakeSnapshot, WriteBuckets, Written
 from trainer.config import TrainerConfig
 from trainer.model.context_ranks import check_ranks
 from trainer.object_path import Folder
-from trainer.policy.totals import TokenValues
+from trainer.policy.forward import TokenValues
 from trainer.publish.snapshot_weights import SnapshotLostError, SnapshotWeights
 from trainer.ranks.command_channel import Rank0, RankLostError
 from trainer.ranks.process_group import join
@@ -43,56 +42,18 @@ class RankGroup:
         self._rank0 = await self._run(lambda: _start(config))
 
     @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self._started().world_size
-
-    @property
-    def replicas(self) -> int:
-        """Copies of the models."""
-        return self._started().replicas
-
-    @property
-    def max_replicas(self) -> int:
-        """Copies of the models on all ranks."""
-        return self._started().max_replicas
-
-    @property
-    def wanted_replicas(self) -> int:
-        """Copies of the models that `resize` asked for last."""
-        return self._started().wanted_replicas
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """The node of each rank that is not lost; empty names: not given."""
-        return self._started().nodes
-
-    def nodes_of(self, replicas: int) -> tuple[str, ...]:
-        """The node of each rank of the first `replicas` copies of the models."""
-        return self._started().nodes_of(replicas)
-
-    @property
-    def packed(self) -> bool:
-        """Whether the model computes sequences without padding."""
-        return self._started().worker.packed
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Token ids of the model are below it."""
-        return self._started().worker.vocabulary_size
-
-    @property
-    def routing(self) -> RoutingShape | str:
-        """How the routers of the model choose, or why they cannot replay recorded experts."""
-        return self._started().worker.routing
+    def rank0(self) -> Rank0:
+        """The first rank; used from this thread for what it knows alone."""
+        assert self._rank0 is not None, "used before start"
+        return self._rank0
 
     async def do(self, command: Command) -> list[dict[str, float]]:
         """Give all ranks the same command; their answers in rank order."""
-        return await self._run(lambda: self._started().do(command))
+        return await self._run(lambda: self.rank0.do(command))
 
     async def do_each(self, commands: Sequence[Command]) -> list[dict[str, float]]:
         """Give each rank its own command; their answers in rank order."""
-        return await self._run(lambda: self._started().do_each(commands))
+        return await self._run(lambda: self.rank0.do_each(commands))
 
     async def form(self, *, join: bool = False) -> bool:
         """Form a new process group if a rank was lost, or with `join` if one waits; whether it did.
@@ -100,7 +61,7 @@ class RankGroup:
         Raises:
             RankFailedError: no rank is left that has some part of the state.
         """
-        return await self._run(lambda: self._started().form(join=join))
+        return await self._run(lambda: self.rank0.form(join=join))
 
     async def resize(self, replicas: int) -> bool:
         """Form a process group with this number of model copies; whether that succeeded.
@@ -112,9 +73,9 @@ class RankGroup:
             RankFailedError: no rank is left that has some part of the state.
             ValueError: there are fewer ranks.
         """
-        self._started().want(replicas)
+        self.rank0.want(replicas)
         await self.form(join=True)
-        return self.replicas == replicas
+        return self.rank0.replicas == replicas
 
     async def save(self, folder: Folder) -> None:
         """Copy the state of all ranks and start writing it into `folder`.
@@ -122,7 +83,7 @@ class RankGroup:
         Raises:
             RankLostError: a rank was lost.
         """
-        self._savers[folder] = self._started().members
+        self._savers[folder] = self.rank0.members
         await self.do(Save(folder=str(folder)))
 
     async def wait_written(self, folder: Folder) -> None:
@@ -151,7 +112,7 @@ class RankGroup:
             await asyncio.sleep(_MAX_POLL_SECONDS)
 
     def _check_written(self, folder: Folder, savers: tuple[str, ...]) -> None:
-        lost = set(savers) - set(self._started().members)
+        lost = set(savers) - set(self.rank0.members)
         if lost and not checkpoint_files.is_written(folder, len(savers)):
             raise RankLostError(f"{folder} lacks the shard of a rank that was lost")
 
@@ -161,7 +122,7 @@ class RankGroup:
         Raises:
             RankLostError: a rank was lost.
         """
-        rank0 = self._started()
+        rank0 = self.rank0
         await self.do(TakeSnapshot())
         watch = rank0.watch
 
@@ -185,7 +146,7 @@ class RankGroup:
         step, one after the other.
         """
         if self._rows is None:
-            self._rows = RowReceiver(self._started().store)
+            self._rows = RowReceiver(self.rank0.store)
         return await asyncio.to_thread(self._rows.receive, step, seconds)
 
     async def stop(self) -> None:
@@ -193,10 +154,6 @@ class RankGroup:
         if self._rank0 is not None:
             await self.do(Exit())
         self._executor.shutdown()
-
-    def _started(self) -> Rank0:
-        assert self._rank0 is not None, "used before start"
-        return self._rank0
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)

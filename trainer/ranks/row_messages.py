@@ -20,8 +20,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from trainer.policy.totals import TokenValues, TrainedRows
-from trainer.store_messages import arrived, receive, send
+from trainer.commands import arrived, receive, send
+from trainer.policy.forward import TokenValues, TrainedRows
 
 _END_SECONDS = 5.0
 _Arrays = Mapping[str, NDArray[Any]]
@@ -31,7 +31,6 @@ class RowSender:
     """Of one rank."""
 
     def __init__(self, store: Store) -> None:
-        """`store`: of the commands."""
         self._commands = store
         self._store: Store | None = None
         self._thread: Thread | None = None
@@ -67,7 +66,6 @@ class RowReceiver:
     """Of rank 0. Used by one thread at a time."""
 
     def __init__(self, store: Store) -> None:
-        """`store`: of the commands."""
         self._store: Store = store.clone()  # type: ignore[attr-defined]
 
     def receive(self, step: int, seconds: float) -> dict[int, TokenValues]:

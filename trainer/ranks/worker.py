@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from services.chassis.rpc.clients import weights_channel
-from services.lib.routed_experts import RoutingShape
+from trainer import commands
 from trainer.algorithms.base import make_algorithm
 from trainer.checkpoint import checkpoint_files
 from trainer.checkpoint.checkpoint_files import rows_of_part
 from trainer.checkpoint.shard_writer import ShardWriter
-from trainer.commands import (
-    Accumulate,
-    Command,
-    Discard,
-    Exit,
-    Form,
-    Leave,
-    Load,
-    Measure,
-    Optimize,
-    Predict,
-    Release,
-    Restore,
-    Save,
-    TakeSnapshot,
-    WriteBuckets,
-    Written,
-)
 from trainer.config import TrainerConfig
 from trainer.host_copy import HostCopy, copy_stream
 from trainer.model.context_ranks import context_group
@@ -40,18 +22,71 @@ from trainer.model.load_model import DTYPES
 from trainer.model.load_sharded import load_sharded, ranks_mesh
 from trainer.object_path import place
 from trainer.pipeline.pipeline_backend import PipelineBackend
-from trainer.policy.backend import Backend
-from trainer.policy.policy import Policy
+from trainer.policy.policy import Backend, Policy
 from trainer.policy.sharded_backend import ShardedBackend
 from trainer.publish.bucket_plan import BucketPlan, bucket_limit, plan_buckets
 from trainer.publish.bucket_writer import BucketWriter, Snapshot, WritingRank
 from trainer.publish.uploader import ThreadUploader
-from trainer.ranks.offload import DeviceState
 from trainer.ranks.row_messages import RowSender
 
+
+class DeviceState:
+    """Host copies of the released storages; empty while the device holds them.
+
+    HELD -> RELEASED -> HELD. Storages are moved: every view of them, in the model, in FSDP and in
+    the optimizer, is valid again after `restore`, bit for bit.
+    """
+
+    def __init__(self) -> None:
+        self._copies: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
+
+    @property
+    def released(self) -> bool:
+        """True between `release` and `restore`."""
+        return bool(self._copies)
+
+    def release(self, tensors: Iterable[torch.Tensor]) -> int:
+        """Copy the storages of `tensors` to the host and free them; the number of bytes freed.
+
+        Idempotent, also after a `restore` that failed halfway: copies are kept until it succeeds.
+        """
+        if not self.released:
+            storages = {
+                storage.data_ptr(): storage
+                for storage in (tensor.untyped_storage() for tensor in tensors)
+                if storage.nbytes()
+            }
+            self._copies = [(storage, _to_host(storage)) for storage in storages.values()]
+        for storage, _ in self._copies:
+            storage.resize_(0)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return sum(copy.numel() for _, copy in self._copies)
+
+    def restore(self) -> None:
+        """Allocate every storage on the device again and copy its content back. Idempotent."""
+        for storage, copy in self._copies:
+            storage.resize_(copy.numel())
+            _bytes(storage).copy_(copy)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self._copies = []
+
+
+def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _to_host(storage: torch.UntypedStorage) -> torch.Tensor:
+    # Pinned, so that the copy back runs at the bus's full speed.
+    pinned = storage.device.type == "cuda"
+    copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned)
+    return copy.copy_(_bytes(storage))
+
+
 _KEEPS_STATE = (
-    *(Accumulate, Predict, Measure, Discard, Save, Written),
-    *(TakeSnapshot, WriteBuckets),
+    *(commands.Accumulate, commands.Predict, commands.Measure, commands.Discard),
+    *(commands.Save, commands.Written, commands.TakeSnapshot, commands.WriteBuckets),
 )
 """Commands that change nothing that a checkpoint holds."""
 
@@ -93,19 +128,9 @@ class Worker:
         return self._bucket_plan
 
     @property
-    def packed(self) -> bool:
-        """Whether sequences are computed without padding."""
-        return self._policy.backend.packed
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Rows of the embedding: token ids are below it."""
-        return self._policy.backend.vocabulary_size
-
-    @property
-    def routing(self) -> RoutingShape | str:
-        """How the routers of the model choose, or why they cannot replay recorded experts."""
-        return self._policy.backend.routing
+    def backend(self) -> Backend:
+        """How the models are spread over the ranks, and what they are."""
+        return self._policy.backend
 
     @property
     def is_idle(self) -> bool:
@@ -117,46 +142,46 @@ class Worker:
         assert self._loaded is not None, "waits for a process group"
         return self._loaded
 
-    def do(self, command: Command) -> dict[str, float]:
+    def do(self, command: commands.Command) -> dict[str, float]:
         """Execute one command; its results by name."""
-        if not isinstance(command, Form):
+        if not isinstance(command, commands.Form):
             self._held = {}
         if not isinstance(command, _KEEPS_STATE):
             self._shard_writer.hold_back()
             self._published_copy.hold_back()
         match command:
-            case Accumulate():
+            case commands.Accumulate():
                 return self._policy.accumulate(command)
-            case Predict():
+            case commands.Predict():
                 self._policy.predict(command)
-            case Measure(step=step):
+            case commands.Measure(step=step):
                 self._policy.measure(step)
-            case Optimize(step=step, rows=rows):
+            case commands.Optimize(step=step, rows=rows):
                 metrics = self._policy.optimize(step)
                 self._hand_over(step, rows)
                 return metrics
-            case Discard():
+            case commands.Discard():
                 return self._policy.discard()
-            case Save(folder=folder):
+            case commands.Save(folder=folder):
                 name = checkpoint_files.shard_name(*_place())
                 self._shard_writer.start(self._policy, place(folder), name)
-            case Written(folder=folder):
+            case commands.Written(folder=folder):
                 return {"written": float(self._shard_writer.written(place(folder)))}
-            case Load(folder=folder):
+            case commands.Load(folder=folder):
                 checkpoint_files.load_shards(self._policy, place(folder), *_place())
-            case Form():
+            case commands.Form():
                 self._take_over(command)
-            case Leave():
+            case commands.Leave():
                 self._drop_state()
-            case TakeSnapshot():
+            case commands.TakeSnapshot():
                 self._take_snapshot()
-            case WriteBuckets():
+            case commands.WriteBuckets():
                 self._bucket_writer.start(command)
-            case Release():
+            case commands.Release():
                 return {"num_bytes": self._device_state.release(self._policy.device_tensors())}
-            case Restore():
+            case commands.Restore():
                 self._device_state.restore()
-            case Exit():
+            case commands.Exit():
                 self._bucket_writer.close()
                 self._row_sender.close()
                 dist.destroy_process_group()
@@ -168,7 +193,7 @@ class Worker:
         if rows == "send":
             self._row_sender.start(step, taken)
 
-    def _take_over(self, form: Form) -> None:
+    def _take_over(self, form: commands.Form) -> None:
         """Load the models on the new group, and the state that its members hold."""
         if self._loaded is not None and not self._held:
             self._held = self._loaded.held_state()

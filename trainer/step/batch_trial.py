@@ -28,14 +28,7 @@ _MARK = "trial.json"
 
 
 class Trial:
-    """Tries the newest step that was leased and never committed.
-
-    Args:
-        config: of the trainer.
-        samples: client of the trajectory manager.
-        accepted: rejects groups.
-        steps: computes gradients, on the ranks.
-    """
+    """Tries the newest step that was leased and never committed."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from trainer.commands import Accumulate, Predict
 from trainer.config import TrainerConfig
 from trainer.data.advantages import SequenceAdvantages, compute_advantages
 from trainer.data.micro_batch import MicroBatch, plan_micro_batches, weightless
-from trainer.data.model_cost import model_cost
+from trainer.data.row_cost import model_cost
 from trainer.data.token_sequence import TokenSequence, trainable_tokens, without_truncated
 from trainer.pipeline.layout import layout_of
 from trainer.pipeline.pipeline_backend import critic_stages
@@ -33,18 +33,11 @@ class MiniBatch:
 
 
 class ChunkCommands:
-    """Cuts chunks into micro-batches, and plans who computes which when.
-
-    Args:
-        config: of the trainer.
-        world_size: number of ranks.
-        packed: whether the models compute packed rows.
-    """
+    """Cuts chunks into micro-batches, and plans who computes which when."""
 
     def __init__(self, config: TrainerConfig, world_size: int, *, packed: bool) -> None:
         self._config = config
         self.world_size = world_size
-        """Number of ranks."""
         self._packed = packed
         self._algorithm = make_algorithm(config)
         self._schedules: Schedules | None = None
@@ -62,8 +55,6 @@ class ChunkCommands:
         """The commands, in rank order.
 
         Args:
-            sequences: of the chunk.
-            weight_version: base version of the step.
             shuffle: permutes the rewards, if given.
             first_number: of the sequences in the step.
         """
@@ -81,8 +72,6 @@ class ChunkCommands:
         """The commands of each mini-batch; advantages are those of the whole step.
 
         Args:
-            sequences: of the step.
-            weight_version: base version of the step.
             order: deals the groups to the mini-batches.
             shuffle: permutes the rewards, if given.
         """

@@ -16,21 +16,15 @@ from trainer.ranks.rank_group import RankGroup
 
 
 class ReplicaCount:
-    """The number that is wanted, and the change to it.
-
-    Args:
-        ranks: have all copies at first.
-        device: lease of their devices.
-        nodes: client of the scheduler, whose advice it follows.
-    """
+    """The number that is wanted, and the change to it."""
 
     def __init__(self, ranks: RankGroup, device: DeviceLease, nodes: NodeClient) -> None:
         self._ranks, self._device, self._nodes = ranks, device, nodes
-        self._wanted = ranks.max_replicas
+        self._wanted = ranks.rank0.max_replicas
         self._unit = nodes_of_unit(ranks) if nodes.has_scheduler else 0
         self._advice = 0
         if self._unit:
-            nodes.offer(self._unit, self._unit * ranks.max_replicas)
+            nodes.offer(self._unit, self._unit * ranks.rank0.max_replicas)
 
     def want(self, replicas: int) -> None:
         """Set the number of copies, from the next step on.
@@ -38,7 +32,7 @@ class ReplicaCount:
         Raises:
             ValueError: none, or more than the ranks can hold.
         """
-        most = self._ranks.max_replicas
+        most = self._ranks.rank0.max_replicas
         if not 1 <= replicas <= most:
             raise ValueError(f"give 1 to {most}, the trainer.replicas that it started with")
         self._wanted = replicas
@@ -50,7 +44,7 @@ class ReplicaCount:
             settle: waits until nothing reads the weights in the background.
         """
         self._take_advice()
-        before, wanted = self._ranks.wanted_replicas, self._wanted
+        before, wanted = self._ranks.rank0.wanted_replicas, self._wanted
         if wanted == before:
             return
         await settle()
@@ -67,18 +61,19 @@ class ReplicaCount:
         advice = self._nodes.advised_nodes
         if self._unit and advice not in (0, self._advice):
             self._advice = advice
-            self._wanted = min(max(advice // self._unit, 1), self._ranks.max_replicas)
+            self._wanted = min(max(advice // self._unit, 1), self._ranks.rank0.max_replicas)
 
     async def _need(self, replicas: int) -> None:
-        names = self._ranks.nodes_of(replicas)
+        names = self._ranks.rank0.nodes_of(replicas)
         await self._device.need(names)
         self._nodes.need(names)
 
 
 def nodes_of_unit(ranks: RankGroup) -> int:
     """Nodes of one copy of the models; 0: some have no name, or copies share a node."""
-    names = ranks.nodes_of(ranks.max_replicas)
-    unit, rest = divmod(len(set(names)), ranks.max_replicas)
-    copies = range(1, ranks.max_replicas + 1)
-    apart = all(len(set(ranks.nodes_of(copy))) == copy * unit for copy in copies)
-    return unit if apart and not rest and "" not in names and ranks.max_replicas > 1 else 0
+    rank0, most = ranks.rank0, ranks.rank0.max_replicas
+    names = rank0.nodes_of(most)
+    unit, rest = divmod(len(set(names)), most)
+    copies = range(1, most + 1)
+    apart = all(len(set(rank0.nodes_of(copy))) == copy * unit for copy in copies)
+    return unit if apart and not rest and "" not in names and most > 1 else 0

@@ -69,7 +69,6 @@ class StepRunner:
         self._updates: list[Mapping[str, float]] = []  # metrics of those of the step
 
     async def load(self, folder: Folder) -> None:
-        """Load the state of the checkpoint in `folder`."""
         await self.on_those_left(lambda: self._ranks.do(Load(folder=str(folder))))
 
     async def on_those_left(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -132,7 +131,8 @@ class StepRunner:
         self.progress.record = record
         self._parts = []
         if await self._ranks.form(join=True):
-            get_logger().info("ranks_formed", step=record.step, num_ranks=self._ranks.world_size)
+            num_ranks = self._ranks.rank0.world_size
+            get_logger().info("ranks_formed", step=record.step, num_ranks=num_ranks)
 
     async def _go_back(self) -> None:
         """Form a group of the ranks that are left, and compute the parts of the step again."""
@@ -184,7 +184,6 @@ class StepRunner:
         return [int(each) for _ in epochs for each in rng.permutation(num_mini_batches)]
 
     async def snapshot(self) -> SnapshotWeights:
-        """A copy of the weights to publish."""
         return await self.on_those_left(self._ranks.snapshot)
 
     async def _commands(self, part: _Part) -> list[Accumulate]:
@@ -215,9 +214,10 @@ class StepRunner:
     @property
     def _chunks(self) -> ChunkCommands:
         """For the ranks that there are now."""
-        ranks, made = self._ranks, self._chunk_commands
-        if made is None or made.world_size != ranks.world_size:
-            made = ChunkCommands(self._config, ranks.world_size, packed=ranks.packed)
+        rank0, made = self._ranks.rank0, self._chunk_commands
+        if made is None or made.world_size != rank0.world_size:
+            packed = rank0.worker.backend.packed
+            made = ChunkCommands(self._config, rank0.world_size, packed=packed)
             self._chunk_commands = made
         return made
 

@@ -46,7 +46,6 @@ class MLflow:
         self._client.log_dict(self._run_id, table, f"samples/step_{step:09d}.json")
 
     def close(self) -> None:
-        """Mark the run as ended."""
         if self._client is not None:
             self._client.set_terminated(self._run_id)
 

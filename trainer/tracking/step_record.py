@@ -72,7 +72,6 @@ class StepRecord:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - begin
 
     def seconds(self, phase: str) -> float:
-        """Seconds of a phase so far."""
         return self._seconds.get(phase, 0.0)
 
     def started(self, num_groups: int) -> None:
@@ -165,7 +164,6 @@ class StepRecord:
         return {"step": self.step, "sample_ids": self._sample_ids}
 
     def observe(self) -> None:
-        """Update the Prometheus metrics."""
         for name in _GAUGES:
             if name in self._numbers:
                 metrics.gauge(_SERVICE, name, f"{name} of the last step").set(self._numbers[name])

@@ -36,7 +36,6 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the event file."""
         if self._writer is not None:
             self._writer.close()
 

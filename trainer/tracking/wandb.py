@@ -24,7 +24,6 @@ class WeightsAndBiases:
         self._run: Any = None
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Add a row to the run's history."""
         if self._run is None:
             self._run = self._connect()
             self._run.define_metric("*", step_metric=_STEP)
@@ -38,7 +37,6 @@ class WeightsAndBiases:
         self._run.log({_STEP: step, "training/samples": table})
 
     def close(self) -> None:
-        """Send remaining data."""
         if self._run is not None:
             self._run.finish()
 

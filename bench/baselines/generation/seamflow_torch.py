@@ -9,6 +9,7 @@ import asyncio
 from pathlib import Path
 
 from bench.baselines.generation.workload import Case, serve
+from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.engine import EngineRequest, Sampling
 from rollout.server.engines.torch.torch_engine import TorchEngine
 
@@ -18,7 +19,9 @@ class _Engine:
 
     def __init__(self, folder: Path, rows: int) -> None:
         self.loop = asyncio.new_event_loop()
-        self.engine = TorchEngine(folder, max_running=rows, max_context=640)
+        self.engine = TorchEngine(
+            RolloutServerConfig(model=folder, max_running=rows, max_context=640)
+        )
         self.loop.run_until_complete(self.engine.start())
 
 

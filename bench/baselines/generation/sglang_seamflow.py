@@ -23,8 +23,8 @@ from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 from bench.baselines.generation.sglang_raw import OnTokens, TurnOf
 from bench.harness import processes
 from bench.harness.redis_process import FAST, redis_server
+from bench.rollout.held_weights import held_weights
 from trainer.publish.publisher import Publisher
-from trainer.publish.snapshot_weights import held_weights
 
 _RUN = "bench"
 

@@ -9,9 +9,9 @@ from services.chassis import plugins
 __all__ = ["ENGINES", "build_engine"]
 
 ENGINES = {
-    "torch": "rollout.server.engines.torch.torch_engine:build",
-    "sglang": "rollout.server.engines.sglang.sglang_engine:build",
-    "fake": "rollout.server.engines.fake:build",
+    "torch": "rollout.server.engines.torch.torch_engine:TorchEngine",
+    "sglang": "rollout.server.engines.sglang.sglang_engine:SGLangEngine",
+    "fake": "rollout.server.engines.fake:FakeEngine",
 }
 
 

@@ -10,7 +10,9 @@ Bad requests raise `RequestError`, a `ValueError`, before anything reaches the e
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -149,7 +151,6 @@ class Chunk:
     weight_version: int
     """The version all of `token_ids` were sampled under."""
     version_source: VersionSource = VersionSource.ENGINE
-    """How `weight_version` is known."""
     finish: FinishReason | None = None
     """Set on the last chunk of a sequence and on no other."""
     routed: ExpertRecord | None = None
@@ -246,9 +247,7 @@ class Engine(Protocol):
         """
         ...
 
-    def load(self) -> EngineLoad:
-        """The current load."""
-        ...
+    def load(self) -> EngineLoad: ...
 
     async def wait_failed(self) -> None:
         """Block while the engine is healthy; raise `EngineFailed` once it has failed."""
@@ -314,3 +313,29 @@ def _check_range(field: str, value: float, low: float, high: float) -> None:
     # Written so that NaN, which compares false with everything, fails the check.
     if not low <= value <= high:
         raise RequestError(field, value, f"must be {low} to {high}")
+
+
+class TokenRate:
+    """A sliding window over whole seconds: cheap to update at each step, 0 when idle."""
+
+    def __init__(
+        self, window_seconds: int = 5, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._window = window_seconds
+        self._clock = clock
+        self._seconds: deque[tuple[int, int]] = deque(maxlen=window_seconds + 1)
+
+    def add(self, tokens: int) -> None:
+        """Count `tokens` as sampled now."""
+        second = int(self._clock())
+        if self._seconds and self._seconds[-1][0] == second:
+            tokens += self._seconds.pop()[1]
+        self._seconds.append((second, tokens))
+
+    def per_second(self) -> float:
+        """Mean rate over the window, 0 when nothing was sampled in it."""
+        now = self._clock()
+        recent = [(s, n) for s, n in list(self._seconds) if s > now - self._window - 1]
+        if not recent:
+            return 0.0
+        return sum(n for _, n in recent) / max(1.0, now - recent[0][0])

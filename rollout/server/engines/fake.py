@@ -24,10 +24,10 @@ from rollout.server.engines.engine import (
     EngineStateError,
     FinishReason,
     PauseMode,
+    TokenRate,
     WeightsError,
     check_request,
 )
-from rollout.server.token_rate import TokenRate
 
 EOS = 0
 _MASK = (1 << 64) - 1
@@ -85,28 +85,20 @@ class FakeEngine:
     """Serves `fake_token` for many sequences in steps, with all states of a real engine."""
 
     def __init__(
-        self,
-        *,
-        vocab_size: int = 1024,
-        max_context: int = 4096,
-        max_running: int = 64,
-        stream_interval: int = 8,
-        mean_tokens: int = 64,
-        step: Callable[[], Awaitable[None]] | None = None,
-        step_seconds: float = 0.0,
+        self, config: RolloutServerConfig, step: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """`step` is awaited after each token boundary; by default it sleeps `step_seconds`."""
+        """`step` is awaited after each token boundary; by default it sleeps as configured."""
         self._info = EngineInfo(
             name="fake",
-            vocab_size=vocab_size,
+            vocab_size=config.fake_vocab_size,
             eos_token_ids=(EOS,),
-            max_context=max_context,
-            max_running=max_running,
+            max_context=config.max_context or 4096,
+            max_running=config.max_running,
             features=frozenset({"seed", "release_memory", "pause_in_place"}),
         )
-        self._stream_interval = stream_interval
-        self._mean_tokens = mean_tokens
-        self._step = step or (lambda: asyncio.sleep(step_seconds))
+        self._stream_interval = config.stream_interval
+        self._mean_tokens = config.fake_mean_tokens
+        self._step = step or (lambda: asyncio.sleep(config.fake_step_seconds))
         self._weight_version = 0
         self._running: list[_Sequence] = []
         self._queued: deque[_Sequence] = deque()
@@ -118,16 +110,13 @@ class FakeEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """Constants of this engine."""
         return self._info
 
     @property
     def weight_version(self) -> int:
-        """The weight version that the next token depends on."""
         return self._weight_version
 
     async def start(self) -> None:
-        """Start serving."""
         self._failed: asyncio.Future[EngineFailed] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run(), name="fake-engine")
         self._task.add_done_callback(self._ended)
@@ -148,7 +137,6 @@ class FakeEngine:
             self._fail(failed)
 
     def fail(self, why: str) -> None:
-        """End the stepping task, and every sequence with it."""
         if self._task is not None:
             self._task.cancel()
             self._fail(EngineFailed(why))
@@ -209,7 +197,6 @@ class FakeEngine:
             self._wake.clear()
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
-        """Stream one sequence; closing the iterator ends it."""
         check_request(request, self._info)
         sequence = self._submit(request)
         try:
@@ -266,7 +253,6 @@ class FakeEngine:
             self._flush(self._queued.popleft(), FinishReason.INTERRUPTED)
 
     async def resume(self) -> None:
-        """Resume after `pause`."""
         if self._released:
             raise EngineStateError("resume: memory is released, restore it first")
         self._paused = None
@@ -290,7 +276,6 @@ class FakeEngine:
         return 0
 
     async def restore_memory(self, folder: Path | None = None, weight_version: int = 0) -> None:
-        """Undo `release_memory`."""
         if folder is not None:
             await self.update_weights(folder, weight_version)
         self._released = False
@@ -300,7 +285,6 @@ class FakeEngine:
             raise EngineStateError(f"{call}: the engine is running, pause it first")
 
     def load(self) -> EngineLoad:
-        """The current load."""
         return EngineLoad(
             running=len(self._running),
             queued=len(self._queued),
@@ -308,26 +292,12 @@ class FakeEngine:
         )
 
     async def wait_failed(self) -> None:
-        """Raise `EngineFailed` once the stepping task has failed, or after `fail`."""
         if self._task is None:
             raise EngineStateError("wait_failed: the engine is not started")
         raise await asyncio.shield(self._failed)
 
     async def close(self) -> None:
-        """End every sequence `INTERRUPTED` and stop."""
         await self.pause(PauseMode.ABORT)
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-
-
-def build(config: RolloutServerConfig) -> FakeEngine:
-    """Build the configured engine."""
-    return FakeEngine(
-        vocab_size=config.fake_vocab_size,
-        max_context=config.max_context or 4096,
-        max_running=config.max_running,
-        stream_interval=config.stream_interval,
-        mean_tokens=config.fake_mean_tokens,
-        step_seconds=config.fake_step_seconds,
-    )

@@ -35,10 +35,6 @@ def is_adapter(files: Sequence[Path]) -> bool:
 def merge_lora(folder: Path, model: Path) -> Path:
     """Return a folder with all weights: `folder`, or its merged subfolder if it holds an adapter.
 
-    Args:
-        folder: the files of a version, as published.
-        model: the base model.
-
     Raises:
         WeightsError: the adapter is unsupported or of another model, or the disk is full.
     """

@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,8 @@ from rollout.server.weights.weight_cache import WeightCache
 from services.chassis import metrics
 from services.chassis.errors import Reason, not_found, unavailable
 from services.chassis.log import get_logger
-from services.lib.weight_files.folder_names import MODEL_NAME
-from services.lib.weight_files.shard_sender import OpenShard, ShardSender, open_regular
+from services.lib.weight_files.folder_names import MODEL_NAME, open_regular
+from services.lib.weight_files.shard_chunks import OpenShard, keep_freed_memory, send_shards
 
 if TYPE_CHECKING:
     from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
@@ -42,94 +42,60 @@ class RelayServicer(WeightServiceServicer):
     """Serves `FetchShards` of `WeightService`; its other calls are UNIMPLEMENTED."""
 
     def __init__(self, cache: WeightCache) -> None:
-        self._sender = ShardSender(LocalShards(cache))
+        self._cache = cache
+        keep_freed_memory()
 
     async def FetchShards(  # type: ignore[override]
         self, request: pb.FetchShardsRequest, context: Any
     ) -> AsyncIterator[bytes]:
-        """Stream files that are cached or arriving."""
-        async with aclosing(self._sender.send(request)) as messages:
+        found = await self._found(request)
+        shards = send_shards(request, found.manifest.files, partial(open_local, found))
+        async with aclosing(shards) as messages:
             async for message, sent in messages:
                 _RELAYED.inc(sent)
                 yield message
 
-
-class LocalShards:
-    """Adapts the cache to `ShardSource`."""
-
-    def __init__(
-        self,
-        cache: WeightCache,
-        *,
-        begin_seconds: float = _BEGIN_SECONDS,
-        stall_seconds: float = _STALL_SECONDS,
-    ) -> None:
-        self._cache = cache
-        self._begin_seconds = begin_seconds
-        self._stall_seconds = stall_seconds
-
-    @asynccontextmanager
-    async def version(
-        self, run_id: str, model: str, weight_version: int
-    ) -> AsyncIterator[_LocalShardVersion]:
-        """Yield the version once it is cached or arriving; NOT_FOUND after `begin_seconds`."""
-        if (run_id, model or MODEL_NAME) != (self._cache.run_id, self._cache.model):
-            raise not_found("run", run_id)
+    async def _found(self, request: pb.FetchShardsRequest) -> LocalVersion | Incoming:
+        """The version once it is cached or arriving; else NOT_FOUND."""
+        if (request.run_id, request.model or MODEL_NAME) != (self._cache.run_id, self._cache.model):
+            raise not_found("run", request.run_id)
         try:
-            async with asyncio.timeout(self._begin_seconds):
-                found = await self._cache.arrival(weight_version)
+            async with asyncio.timeout(_BEGIN_SECONDS):
+                return await self._cache.arrival(request.weight_version)
         except TimeoutError as error:
-            raise not_found("weight_version", str(weight_version)) from error
-        yield _LocalShardVersion(found, self._stall_seconds)
+            raise not_found("weight_version", str(request.weight_version)) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _LocalShardVersion:
-    """A cached or arriving version."""
+async def open_local(found: LocalVersion | Incoming, file: pb.WeightFile) -> OpenShard:
+    """Open a file of a version; an arriving one can be read up to its verified length."""
+    if isinstance(found, Incoming) and file.num_bytes:
+        await _available(found, file, 0)
+    try:
+        # The cache folder, whose files may be links into a shared one.
+        opened = open_regular(_path(found, file).resolve())
+    except OSError as error:
+        message = f"file {file.name!r} cannot be relayed: {error.strerror}"
+        raise unavailable(Reason.STORE_UNAVAILABLE, message) from error
+    available = partial(_available, found, file) if isinstance(found, Incoming) else None
+    return OpenShard(described=file, file=opened, available=available)
 
-    found: LocalVersion | Incoming
-    stall_seconds: float
 
-    @property
-    def files(self) -> Sequence[pb.WeightFile]:
-        """The files of the manifest."""
-        return self.found.manifest.files
+def _path(found: LocalVersion | Incoming, file: pb.WeightFile) -> Path:
+    if isinstance(found, LocalVersion):
+        return found.folder / file.name
+    # A complete file is renamed, and so is the folder of a complete version.
+    whole = found.folder.with_suffix("") / file.name
+    candidates = (found.part(file), found.path(file), whole)
+    return next((path for path in candidates if path.exists()), whole)
 
-    async def open(self, file: pb.WeightFile) -> OpenShard:
-        """Open a file; an arriving one can be read up to its verified length."""
-        if isinstance(self.found, Incoming) and file.num_bytes:
-            await self._available(self.found, file, 0)
-        try:
-            # The cache folder, whose files may be links into a shared one.
-            opened = open_regular(self._path(file).resolve())
-        except OSError as error:
-            message = f"file {file.name!r} cannot be relayed: {error.strerror}"
-            raise unavailable(Reason.STORE_UNAVAILABLE, message) from error
-        if isinstance(self.found, LocalVersion):
-            return OpenShard(described=file, file=opened)
-        incoming = self.found
-        return OpenShard(
-            described=file,
-            file=opened,
-            available=lambda offset: self._available(incoming, file, offset),
-        )
 
-    def _path(self, file: pb.WeightFile) -> Path:
-        folder = self.found.folder
-        if isinstance(self.found, LocalVersion):
-            return folder / file.name
-        # A complete file is renamed, and so is the folder of a complete version.
-        whole = folder.with_suffix("") / file.name
-        candidates = (self.found.part(file), self.found.path(file), whole)
-        return next((path for path in candidates if path.exists()), whole)
-
-    async def _available(self, incoming: Incoming, file: pb.WeightFile, offset: int) -> int:
-        try:
-            async with asyncio.timeout(self.stall_seconds):
-                return await incoming.beyond(file, offset)
-        except TimeoutError as error:
-            message = f"file {file.name!r} does not arrive here beyond byte {offset}"
-            raise unavailable(Reason.DEPENDENCY_UNAVAILABLE, message) from error
+async def _available(incoming: Incoming, file: pb.WeightFile, offset: int) -> int:
+    try:
+        async with asyncio.timeout(_STALL_SECONDS):
+            return await incoming.beyond(file, offset)
+    except TimeoutError as error:
+        message = f"file {file.name!r} does not arrive here beyond byte {offset}"
+        raise unavailable(Reason.DEPENDENCY_UNAVAILABLE, message) from error
 
 
 class RelayAnnouncer:

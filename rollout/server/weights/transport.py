@@ -12,7 +12,6 @@ WeightsError                 of `rollout.server.engines.engine`: these weights c
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from google.protobuf import json_format
 from seamflow.weights.v1.weight_service_pb2 import Manifest, WeightFile
 
 from rollout.server.engines.engine import WeightsError
+from services.lib.weight_files.checked_files import CheckedFiles
 
 MANIFEST = "manifest.json"
 _ARRIVING = ".part"
@@ -80,7 +80,6 @@ class LocalVersion:
     """A complete version on this machine's disk."""
 
     manifest: Manifest
-    """Its files and checksums."""
     folder: Path
     """Its files, as published."""
 
@@ -111,9 +110,8 @@ class Incoming:
         self.manifest = manifest
         self.folder = folder
         self.received_bytes = 0
-        """Bytes received over the network."""
-        self.hashed: dict[str, tuple[int, hashlib._Hash]] = {}
-        """Of files that a transport left unfinished: bytes, and their SHA-256 up to there."""
+        self.checked = CheckedFiles()
+        """Hashes the files as they are written."""
         self._verified: dict[str, int] = {}
         self._grew: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         for file in manifest.files:
@@ -132,21 +130,17 @@ class Incoming:
 
     @property
     def verified_bytes(self) -> int:
-        """Length of the verified prefixes of all files."""
         return sum(self._verified[file.name] for file in self.manifest.files)
 
     @property
     def missing(self) -> Sequence[WeightFile]:
-        """Files that are incomplete."""
         return [file for file in self.manifest.files if not self.path(file).exists()]
 
     @property
     def complete_paths(self) -> Sequence[Path]:
-        """Paths of the complete files."""
         return [path for file in self.manifest.files if (path := self.path(file)).exists()]
 
     def path(self, file: WeightFile) -> Path:
-        """Path of the complete file."""
         return self.folder / file.name
 
     def part(self, file: WeightFile) -> Path:
@@ -171,7 +165,6 @@ class Incoming:
     def drop(self, file: WeightFile) -> None:
         """Delete the verified prefix."""
         self.part(file).unlink(missing_ok=True)
-        self.hashed.pop(file.name, None)
         self.advance(file, 0)
 
     async def beyond(self, file: WeightFile, offset: int) -> int:

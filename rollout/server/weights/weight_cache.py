@@ -73,11 +73,8 @@ class WeightCache:
     """Fetches versions of one model and keeps the last few.
 
     Args:
-        stub: the weights service, for manifests.
         transports: by name, in the order they are tried.
         folder: where versions are kept; used by this server only.
-        run_id: training job.
-        model: name of the model.
         fetch_seconds: deadline of one transport for one version.
         base: the model folder that adapters are merged into.
     """

@@ -19,13 +19,13 @@ from services.launcher.layout import Layout
 from services.lib.evaluation.evaluation_config import EvaluationConfig
 from services.lib.group_baseline import check_group_size
 from services.lib.model_files.end_ids import warn_of_end
+from services.lib.model_files.json_file import check_attention
 from services.lib.model_files.model_folder import (
     check_chat_template,
     check_classifier,
     check_model_folder,
+    check_same_tokens,
 )
-from services.lib.model_files.same_tokens import check_same_tokens
-from services.lib.model_files.text_config import check_attention
 
 _ALL = "0.0.0.0"  # noqa: S104 -- compared, not bound
 

@@ -178,7 +178,7 @@ def trained_rewards(config: LauncherConfig, config_file: Path) -> Collection[str
 def check_reward_names(config: LauncherConfig, settings: Mapping[str, ServerConfig]) -> list[str]:
     """Check what settings name against the rewards that rollouts will have, where those are known.
 
-    Others are checked with the first rollouts (trainer/data/trained_reward.py).
+    Others are checked with the first rollouts (trainer/leasing/accepted_samples.py).
 
     Returns:
         A warning of a reward model that is not trained on.

@@ -8,25 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.lib.model_files.json_file import check_json_files, read_object
+from services.lib.model_files.json_file import check_json_files, read_object, read_text_config
 from services.lib.model_files.quantization import check_not_quantized
-from services.lib.model_files.text_config import read_text_config
-from services.lib.model_files.tokenizer_files import TOKENIZER_FILES, number_of_ids
+from services.lib.model_files.tokenizer_files import TOKENIZER_FILES, TokenizerFiles, number_of_ids
 from services.lib.model_files.weight_headers import (
     Header,
     read_headers,
     same_content,
-    weight_files,
 )
-
-__all__ = [
-    "check_chat_template",
-    "check_classifier",
-    "check_model_folder",
-    "check_vocabulary",
-    "vocabulary_size",
-    "weight_files",
-]
 
 _OF_LAYER = re.compile(r"\.[0-9]+\.")
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
@@ -112,10 +101,6 @@ def check_vocabulary(folder: Path, headers: Mapping[str, Header]) -> None:
     """Check that there is a row of the embedding for each id of the tokenizer.
 
     An embedding of more rows is usual: it is padded.
-
-    Args:
-        folder: of the model.
-        headers: of its weights, as far as they are there.
 
     Raises:
         ValueError: one line that names the folder, both sizes and the cure.
@@ -204,3 +189,37 @@ def _check_kind(folder: Path, config: dict[str, Any]) -> None:
             f"model {folder}: is {', '.join(names)}, not a causal language model; use one whose "
             "architecture ends in ForCausalLM"
         )
+
+
+def check_same_tokens(policy: Path, other: Path, setting: str) -> None:
+    """Check that a model can read what the policy sampled, by its token ids.
+
+    Args:
+        policy: folder of the policy's model.
+        other: of the model that gets its token ids.
+        setting: that names `other`.
+
+    Raises:
+        ValueError: one line that names both folders, what differs and the cure.
+    """
+    if policy == other:
+        return
+    sizes = vocabulary_size(policy), vocabulary_size(other)
+    problem = other_token(policy, other)
+    if not problem and None not in sizes and sizes[1] < sizes[0]:  # type: ignore[operator]
+        problem = f"has a vocabulary of {sizes[1]} ids, and the policy one of {sizes[0]}"
+    if problem:
+        raise ValueError(
+            f"{setting} {other} {problem}: it gets the token ids that the policy {policy} "
+            "sampled, so give a model with the policy's tokenizer and vocabulary"
+        )
+
+
+def other_token(policy: Path, other: Path) -> str:
+    """A token of the policy's that the other tokenizer does not have as this id; empty: none."""
+    ids, others = TokenizerFiles.of(policy).ids, TokenizerFiles.of(other).ids
+    for text, number in ids.items():
+        if others.get(text) != number:
+            found = "no such token" if text not in others else f"id {others[text]}"
+            return f"has another tokenizer: {text!r} is id {number} of the policy, and {found} here"
+    return ""

@@ -21,13 +21,10 @@ class Header:
     dtype: str
     """As safetensors names it, such as BF16."""
     shape: tuple[int, ...]
-    """Of the whole tensor."""
     file: Path
-    """The file that has it."""
     begin: int
     """Place in the file of its first byte."""
     num_bytes: int
-    """Size of its content."""
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -49,7 +49,6 @@ class JoinedRows:
         num_tokens: int,
         device: str,
     ) -> Self:
-        """Join rows with these lengths."""
         places_J = places_BT[np.arange(places_BT.shape[1]) < lengths_B[:, None]]
         found_U = np.zeros(num_tokens, np.int64)
         found_U[places_J] = np.arange(len(places_J))
@@ -89,7 +88,6 @@ class Packing:
         device: str,
         context: ContextGroup | None = None,
     ) -> Self:
-        """Pack rows with these lengths."""
         places_BT, num_tokens = _places(token_ids_BT, lengths_B)
         buckets = [
             places_BT[rows, : lengths_B[rows[0]]] for rows in similar_rows(lengths_B.tolist())

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.lib.model_files.same_tokens import check_same_tokens
+from services.lib.model_files.model_folder import check_same_tokens
 from services.lib.transformer.can_pack import can_pack, check_padded
 from services.lib.transformer.packing import Packing
 from services.lib.transformer.row_rope import row_positions, row_rope

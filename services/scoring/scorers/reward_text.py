@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.lib.model_files.end_ids import chat_template, template_variables
-from services.lib.model_files.same_tokens import other_token
+from services.lib.model_files.model_folder import other_token
 from services.lib.rendering.renderer import RenderError, RenderLimits, shared_renderer
 
 Message = dict[str, str]

@@ -25,11 +25,11 @@ from rollout.server.weights.transport import LocalVersion, TransferError
 from rollout.server.weights.transports.shard_stream import ShardStream
 from rollout.server.weights.transports.shared_folder import SharedFolder
 from services.chassis.errors import ServiceError
+from services.lib.weight_files.checked_files import CheckedFiles
 from services.weights import version_folders
-from services.weights.checked_files import CheckedFiles
 from tests.lib.rollout.server.weights.shard_senders import Sender, make_version, receiver
-from trainer.checkpoint import checkpoint_files
-from trainer.checkpoint.checksums import DamagedError, note_digest
+from trainer.checkpoint import checkpoint_files, own_files
+from trainer.checkpoint.own_files import DamagedError, note_digest
 
 _RANKS = 3
 _CHECKPOINT_PLACES = 120
@@ -100,7 +100,7 @@ def _unverified(dice: random.Random, folder: Path) -> bool:
     """Control: without verification, whether a flipped bit of a tensor is loaded silently."""
     with (
         _checkpoint(folder) as checkpoint,
-        mock.patch.object(checkpoint_files, "verify", lambda folder: None),
+        mock.patch.object(own_files, "verify", lambda folder: None),
     ):
         path = checkpoint / checkpoint_files.shard_name(dice.randrange(_RANKS), _RANKS)
         before = load_file(path)["parameter.w"].clone()

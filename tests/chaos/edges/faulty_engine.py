@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.engine import Chunk, ContextLengthError, EngineRequest, FinishReason
 from rollout.server.engines.fake import FakeEngine
-from rollout.server.engines.fake import build as build_fake
 
 FAULTS = ("nan", "positive", "unknown_id", "false_context", "empty", "fails")
 _FALSE_CONTEXT = 2
@@ -35,7 +34,7 @@ class _Faulty(FakeEngine):
 
 
 def _build(config: RolloutServerConfig, fault: str) -> FakeEngine:
-    engine = build_fake(config)
+    engine = FakeEngine(config)
     engine.__class__ = type(f"Faulty_{fault}", (_Faulty,), {"fault": fault})
     return engine
 

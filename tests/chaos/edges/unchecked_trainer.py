@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from unittest import mock
 
 from trainer.cli import main
-from trainer.data import sample_reader
+from trainer.leasing import accepted_samples
 from trainer.leasing.accepted_samples import AcceptedSamples
 
 
@@ -16,7 +16,7 @@ async def _end(self: AcceptedSamples, step: int, messages: Mapping[str, str]) ->
 
 if __name__ == "__main__":
     AcceptedSamples.reject = _end  # type: ignore[method-assign]
-    sample_reader.SampleReader._check = lambda self, item: None  # type: ignore[method-assign]
-    sample_reader._check_rewards = lambda item, name: None
+    accepted_samples.SampleReader._check = lambda self, item: None  # type: ignore[method-assign]
+    accepted_samples._check_rewards = lambda item, name: None
     mock.patch("trainer.data.token_sequence.MIN_TEMPERATURE", 1e-38).start()
     main()

@@ -22,15 +22,14 @@ from services.chassis.metrics import counter
 from tests.lib.scheduler.support import BOTH, RUN, heartbeat, register, running_scheduler
 from tests.lib.trainer.support import trainer_config
 from trainer.clients.node_client import NodeClient
-from trainer.clients.sample_client import SampleClient
+from trainer.clients.sample_client import BatchProgress, SampleClient
 from trainer.config import TrainerConfig
-from trainer.data.batch_progress import BatchProgress
 from trainer.data.token_sequence import TokenSequence
 from trainer.leasing import batch_source
 from trainer.leasing.accepted_samples import AcceptedSamples
 from trainer.leasing.batch_source import BatchSource
-from trainer.tracking.alarms import Alarms
 from trainer.tracking.step_record import StepRecord
+from trainer.tracking.tracker import Alarms
 
 if TYPE_CHECKING:
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub

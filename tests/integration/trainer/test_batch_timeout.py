@@ -13,7 +13,7 @@ from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 
 from services.chassis.errors import ConfigError
 from tests.lib.trainer.training import Training, groups, other_run
-from trainer.data.batch_progress import BatchProgress
+from trainer.clients.sample_client import BatchProgress
 
 OVER = {"batch__timeout_seconds": 1e-9}
 """The wait is too long from its beginning on."""

@@ -41,6 +41,11 @@ class Ranks(RankGroup):
         self.agents: Agents
 
     @property
+    def rank0(self) -> Any:
+        """All that is asked of it."""
+        return self
+
+    @property
     def nodes(self) -> tuple[str, ...]:
         """Of the ranks with models."""
         return NODES[: self.wanted_replicas]

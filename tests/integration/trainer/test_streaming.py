@@ -17,9 +17,9 @@ from tests.lib.trainer.support import ROUNDING, make_samples, trainer_config
 from tests.lib.trainer.training import Training, groups, other_run
 from trainer.algorithms.base import make_algorithm
 from trainer.clients import sample_client
+from trainer.clients.sample_client import BatchProgress
 from trainer.commands import Accumulate
 from trainer.config import TrainerConfig
-from trainer.data.batch_progress import BatchProgress
 from trainer.data.gradient_chunks import GradientChunk, GroupChunker
 from trainer.data.token_sequence import sequence
 from trainer.leasing import batch_source

@@ -23,7 +23,7 @@ from seamflow.weights.v1 import weight_service_pb2_grpc as weight_grpc
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import Reason, failed_precondition, not_found, stale_epoch
 from services.chassis.rpc.server import Service, started
-from services.lib.weight_files.folder_probe import own_probe, sees
+from services.lib.weight_files.folder_names import own_probe, sees
 from tests.lib.trainer.support import make_samples
 
 _PAGE = 3

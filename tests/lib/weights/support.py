@@ -16,7 +16,7 @@ from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from services.chassis.rpc.server import Service, started
-from services.lib.weight_files.folder_probe import sees
+from services.lib.weight_files.folder_names import sees
 from services.weights.cli import build, service
 from services.weights.config import WeightsConfig
 from tests.lib.weights.memory_store import memory_store

@@ -22,6 +22,7 @@ from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from bench.harness.byte_model import make_byte_model
+from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.engine import EngineRequest, Sampling
 from rollout.server.engines.torch.torch_engine import TorchEngine
 from rollout.server.engines.torch.transformers_model import check_rows
@@ -196,7 +197,7 @@ def _engine(kind: Kind, folder: Path, rows: Sequence[list[int]]) -> float:
 
 
 async def _continued(kind: Kind, folder: Path, rows: Sequence[list[int]]) -> float:
-    engine = TorchEngine(folder, max_running=3, prefill_tokens=24)
+    engine = TorchEngine(RolloutServerConfig(model=folder, max_running=3, prefill_tokens=24))
     await engine.start()
     try:
         return max(await asyncio.gather(*(_continue(kind, engine, row) for row in rows)))

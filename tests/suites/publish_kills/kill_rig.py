@@ -25,7 +25,7 @@ from tests.suites.publish_kills.publishing_sender import RUN, contents
 from tests.suites.publish_kills.reading_engine import LOADED
 
 _WAIT_SECONDS = 60.0
-_ENGINE = "tests.suites.publish_kills.reading_engine:build"
+_ENGINE = "tests.suites.publish_kills.reading_engine:ReadingEngine"
 
 
 @cache

@@ -8,7 +8,6 @@ import os
 import time
 from pathlib import Path
 
-from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.fake import FakeEngine
 
 LOADED = "PUBLISH_KILLS_LOADED"
@@ -29,8 +28,3 @@ class ReadingEngine(FakeEngine):
         note = {"version": weight_version, "files": digests, "time": loaded}
         with Path(os.environ[LOADED]).open("a") as log:
             log.write(json.dumps(note) + "\n")
-
-
-def build(config: RolloutServerConfig) -> ReadingEngine:
-    """Make the engine; `config.engine` names this function."""
-    return ReadingEngine(vocab_size=config.fake_vocab_size)

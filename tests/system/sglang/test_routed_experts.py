@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bench.report import Report
 from rollout.server.engines.engine import Engine, PauseMode
-from rollout.server.engines.sglang.sglang_engine import build
+from rollout.server.engines.sglang.sglang_engine import SGLangEngine
 from tests.lib.rollout.server.routed_experts import (
     SHAPE,
     chosen,
@@ -87,7 +87,7 @@ async def test_replay_takes_the_routers_out_of_the_mismatch(
     for dtype in ("float32", "bfloat16"):
         model = trained(folder, DTYPES[dtype])
         flags = tuple(dtype if flag == "float32" else flag for flag in FLAGS)
-        engine = build(sglang_config(folder, record_routed_experts=True, sglang_flags=flags))
+        engine = SGLangEngine(sglang_config(folder, record_routed_experts=True, sglang_flags=flags))
         await engine.start()
         turns = await sampled(engine)
         await engine.close()

@@ -20,7 +20,7 @@ TORCH = ("-rollout.server.engines.torch",)
 SGLANG = "-rollout.server.engines.sglang"
 WITHOUT_TOKENIZER = (
     "-services.lib.rendering",
-    "-services.lib.model_files.text_config",
+    "-services.lib.model_files.json_file",
     "-services.lib.model_files.tokenizer_files",
 )
 """What a server in front of SGLang imports and never calls, and what asks transformers if it is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ import torch
 from services.chassis.errors import Reason, ServiceError
 from trainer.commands import Command, Release, Restore
 from trainer.ranks.device_lease import DeviceLease
-from trainer.ranks.offload import DeviceState
 from trainer.ranks.rank_group import RankGroup
+from trainer.ranks.worker import DeviceState
 
 
 class FakeRankGroup(RankGroup):
@@ -22,6 +23,11 @@ class FakeRankGroup(RankGroup):
     def __init__(self) -> None:
         self.commands: list[Command] = []
         self.num_failing = 0
+
+    @property
+    def rank0(self) -> Any:
+        """All that is asked of it."""
+        return self
 
     async def do(self, command: Command) -> list[dict[str, float]]:
         """Two ranks that free 8 bytes each."""
@@ -281,7 +287,7 @@ def test_a_restore_that_failed_halfway_can_be_repeated_and_undone(
             raise RuntimeError("out of memory")
         return torch.empty(0, dtype=torch.uint8).set_(storage)
 
-    monkeypatch.setattr("trainer.ranks.offload._bytes", failing)
+    monkeypatch.setattr("trainer.ranks.worker._bytes", failing)
     with pytest.raises(RuntimeError, match="out of memory"):
         state.restore()
     assert tensors[0].untyped_storage().nbytes()

@@ -14,37 +14,35 @@ from safetensors.torch import load_file
 from tests.lib.trainer.one_parameter import Weights
 from trainer.checkpoint.shard_writer import ShardWriter
 from trainer.commands import Command, Measure, Optimize
-from trainer.host_copy import HostCopy, copy_stream
+from trainer.host_copy import CudaStream, HostCopy, copy_stream
 from trainer.policy.policy import Policy
 from trainer.ranks.worker import Worker
 
 
-class LateStream:
+class LateStream(CudaStream):
     """A device that copies when it must: before the work that was held back, or at `run`."""
-
-    pinned = True
 
     def __init__(self) -> None:
         self._copies: list[Callable[[], object]] = []
         self._done = threading.Event()
 
     def begin(self) -> None:
-        """See `CopyStream`."""
+        """See `CudaStream`."""
         self._done.clear()
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """See `CopyStream`."""
+        """See `CudaStream`."""
         self._copies.append(lambda: target.copy_(source))
 
     def end(self) -> None:
-        """See `CopyStream`."""
+        """See `CudaStream`."""
 
     def wait(self) -> None:
-        """See `CopyStream`."""
+        """See `CudaStream`."""
         assert self._done.wait(20)
 
     def hold_back(self) -> None:
-        """See `CopyStream`."""
+        """See `CudaStream`."""
         self.run()
 
     def run(self) -> None:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load, load_file
 
 from trainer import fsync_files
-from trainer.tensor_bytes import TYPES, HeldTensors, tensor_bytes
+from trainer.fsync_files import TYPES, HeldTensors, tensor_bytes
 
 
 def joined(tensors: dict[str, torch.Tensor]) -> bytes:

@@ -6,11 +6,10 @@ import math
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 from trainer.pipeline.fused_schedule.dispatch import Rule, dispatch
-from trainer.pipeline.fused_schedule.greedy import greedy
 from trainer.pipeline.fused_schedule.problem import (
     BACKWARD,
     FORWARD,
@@ -18,9 +17,9 @@ from trainer.pipeline.fused_schedule.problem import (
     Pipeline,
     Problem,
     lower_bound,
+    timeline,
 )
 from trainer.pipeline.fused_schedule.task_graph import TaskGraph
-from trainer.pipeline.fused_schedule.timeline import timeline
 
 _ROUNDS = (0.02, 0.1, 0.88)
 """Shares of the CPU seconds: easy problems need neither a long search nor long annealing."""
@@ -164,9 +163,7 @@ def search(problem: Problem, cpu_seconds: float, seed: int = 0) -> tuple[Orders,
     Hill climbing in a pool of rules: of a few drawn ones the best is changed a little.
 
     Args:
-        problem: what is scheduled.
         cpu_seconds: at least one rule is tried.
-        seed: of the random numbers.
     """
     rng, bound, end = random.Random(seed), lower_bound(problem), time.process_time() + cpu_seconds
     fresh = _fresh(rng, problem)
@@ -219,3 +216,82 @@ def _rule(weights: _Weights) -> Rule:
         window_slopes=(slope_0, slope_1),
         window_offsets=(offset_0, offset_1),
     )
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Candidate:
+    """A task that can be scheduled next; ordered by start, then backward before forward."""
+
+    start: float
+    is_forward: bool
+    node: int
+    pipeline: int
+    micro_batch: int
+    kind: int = field(compare=False)
+    end: float = field(compare=False)
+
+
+def greedy(problem: Problem) -> Orders:
+    """RLHFuse's greedy schedule (arXiv 2409.13221, section 5.2); it does not regard the capacity.
+
+    The task that can start first, starts; at the same time, backward ones first. A task of another
+    model than the first must end before the first model's next possible start on that node.
+    """
+    return _Greedy(problem).run()
+
+
+class _Greedy:
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._free_at = [0.0 for _ in problem.nodes]
+        # Of each micro-batch: when its last task ends, and how many tasks it has behind it.
+        self._ends = [[0.0] * each.num_micro_batches for each in problem.pipelines]
+        self._passed = [[0] * each.num_micro_batches for each in problem.pipelines]
+        self._counts = [[[0, 0] for _ in problem.pipelines] for _ in problem.nodes]
+        self._valued: dict[tuple[int, int], float] = {}  # by pipeline and micro-batch
+        self._orders: list[list[tuple[int, int]]] = [[] for _ in problem.nodes]
+
+    def run(self) -> Orders:
+        for _ in range(self._problem.num_tasks):
+            self._schedule(min(self._allowed()))
+        return self._orders
+
+    def _allowed(self) -> Iterator[_Candidate]:
+        candidates = list(self._candidates())
+        first = [math.inf for _ in self._problem.nodes]
+        for each in candidates:
+            if each.pipeline == 0:
+                first[each.node] = min(first[each.node], each.start)
+        return (e for e in candidates if e.pipeline == 0 or e.end <= first[e.node])
+
+    def _candidates(self) -> Iterator[_Candidate]:
+        for index, pipeline in enumerate(self._problem.pipelines):
+            for stage, node in enumerate(pipeline.nodes):
+                for kind in (FORWARD, BACKWARD):
+                    number = self._counts[node][index][kind]
+                    behind = stage if kind == FORWARD else 2 * pipeline.num_stages - 1 - stage
+                    if number == pipeline.num_micro_batches:
+                        continue
+                    valued = self._value_time(index, kind, stage, number)
+                    if self._passed[index][number] != behind or valued is None:
+                        continue
+                    times = pipeline.forward if kind == FORWARD else pipeline.backward
+                    start = max(self._ends[index][number], self._free_at[node], valued)
+                    end = start + times[stage]
+                    yield _Candidate(start, kind == FORWARD, node, index, number, kind, end)
+
+    def _value_time(self, index: int, kind: int, stage: int, number: int) -> float | None:
+        """From when on a task does not wait for a value; None: not yet known."""
+        last = self._problem.pipelines[index].num_stages - 1
+        if not self._problem.values or index or kind == FORWARD or stage != last:
+            return 0.0
+        return self._valued.get(self._problem.value_of(number))
+
+    def _schedule(self, chosen: _Candidate) -> None:
+        self._orders[chosen.node].append((chosen.pipeline, chosen.kind))
+        if chosen.node == self._problem.pipelines[chosen.pipeline].nodes[-1] and chosen.is_forward:
+            self._valued[chosen.pipeline, chosen.micro_batch] = chosen.end
+        self._ends[chosen.pipeline][chosen.micro_batch] = chosen.end
+        self._passed[chosen.pipeline][chosen.micro_batch] += 1
+        self._counts[chosen.node][chosen.pipeline][chosen.kind] += 1
+        self._free_at[chosen.node] = chosen.end

@@ -52,7 +52,6 @@ class Pipeline:
 
     @property
     def num_stages(self) -> int:
-        """Its number of stages."""
         return len(self.nodes)
 
     @property
@@ -107,7 +106,6 @@ class Problem:
 
     @property
     def nodes(self) -> range:
-        """All nodes."""
         return range(1 + max(node for each in self.pipelines for node in each.nodes))
 
     @property
@@ -123,38 +121,6 @@ class Problem:
     def on(self, node: int) -> list[tuple[Pipeline, int]]:
         """The pipelines with a stage on a node, each with that stage."""
         return [(each, each.nodes.index(node)) for each in self.pipelines if node in each.nodes]
-
-
-def fused_problem(
-    actor: Pipeline, critic: Pipeline, num_replicas: int, capacity: float = math.inf
-) -> Problem:
-    """An actor on all nodes, and replicas of a critic side by side, in the opposite direction.
-
-    Args:
-        actor: stage s on node s.
-        critic: the first replica, whatever its nodes; the others are alike.
-        num_replicas: how many times the critic's stages fit on the actor's nodes.
-        capacity: bytes of activations that a node holds.
-
-    Raises:
-        ValueError: the stages of the replicas are not as many as those of the actor.
-    """
-    size = critic.num_stages
-    if size * num_replicas != actor.num_stages:
-        raise ValueError(
-            f"{num_replicas} critics of {size} stages do not cover {actor.num_stages} stages"
-        )
-    replicas = [
-        Pipeline(
-            nodes=tuple(reversed(range(index * size, (index + 1) * size))),
-            num_micro_batches=critic.num_micro_batches,
-            forward=critic.forward,
-            backward=critic.backward,
-            activation_bytes=critic.activation_bytes,
-        )
-        for index in range(num_replicas)
-    ]
-    return Problem(pipelines=(actor, *replicas), capacity=capacity)
 
 
 def lower_bound(problem: Problem) -> float:
@@ -181,9 +147,120 @@ def serial_seconds(problem: Problem) -> float:
     return first.seconds_alone + max((each.seconds_alone for each in others), default=0.0)
 
 
-def serial_memory(problem: Problem) -> float:
-    """The most bytes that 1F1B of one model after the other holds on a node."""
-    return max(
-        min(each.num_micro_batches, each.num_stages) * each.activation_bytes
-        for each in problem.pipelines
+class DeadlockError(ValueError):
+    """A schedule in which tasks wait for each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One task, placed in time."""
+
+    node: int
+    pipeline: int
+    kind: int
+    micro_batch: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """A schedule in time."""
+
+    tasks: tuple[Task, ...]
+    """By node, in order."""
+    seconds: float
+    """When the last task ends."""
+    peak_bytes: float
+    """The most activation bytes on any node."""
+
+
+def timeline(problem: Problem, orders: Orders) -> Timeline:
+    """Start each task as soon as its node is free and what it needs is there.
+
+    Raises:
+        DeadlockError: the orders leave out tasks, or tasks wait for each other.
+    """
+    done: dict[tuple[int, int, int, int], float] = {}
+    placed: list[list[Task]] = [[] for _ in problem.nodes]
+    moved = True
+    while moved:
+        moved = False
+        for node in problem.nodes:
+            while (task := _next(problem, orders, placed[node], node, done)) is not None:
+                stage = problem.pipelines[task.pipeline].nodes.index(node)
+                done[task.pipeline, task.kind, task.micro_batch, stage] = task.end
+                placed[node].append(task)
+                moved = True
+    tasks = tuple(task for each in placed for task in each)
+    if len(tasks) < problem.num_tasks:
+        raise DeadlockError(f"only {len(tasks)} of {problem.num_tasks} tasks can start")
+    return Timeline(
+        tasks=tasks,
+        seconds=max(task.end for task in tasks),
+        peak_bytes=max(_peak(problem, each) for each in placed),
     )
+
+
+def _next(
+    problem: Problem,
+    orders: Orders,
+    before: list[Task],
+    node: int,
+    done: dict[tuple[int, int, int, int], float],
+) -> Task | None:
+    """The next task of a node; None if it has none, or waits for another node."""
+    if len(before) == len(orders[node]):
+        return None
+    index, kind = orders[node][len(before)]
+    each = problem.pipelines[index]
+    stage = each.nodes.index(node)
+    number = sum(1 for task in before if (task.pipeline, task.kind) == (index, kind))
+    ready = _ready(problem, index, kind, number, stage, done)
+    if ready is None:
+        return None
+    start = max(ready, before[-1].end if before else 0.0)
+    times = each.forward if kind == FORWARD else each.backward
+    return Task(
+        node=node,
+        pipeline=index,
+        kind=kind,
+        micro_batch=number,
+        start=start,
+        end=start + times[stage],
+    )
+
+
+def _ready(
+    problem: Problem,
+    index: int,
+    kind: int,
+    number: int,
+    stage: int,
+    done: dict[tuple[int, int, int, int], float],
+) -> float | None:
+    """When the input of a task is there; None: not yet known."""
+    if kind == FORWARD:
+        return 0.0 if stage == 0 else done.get((index, FORWARD, number, stage - 1))
+    if stage == problem.pipelines[index].num_stages - 1:
+        passed = done.get((index, FORWARD, number, stage))
+        valued = _valued(problem, number, done) if index == 0 and problem.values else 0.0
+        return None if passed is None or valued is None else max(passed, valued)
+    return done.get((index, kind, number, stage + 1))
+
+
+def _valued(
+    problem: Problem, number: int, done: dict[tuple[int, int, int, int], float]
+) -> float | None:
+    """When the value of a micro-batch of the first model is there; None: not yet known."""
+    index, turn = problem.value_of(number)
+    return done.get((index, FORWARD, turn, problem.pipelines[index].num_stages - 1))
+
+
+def _peak(problem: Problem, tasks: list[Task]) -> float:
+    held = most = 0.0
+    for task in tasks:
+        size = problem.pipelines[task.pipeline].activation_bytes
+        held += size if task.kind == FORWARD else -size
+        most = max(most, held)
+    return most

@@ -96,7 +96,6 @@ class TaskGraph:
         return max(self._starts[task] + self._times[task] for task in self._ends)
 
     def orders(self) -> Orders:
-        """The schedule."""
         found: list[list[tuple[int, int]]] = [[] for _ in self._problem.nodes]
         firsts = [task for task, before in enumerate(self._node_before) if before == _NONE]
         for first in firsts:

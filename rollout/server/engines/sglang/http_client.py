@@ -80,7 +80,6 @@ class Connection:
         return await self._call("GET", "/server_info")
 
     async def until_there(self) -> None:
-        """Wait until the server answers."""
         while True:
             with contextlib.suppress(ConnectionLost, TimeoutError):
                 await self.model_info()
@@ -147,7 +146,6 @@ class Connection:
         await self._call("POST", "/resume_memory_occupation", {}, seconds=_LOAD_SECONDS)
 
     async def close(self) -> None:
-        """Close every connection."""
         await self._session.close()
 
     async def _call(

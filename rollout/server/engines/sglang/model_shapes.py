@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from rollout.server.engines.engine import EngineInfo, WeightsError
 from services.lib.model_files.end_ids import end_ids
 from services.lib.model_files.model_folder import check_model_folder
 from services.lib.model_files.quantization import is_mxfp4
+from services.lib.model_files.weight_headers import read_headers
 from services.lib.routed_experts import RoutingShape, routing_shape
 
 Shapes = dict[str, list[int]]
@@ -43,7 +44,7 @@ class ModelFolder:
         try:
             self._shapes = _shapes(folder)
         except WeightsError as error:
-            raise ValueError(f"model is {error}; save it with model.save_pretrained()") from error
+            raise ValueError(str(error)) from error
 
     def check(self, folder: Path) -> None:
         """Raise `WeightsError` unless `folder` holds whole files of just this model's tensors.
@@ -104,34 +105,17 @@ def num_ranks(server: dict[str, Any]) -> int:
 
 
 def _shapes(folder: Path) -> Shapes:
+    """By name, of whole files, whose content the kernel reads ahead."""
     if not folder.is_dir():
         raise WeightsError(f"{folder}: no such folder")
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise WeightsError(f"{folder}: no *.safetensors file")
-    shapes: Shapes = {}
-    for file in files:
-        try:
+    try:
+        headers = read_headers(folder)
+        for file in {header.file for header in headers.values()}:
             with file.open("rb") as opened:
-                shapes |= _header(opened)
-        except (OSError, ValueError, KeyError) as error:
-            raise WeightsError(f"{file}: not a whole safetensors file: {error}") from error
-    return shapes
-
-
-def _header(opened: BinaryIO) -> Shapes:
-    """Read a safetensors header and have the kernel read the rest."""
-    size = os.fstat(opened.fileno()).st_size
-    length = int.from_bytes(opened.read(8), "little")
-    if length > size:
-        raise ValueError(f"its header has {length} bytes, the file {size}")
-    header: dict[str, Any] = json.loads(opened.read(length))
-    header.pop("__metadata__", None)
-    end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    if end != size:
-        raise ValueError(f"its header describes {end} bytes, the file has {size}")
-    os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
-    return {name: entry["shape"] for name, entry in header.items()}
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+    except (OSError, ValueError) as error:
+        raise WeightsError(str(error)) from error
+    return {name: list(header.shape) for name, header in headers.items()}
 
 
 def _read_json(file: Path) -> dict[str, Any]:

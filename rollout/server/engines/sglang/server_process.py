@@ -1,4 +1,7 @@
-"""A supervised SGLang server: own process group, own port, output in our log."""
+"""A supervised SGLang server, and its state from one start to its failure.
+
+The process has a group, a port and an environment of its own, and its output goes to our log.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,15 @@ import socket
 import sys
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
+from rollout.server.engines.engine import EngineFailed, PauseMode
 from rollout.server.engines.sglang import process_guard
 from rollout.server.engines.sglang.http_client import Connection, ConnectionLost, Refused
+from rollout.server.engines.sglang.sglang_turn import Weights
 from services.chassis.log import get_logger
 
 _GUARD = Path(process_guard.__file__)
@@ -38,7 +45,6 @@ class SGLangProcess:
         self.label = label
         self._process = process
         self.lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        """The last lines of its output."""
         self._log = get_logger()
         self._ended = asyncio.create_task(self._follow(), name="sglang-process")
 
@@ -90,7 +96,6 @@ class SGLangProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether the process has exited."""
         return self._ended.done()
 
     async def wait(self) -> str:
@@ -126,7 +131,6 @@ class SGLangProcess:
         await self._ended
 
     def kill(self) -> None:
-        """Kill the whole process group."""
         if not self.ended:
             self._kill()
 
@@ -141,3 +145,72 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+T = TypeVar("T")
+
+_ABORT_AGAIN_SECONDS = 0.05  # a request on its way to the scheduler outlives an abort
+
+
+class ServerLifetime:
+    """State that a restart resets. Needs a running event loop."""
+
+    def __init__(
+        self, connection: Connection, weights: Weights, process: SGLangProcess | None = None
+    ) -> None:
+        """`weights` are its initial ones; `process` is None for a server that we did not start."""
+        self.connection = connection
+        self.weights = weights
+        self.process = process
+        self.failed: asyncio.Future[EngineFailed] = asyncio.get_running_loop().create_future()
+        """Set to the cause once the server has failed."""
+        self.paused: PauseMode | None = None
+        self.released = False
+        self.running = 0
+        """Requests without a final answer."""
+        self.idle = asyncio.Event()
+        """Set while there are none."""
+        self.idle.set()
+        self.open = asyncio.Event()
+        """Set while new requests may be sent."""
+
+    async def call(self, call: Awaitable[T]) -> T:
+        """Await a control call; a server that does not answer has failed."""
+        try:
+            return await call
+        except TimeoutError as error:
+            cure = "raise sglang_control_seconds if it compiles kernels for that long"
+            raise self.fail(f"SGLang does not answer in time: {cure}") from error
+        except ConnectionLost as error:
+            raise self.fail(f"SGLang does not answer: {error or type(error).__name__}") from error
+
+    async def drain(self, seconds: float) -> None:
+        """End all requests; a server that has not ended them after `seconds` has failed."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self.running:
+                    await self.call(self.connection.abort_all())
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self.idle.wait(), _ABORT_AGAIN_SECONDS)
+        except TimeoutError:
+            raise self.fail(
+                f"SGLang did not end its requests in {seconds:g} s: raise sglang_drain_seconds if "
+                "a step of it takes that long"
+            ) from None
+        if self.failed.done():
+            raise self.failed.result()
+
+    def fail(self, why: str) -> EngineFailed:
+        """Mark the server failed and kill its process; returns the first cause."""
+        if not self.failed.done():
+            self.failed.set_result(EngineFailed(why))
+            if self.process is not None:
+                self.process.kill()
+        return self.failed.result()
+
+    async def end(self) -> None:
+        """Disconnect, and stop the process if we started it."""
+        await self.connection.close()
+        if self.process is not None:
+            await self.process.stop()
+        self.fail("SGLang is stopped")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,9 +32,10 @@ from rollout.server.engines.engine import (
     EngineStateError,
     MemoryNotReleased,
     PauseMode,
+    TokenRate,
     WeightsError,
 )
-from rollout.server.engines.sglang import device_memory
+from rollout.server.engines.sglang import server_weights
 from rollout.server.engines.sglang.command_line import check_url, command_line
 from rollout.server.engines.sglang.http_client import Connection, ConnectionLost, Refused
 from rollout.server.engines.sglang.model_shapes import (
@@ -42,11 +43,9 @@ from rollout.server.engines.sglang.model_shapes import (
     describe,
     recorded_routing,
 )
-from rollout.server.engines.sglang.server_lifetime import ServerLifetime
-from rollout.server.engines.sglang.server_process import SGLangProcess
+from rollout.server.engines.sglang.server_process import ServerLifetime, SGLangProcess
 from rollout.server.engines.sglang.server_weights import ServerWeights, WeightWay
 from rollout.server.engines.sglang.sglang_turn import Turn, Weights, check_sampled
-from rollout.server.token_rate import TokenRate
 from services.lib.routed_experts import RoutingShape
 
 T = TypeVar("T")
@@ -59,42 +58,30 @@ class SGLangEngine:
     """Drives one SGLang server, which must serve no other client."""
 
     def __init__(
-        self,
-        model: Path,
-        *,
-        command: Sequence[str] = (),
-        url: str | None = None,
-        broadcast_host: str | None = None,
-        by_tensors: bool = False,
-        record_experts: bool = False,
-        lends_device: bool = False,
-        control_seconds: float = 300.0,
-        drain_seconds: float = 300.0,
-        used_bytes: device_memory.UsedBytes | None = None,
+        self, config: RolloutServerConfig, used_bytes: server_weights.UsedBytes | None = None
     ) -> None:
         """Nothing is started before `start`.
 
         Args:
-            model: the Hugging Face folder of version 0.
-            command: starts a server.
-            url: a server that runs already; `command` is not used.
-            broadcast_host: where it reaches us, to get weights; None: it reads them from disk.
-            by_tensors: it gets weights through shared memory; where that fails, from disk.
-            record_experts: report the routed experts of a mixture of experts.
-            lends_device: its device memory will be released; `start` checks that it can be.
-            control_seconds: deadline of a call that changes what SGLang does.
-            drain_seconds: deadline of the end of all its requests.
+            config: of the rollout server; `sglang_url` names a server that runs already.
             used_bytes: measures what is in use on its devices; None: by nvidia-smi, if it is
                 started here.
+
+        Raises:
+            ValueError: there is no usable model, or a field or flag that is not the user's to set.
         """
-        self._model = ModelFolder(model)
-        self._command = command
-        self._url = url
-        self._way = WeightWay(broadcast_host=broadcast_host, by_tensors=by_tensors)
-        self._record_experts = record_experts
-        self._lends_device = lends_device
-        self._control_seconds, self._drain_seconds = control_seconds, drain_seconds
-        here = device_memory.used_bytes if url is None else device_memory.on_another_host
+        if config.model is None:
+            raise ValueError("model is not set: give the Hugging Face folder the run starts from")
+        if config.sglang_url is not None:
+            check_url(config)
+        self._config, self._model = config, ModelFolder(config.model)
+        self._command = command_line(config)
+        self._way = WeightWay(
+            broadcast_host=config.sglang_broadcast_host,
+            by_tensors=config.sglang_weights == "tensors",
+        )
+        is_here = config.sglang_url is None
+        here = server_weights.used_bytes if is_here else server_weights.on_another_host
         self._used_bytes = used_bytes or here
         self._routing: RoutingShape | None = None
         self._info: EngineInfo | None = None
@@ -111,18 +98,18 @@ class SGLangEngine:
         await self._stop()
         try:
             async with asyncio.timeout(_START_SECONDS):
-                if self._url is None:
+                if self._config.sglang_url is None:
                     await self._launch()
                 else:
-                    await self._take_over(self._url)
+                    await self._take_over(self._config.sglang_url)
                 server = await self._life.connection.server_info()
                 self._info = describe(self._model, server)
-                if self._record_experts:
+                if self._config.record_routed_experts:
                     self._routing = recorded_routing(self._model, server)
                     features = self._info.features | {"routed_experts"}
                     self._info = replace(self._info, features=features)
-                if self._lends_device:
-                    device_memory.require_memory_saver(server)
+                if self._config.lends_device:
+                    server_weights.require_memory_saver(server)
         except TimeoutError:
             raise ValueError(f"SGLang did not start in {_START_SECONDS:.0f} seconds") from None
         except MemoryNotReleased as error:
@@ -149,7 +136,7 @@ class SGLangEngine:
             raise ValueError(f"sglang_url: {error}; {cure}") from error
 
     def _connect(self, url: str) -> Connection:
-        return Connection(url, control_seconds=self._control_seconds)
+        return Connection(url, control_seconds=self._config.sglang_control_seconds)
 
     def _begin(self, life: ServerLifetime) -> None:
         self._begun = life
@@ -157,7 +144,7 @@ class SGLangEngine:
             life,
             self._model,
             way=self._way,
-            drain_seconds=self._drain_seconds,
+            drain_seconds=self._config.sglang_drain_seconds,
             used_bytes=self._used_bytes,
         )
         life.failed.add_done_callback(self._fail_turns)
@@ -177,14 +164,12 @@ class SGLangEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """Constants of this engine; valid after `start`."""
         if self._info is None:
             raise EngineStateError("info: the engine is not started")
         return self._info
 
     @property
     def weight_version(self) -> int:
-        """The version in use."""
         return self._life.weights.version
 
     @property
@@ -285,13 +270,12 @@ class SGLangEngine:
         if mode is PauseMode.IN_PLACE:
             await self._life.call(self._life.connection.pause_in_place())
             return
-        await self._life.drain(self._drain_seconds)
+        await self._life.drain(self._config.sglang_drain_seconds)
         if mode is PauseMode.ABORT:
             for turn in self._turns:
                 turn.interrupt()
 
     async def resume(self) -> None:
-        """Resume after `pause`; held turns become new requests."""
         if self._life.released:
             raise EngineStateError("resume: memory is released, restore it first")
         if self._life.paused is PauseMode.IN_PLACE:
@@ -334,7 +318,6 @@ class SGLangEngine:
             await self.update_weights(folder, weight_version)
 
     def load(self) -> EngineLoad:
-        """The load from this server."""
         running = 0 if self._life.paused else min(self._life.running, self.info.max_running)
         return EngineLoad(
             running=running,
@@ -343,7 +326,6 @@ class SGLangEngine:
         )
 
     async def wait_failed(self) -> None:
-        """Raise `EngineFailed` once the server has exited or answers nonsense."""
         raise await asyncio.shield(self._life.failed)
 
     def fail(self, why: str) -> None:
@@ -378,22 +360,3 @@ class SGLangEngine:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def build(config: RolloutServerConfig) -> SGLangEngine:
-    """Build the configured engine."""
-    if config.model is None:
-        raise ValueError("model is not set: give the Hugging Face folder the run starts from")
-    if config.sglang_url is not None:
-        check_url(config)
-    return SGLangEngine(
-        config.model,
-        command=command_line(config),
-        url=config.sglang_url,
-        broadcast_host=config.sglang_broadcast_host,
-        by_tensors=config.sglang_weights == "tensors",
-        record_experts=config.record_routed_experts,
-        lends_device=config.lends_device,
-        control_seconds=config.sglang_control_seconds,
-        drain_seconds=config.sglang_drain_seconds,
-    )

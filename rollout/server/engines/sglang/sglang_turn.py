@@ -228,7 +228,6 @@ class Turn:
             )
 
     def fail(self, error: EngineError) -> None:
-        """End the turn with an error."""
         if not self.ended:
             self.ended = True
             self._chunks.put_nowait(error)

@@ -6,7 +6,6 @@ layer sees one matrix, and only attention (`paged_cache.PagedCache`) knows whose
 Shapes: N tokens, R decoding rows, E model size, H query heads, K key/value heads, D head size,
 I inputs, O outputs, T positions, V vocabulary.
 """
-
 # ruff: noqa: N803, N806, N815 -- tensors carry their shapes in their names
 
 from __future__ import annotations
@@ -22,14 +21,84 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rollout.server.engines.torch.packed_linear import Linear
 from rollout.server.engines.torch.paged_cache import PagedCache, Plan
 from rollout.server.engines.torch.row_model import Step
-from rollout.server.engines.torch.weight_reading.safetensors_reader import (
+from rollout.server.engines.torch.weight_reader import (
     CheckedTensors,
     Storages,
     read_folder,
 )
+
+# Below this, calling oneDNN costs more than packing saves.
+_SMALLEST_PACKED = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """`x @ weight.T + bias`, with what a transformer does next done by the same kernel.
+
+    On the CPU its weight is kept in oneDNN's own packed order, packed once per weight version: the
+    plain kernel packs it anew in each call, which for tens of rows costs as much as the product.
+    Measured against `torch.nn.functional.linear` at 64 rows: 1.3 to 1.5 times as fast.
+    Shapes: N tokens, I inputs, O outputs.
+    """
+
+    weight_OI: Tensor
+    """Plain, or packed by oneDNN."""
+    bias_O: Tensor | None
+    """None adds nothing."""
+    packed: bool
+    """Whether only oneDNN can read `weight_OI`."""
+
+    @classmethod
+    def of(cls, weight_OI: Tensor, bias_O: Tensor | None) -> Linear:
+        """Pack a weight if this machine gains by it."""
+        packed = (
+            torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+            and weight_OI.device.type == "cpu"
+            and weight_OI.dtype == torch.float32
+            and weight_OI.numel() >= _SMALLEST_PACKED
+        )
+        if packed:
+            weight_OI = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None)
+        return cls(weight_OI=weight_OI.contiguous(), bias_O=bias_O, packed=packed)
+
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        """Return [N, O]."""
+        return self._unary(x_NI, "none") if self.packed else self._plain(x_NI)
+
+    def silu(self, x_NI: Tensor) -> Tensor:
+        """Return silu of it, [N, O]."""
+        return self._unary(x_NI, "swish") if self.packed else functional.silu(self._plain(x_NI))
+
+    def plus(self, x_NI: Tensor, other_NO: Tensor) -> Tensor:
+        """Return the sum with `other_NO`."""
+        return self._binary(x_NI, other_NO, "add") if self.packed else self._plain(x_NI) + other_NO
+
+    def times(self, x_NI: Tensor, other_NO: Tensor) -> Tensor:
+        """Return the product with `other_NO`, element by element."""
+        return self._binary(x_NI, other_NO, "mul") if self.packed else self._plain(x_NI) * other_NO
+
+    def _plain(self, x_NI: Tensor) -> Tensor:
+        return functional.linear(x_NI, self.weight_OI, self.bias_O)
+
+    def _unary(self, x_NI: Tensor, then: str) -> Tensor:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x_NI, self.weight_OI, self.bias_O, then, [], ""
+        )
+        return result
+
+    def _binary(self, x_NI: Tensor, other_NO: Tensor, then: str) -> Tensor:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
+            x_NI, other_NO, self.weight_OI, self.bias_O, then
+        )
+        return result
+
+    @property
+    def nbytes(self) -> int:
+        bias = 0 if self.bias_O is None else self.bias_O.nbytes
+        return self.weight_OI.numel() * self.weight_OI.element_size() + bias
+
 
 _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
@@ -84,13 +153,9 @@ class LlamaWeights:
     """One version of the weights, in the form the forward pass reads."""
 
     embedding_VE: Tensor
-    """Rows by token id."""
     layers: list[_Layer]
-    """From the first."""
     norm_E: Tensor
-    """Before the head."""
     head: Linear
-    """To logits."""
 
     @classmethod
     def of(
@@ -111,7 +176,6 @@ class LlamaWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
         linears = [self.head]
         tensors = [self.embedding_VE, self.norm_E]
         for layer in self.layers:
@@ -230,7 +294,6 @@ class LlamaModel:
         return 0
 
     def forward(self, step: Step) -> Tensor | None:
-        """Run a pass; return the logits [R, V] of what follows the rows' tokens."""
         weights = self._weights
         assert weights is not None, "memory is released"
         tokens_N, positions_N = self._inputs(step)
@@ -284,19 +347,15 @@ class LlamaModel:
         """There are none."""
 
     def reader(self) -> LlamaReader:
-        """For a version of these weights."""
         return LlamaReader(self._storages, self._shape, self._dtype, self._device)
 
     def read_weights(self, folder: Path) -> LlamaWeights:
-        """Read, check and arrange weights. Raises `WeightsError`."""
         return read_folder(self.reader(), folder)  # type: ignore[no-any-return]
 
     def use_weights(self, weights: LlamaWeights) -> None:
-        """Swap in other weights."""
         self._weights = weights
 
     def release(self) -> int:
-        """Drop cache and weights."""
         freed = self._cache.nbytes + (self._weights.nbytes if self._weights else 0)
         self._cache.clear()
         self._weights = None

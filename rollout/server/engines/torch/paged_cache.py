@@ -79,7 +79,6 @@ class PagedCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pool."""
         return self._keys.nbytes + self._values.nbytes
 
     def reserve(self, slot: int, positions: int) -> None:

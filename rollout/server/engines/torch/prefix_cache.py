@@ -81,7 +81,6 @@ class PrefixIndex:
             self.forget(self._ended.popitem(last=False)[0])
 
     def forget(self, entry: CachedPrefix) -> None:
-        """Remove a sequence."""
         for key in entry.lengths:
             if self._entries.get(key) is entry:
                 del self._entries[key]

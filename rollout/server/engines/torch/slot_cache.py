@@ -1,21 +1,25 @@
-"""A slotted key/value cache that plugs into Hugging Face's own attention.
+"""What is cached for each slot: keys and values for Hugging Face attention, and routed experts.
 
-Each slot owns one row of every layer's buffers. While the decoding rows are slots 0 .. n-1, as they
+Each slot owns one row of every layer buffer. While the decoding rows are slots 0 .. n-1, as they
 are whenever nothing ends early, attention reads a view; else it reads a copy of their rows.
 
-Shapes: L slots, R rows of a pass, S new tokens of each, H key/value heads, T positions,
-D head size.
+Shapes: L slots, R rows of a pass, S new tokens of each, N = R * S, H key/value heads, T positions,
+D head size, K chosen experts.
 """
-
-# ruff: noqa: N806, N815 -- tensors carry their shapes in their names
+# ruff: noqa: N803, N806, N815 -- tensors carry their shapes in their names
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+from services.lib.routed_experts import RoutingShape
 
 _GROWTH = 256
 
@@ -122,5 +126,36 @@ class SlotCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by all buffers."""
         return sum(layer.keys_LHTD.nbytes + layer.values_LHTD.nbytes for layer in self._slot_layers)
+
+
+class ExpertSlots:
+    """What the routers chose in the passes over the positions of each slot, on the host."""
+
+    def __init__(self, shape: RoutingShape, num_slots: int) -> None:
+        """Nothing is allocated until the first pass."""
+        self._shape = shape
+        self._slots = [shape.empty(0)] * num_slots
+
+    def put(self, slots: list[int], positions_RS: Tensor, layer: int, chosen_NK: Tensor) -> None:
+        """Keep what the router of a layer chose."""
+        chosen = chosen_NK.view(*positions_RS.shape, -1).cpu().numpy()
+        for slot, positions_S, row in zip(slots, positions_RS.cpu().numpy(), chosen, strict=True):
+            self._reserve(slot, int(positions_S.max()) + 1)
+            self._slots[slot][positions_S, layer] = row
+
+    def _reserve(self, slot: int, positions: int) -> None:
+        kept = self._slots[slot]
+        if len(kept) < positions:
+            grown = self._shape.empty(max(positions, 2 * len(kept)))
+            grown[: len(kept)] = kept
+            self._slots[slot] = grown
+
+    def read(self, slot: int, start: int, stop: int) -> NDArray[Any]:
+        """Copy those of the positions from `start` to `stop`."""
+        return np.array(self._slots[slot][start:stop])
+
+    def write(self, slot: int, experts: NDArray[Any], positions: int) -> None:
+        """Fill a slot with the first positions of what `read` gave from 0 on."""
+        self._reserve(slot, positions)
+        self._slots[slot][:positions] = experts[:positions]

@@ -27,10 +27,9 @@ from rollout.server.engines.engine import (
     check_request,
 )
 from rollout.server.engines.torch.batch import DecodedSequence
-from rollout.server.engines.torch.decode_loop import Decoder, SampledChunks
-from rollout.server.engines.torch.thread_calls import Mailbox
+from rollout.server.engines.torch.decode_loop import Decoder, Mailbox, SampledChunks
 from rollout.server.engines.torch.transformers_model import LoadedModel, load_model
-from rollout.server.engines.torch.weight_reading.arriving_weights import ArrivingWeights
+from rollout.server.engines.torch.weight_reader import ArrivingWeights
 from services.lib.model_files.model_folder import check_model_folder
 
 T = TypeVar("T")
@@ -39,48 +38,18 @@ T = TypeVar("T")
 class TorchEngine:
     """Runs a `Decoder` in a thread, sends calls to it and receives chunks from it."""
 
-    def __init__(
-        self,
-        model: Path,
-        *,
-        max_running: int = 64,
-        max_context: int | None = None,
-        threads: int = 1,
-        stream_interval: int = 8,
-        prefill_tokens: int = 4096,
-        dtype: str = "auto",
-        device: str = "auto",
-        record_experts: bool = False,
-    ) -> None:
-        """Nothing is loaded before `start`.
-
-        Args:
-            model: a Hugging Face folder: config.json, tokenizer, *.safetensors.
-            max_running: slots of the cache, and limit of sequences sampled concurrently.
-            max_context: limit of tokens in a sequence; None: the model's limit.
-            threads: threads of each tensor operation, for the whole process.
-            stream_interval: steps (or 50 ms) between two sends of tokens.
-            prefill_tokens: limit of prompt tokens prefilled between two steps.
-            dtype: "float32", "bfloat16", or "auto": bfloat16 on a GPU, else float32.
-            device: "cpu", "cuda", or "auto": a GPU if there is one.
-            record_experts: report the routed experts of a mixture of experts.
-        """
-        check_model_folder(model)
-        self._folder = model
-        self._max_running = max_running
-        self._max_context = max_context
-        self._threads = threads
-        self._stream_interval = stream_interval
-        self._prefill_tokens = prefill_tokens
-        self._dtype, self._device = dtype, device
-        self._record_experts = record_experts
+    def __init__(self, config: RolloutServerConfig) -> None:
+        """Nothing is loaded before `start`. Raises `ValueError`: the model is no usable folder."""
+        if config.model is None:
+            raise ValueError("model is not set: give the Hugging Face folder the run starts from")
+        check_model_folder(config.model)
+        self._config, self._folder = config, config.model
         self._prepared: tuple[Path, Any] | None = None
         self._arriving = ArrivingWeights()
         self._chunks: dict[DecodedSequence, asyncio.Queue[Chunk | EngineFailed]] = {}
         self._decoder: Decoder | None = None
 
     async def start(self) -> None:
-        """Load the model and start the thread. Raises `ValueError` for an unusable folder."""
         loop = asyncio.get_running_loop()
         self._mailbox = Mailbox(loop)
         self._failed: asyncio.Future[EngineFailed] = loop.create_future()
@@ -92,9 +61,8 @@ class TorchEngine:
         self._decoder = await started
 
     def _run(self, started: asyncio.Future[Decoder]) -> None:
-        """Body of the engine's thread."""
         try:
-            torch.set_num_threads(self._threads)
+            torch.set_num_threads(self._config.threads)
             decoder = self._load()
         except Exception as error:
             self._mailbox.notify(started.set_exception, error)
@@ -109,43 +77,41 @@ class TorchEngine:
             self._mailbox.notify(self._fail, failed)
 
     def _load(self) -> Decoder:
+        config = self._config
         model = load_model(
             self._folder,
-            self._max_running,
-            self._max_context,
-            self._dtype,
-            self._device,
-            record_experts=self._record_experts,
+            config.max_running,
+            config.max_context,
+            config.torch_dtype,
+            config.torch_device,
+            record_experts=config.record_routed_experts,
         )
         self._model: LoadedModel = model
+        experts = ["routed_experts"] if config.record_routed_experts else []
         self._info = EngineInfo(
             name="torch",
             vocab_size=model.vocab_size,
             eos_token_ids=model.eos_token_ids,
             max_context=model.max_context,
-            max_running=self._max_running,
-            features=frozenset(
-                {"seed", "release_memory", *(["routed_experts"] if self._record_experts else [])}
-            ),
+            max_running=config.max_running,
+            features=frozenset({"seed", "release_memory", *experts}),
         )
         return Decoder(
             model,
             self._mailbox,
             self._deliver,
-            num_slots=self._max_running,
-            stream_interval=self._stream_interval,
-            prefill_tokens=self._prefill_tokens,
+            num_slots=config.max_running,
+            stream_interval=config.stream_interval,
+            prefill_tokens=config.prefill_tokens,
         )
 
     @property
     def info(self) -> EngineInfo:
-        """Constants of this engine; valid after `start`."""
         self._started("info")
         return self._info
 
     @property
     def weight_version(self) -> int:
-        """The version in use."""
         return self._started("weight_version").weight_version
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
@@ -196,12 +162,10 @@ class TorchEngine:
         return self._decoder
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop at a token boundary; every sampled token has been handed out."""
         decoder = self._started("pause")
         await self._call(lambda: decoder.pause(mode))
 
     async def resume(self) -> None:
-        """Resume after `pause`."""
         await self._call(self._started("resume").resume)
 
     async def prepare_weights(self, folder: Path) -> None:
@@ -239,7 +203,7 @@ class TorchEngine:
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         def run() -> T:
-            torch.set_num_threads(self._threads)
+            torch.set_num_threads(self._config.threads)
             return function()
 
         return await asyncio.to_thread(run)
@@ -274,35 +238,15 @@ class TorchEngine:
         raise self._failed.result()
 
     def load(self) -> EngineLoad:
-        """How busy the engine is now."""
         return self._started("load").load()
 
     async def wait_failed(self) -> None:
-        """Raise `EngineFailed` once the thread has died of an error."""
         self._started("wait_failed")
         raise await asyncio.shield(self._failed)
 
     async def close(self) -> None:
-        """End every sequence `INTERRUPTED` and stop the thread."""
         if self._decoder is None or self._failed.done():
             return
         await self._call(self._decoder.close)
         await asyncio.to_thread(self._thread.join)
         self._decoder = None
-
-
-def build(config: RolloutServerConfig) -> TorchEngine:
-    """Make the engine a configuration asks for."""
-    if config.model is None:
-        raise ValueError("model is not set: give the Hugging Face folder the run starts from")
-    return TorchEngine(
-        config.model,
-        max_running=config.max_running,
-        max_context=config.max_context,
-        threads=config.threads,
-        stream_interval=config.stream_interval,
-        prefill_tokens=config.prefill_tokens,
-        dtype=config.torch_dtype,
-        device=config.torch_device,
-        record_experts=config.record_routed_experts,
-    )

@@ -23,25 +23,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rollout.server.engines.torch.expert_slots import ExpertSlots
 from rollout.server.engines.torch.llama import LlamaModel, is_llama
-from rollout.server.engines.torch.row_model import Part, RowModel, Step
-from rollout.server.engines.torch.slot_cache import SlotCache
-from rollout.server.engines.torch.trial_rows import longest_row
-from rollout.server.engines.torch.weight_reading.converted_weights import (
-    has_module_names,
-    load_converted,
-)
-from rollout.server.engines.torch.weight_reading.safetensors_reader import (
+from rollout.server.engines.torch.row_model import Part, RowModel, Step, longest_row, step_of
+from rollout.server.engines.torch.slot_cache import ExpertSlots, SlotCache
+from rollout.server.engines.torch.weight_reader import (
     CheckedTensors,
     Storages,
+    has_module_names,
+    load_converted,
     read_folder,
     storages,
 )
 from services.chassis.log import get_logger
 from services.lib.model_files.end_ids import end_ids
+from services.lib.model_files.json_file import check_layers, read_text_config
 from services.lib.model_files.model_folder import check_model_folder
-from services.lib.model_files.text_config import check_layers, read_text_config
 from services.lib.routed_experts import RoutingShape
 from services.lib.transformer.load_causal import load_causal
 from services.lib.transformer.routers import prepare_routers, recording
@@ -57,7 +53,6 @@ class LoadedModel:
 
     rows: RowModel
     max_context: int
-    """Most tokens of a sequence."""
     vocab_size: int
     """V."""
     eos_token_ids: tuple[int, ...]
@@ -179,24 +174,14 @@ def _agree(
                 part = Part(
                     slot=0, start=start, token_ids=tokens[start:end], row_length=len(tokens)
                 )
-                rows.forward(_step([], [], [part], device))
+                rows.forward(step_of([], [], [], [part], device))
         position = len(tokens) - 1
-        results.append(rows.forward(_step([tokens[-1]], [position], [], device)))
+        results.append(rows.forward(step_of([0], [tokens[-1]], [position], [], device)))
         rows.free([0])
     first, second = results
     assert first is not None and second is not None
     tolerance = _TOLERANCE[second.dtype] * max(1.0, second.abs().max().item())
     return bool((first - second).abs().max() <= tolerance)
-
-
-def _step(tokens: list[int], positions: list[int], parts: list[Part], device: torch.device) -> Step:
-    return Step(
-        slots=list(range(len(tokens))),
-        tokens_R=torch.tensor(tokens, dtype=torch.int64, device=device),
-        positions_R=torch.tensor(positions, dtype=torch.int64, device=device),
-        longest=max(positions, default=-1) + 1,
-        parts=parts,
-    )
 
 
 class TransformersModel:
@@ -288,20 +273,17 @@ class TransformersModel:
         return recording(functools.partial(self._experts.put, slots, positions_RS))
 
     def read(self, slot: int, positions: int) -> list[Tensor]:
-        """Copy a slot's first positions, with their routed experts last."""
         cached = self._cache.read(slot, positions)
         if self._experts is not None:
             cached.append(torch.from_numpy(self._experts.read(slot, 0, positions)))
         return cached
 
     def write(self, slot: int, cached: list[Tensor], positions: int) -> None:
-        """Fill a slot."""
         self._cache.write(slot, cached, positions)
         if self._experts is not None:
             self._experts.write(slot, cached[-1].numpy(), positions)
 
     def experts(self, slot: int, start: int, stop: int) -> NDArray[Any] | None:
-        """What was chosen in the passes over some positions."""
         return None if self._experts is None else self._experts.read(slot, start, stop)
 
     def free(self, slots: list[int]) -> None:
@@ -312,7 +294,6 @@ class TransformersModel:
         return CheckedTensors(self._names, self._model.dtype)
 
     def read_weights(self, folder: Path) -> dict[str, Tensor]:
-        """Read and check a checkpoint. Raises `WeightsError`."""
         if has_module_names(folder, self._names):
             return read_folder(self.reader(), folder)  # type: ignore[no-any-return]
         return load_converted(folder, self._names, self._model.dtype)
@@ -327,7 +308,6 @@ class TransformersModel:
             tensor.copy_(weights[name])
 
     def release(self) -> int:
-        """Drop cache and weights."""
         freed = self._cache.nbytes
         self._cache = SlotCache(*self._cache_size)
         for parameter in self._model.parameters():

@@ -16,7 +16,7 @@ __all__ = ["TRANSPORTS", "TransportContext", "build_transports"]
 
 TRANSPORTS = {
     "shared_folder": "rollout.server.weights.transports.shared_folder:SharedFolder",
-    "relay": "rollout.server.weights.transports.relay_client:Relay",
+    "relay": "rollout.server.weights.transports.shard_stream:Relay",
     "shard_stream": "rollout.server.weights.transports.shard_stream:ShardStream",
 }
 

@@ -8,24 +8,32 @@ gRPC's window in memory. On a slow link each chunk is written, and relayed, as i
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
 
 import grpc.aio
-from seamflow.errors import UnavailableError, decode
-from seamflow.retry import Backoff
+from seamflow.errors import SeamflowError, UnavailableError, decode
+from seamflow.retry import Backoff, retrying
+from seamflow.stubs import async_stub
+from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2 import (
     FetchShardsRequest,
     Manifest,
     ShardEncoding,
     WeightFile,
 )
+from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
-from rollout.server.weights.transport import DamagedChunk, DamagedFile, Incoming, for_each_missing
+from rollout.server.weights.transport import (
+    DamagedChunk,
+    DamagedFile,
+    Incoming,
+    SourceLost,
+    TransferError,
+    for_each_missing,
+)
 from rollout.server.weights.transports import TransportContext
 from services.chassis import metrics
 from services.chassis.log import get_logger
@@ -33,7 +41,6 @@ from services.lib.weight_files.shard_chunks import (
     CHUNK_BYTES,
     ShardChunk,
     decode_chunk,
-    decompress,
     keep_freed_memory,
 )
 
@@ -121,44 +128,35 @@ class ShardReceiver:
     async def _receive(
         self, channel: grpc.aio.Channel, incoming: Incoming, file: WeightFile
     ) -> None:
-        start = incoming.verified(file)
-        hashed, digest = incoming.hashed.pop(file.name, (0, hashlib.sha256()))
-        if hashed != start:
-            digest = await asyncio.to_thread(_digest_of, incoming.part(file), start)
-        size = start
-        if start < file.num_bytes or not start:  # else it was complete before a restart
-            size = await self._append(channel, incoming, file, digest)
+        size = incoming.verified(file)
+        if size < file.num_bytes or not size:  # else it was complete before a restart
+            size = await self._append(channel, incoming, file)
         if size != file.num_bytes:
             what = f"received {size} bytes, the manifest has {file.num_bytes}"
             raise self._damaged_file(what, incoming, file)
-        if digest.hexdigest() != file.sha256:
+        if await asyncio.to_thread(_digest, incoming, file) != file.sha256:
             raise self._damaged_file("its SHA-256 is not the manifest's", incoming, file)
         incoming.complete(file)
 
-    async def _append(
-        self,
-        channel: grpc.aio.Channel,
-        incoming: Incoming,
-        file: WeightFile,
-        digest: hashlib._Hash,
-    ) -> int:
+    async def _append(self, channel: grpc.aio.Channel, incoming: Incoming, file: WeightFile) -> int:
         """Write and hash the missing bytes of `file`; returns its length."""
         start = incoming.verified(file)
-        with incoming.part(file).open("ab") as opened:
+        incoming.part(file).touch()
+        with incoming.part(file).open("r+b", buffering=0) as opened:
             opened.truncate(start)  # an interrupted write may have left unverified bytes
-            writing = _Writing(incoming=incoming, file=file, opened=opened, digest=digest)
+            writing = _Writing(incoming, file, opened.fileno())
             try:
                 if start < file.num_bytes:
-                    async for chunk in self._chunks(channel, incoming, file, start):
-                        await writing.add(await self._plain(chunk, file))
+                    async with aclosing(self._chunks(channel, incoming, file, start)) as chunks:
+                        async for chunk in chunks:
+                            await writing.add(await self._plain(chunk, file))
             finally:
                 await writing.finish()
-                incoming.hashed[file.name] = writing.size, digest
         return writing.size
 
     async def _chunks(
         self, channel: grpc.aio.Channel, incoming: Incoming, file: WeightFile, start: int
-    ) -> AsyncIterator[ShardChunk]:
+    ) -> AsyncGenerator[ShardChunk, None]:
         """The chunks of `file` from `start`, each verified and in order."""
         call = channel.unary_stream(
             _METHOD,
@@ -200,8 +198,6 @@ class ShardReceiver:
             raise self._damaged(str(error), file, position) from error
         if chunk.name != file.name or chunk.offset != position:
             raise self._damaged(f"received {chunk.name} at {chunk.offset}", file, position)
-        if not chunk.intact:
-            raise self._damaged("its checksum is not the sender's", file, position)
         room = min(CHUNK_BYTES, file.num_bytes - position)
         if not 0 <= chunk.num_bytes <= room:
             what = f"it decodes to {chunk.num_bytes} bytes, the manifest leaves {room}"
@@ -209,18 +205,14 @@ class ShardReceiver:
         return chunk
 
     async def _plain(self, chunk: ShardChunk, file: WeightFile) -> bytes | memoryview:
-        plain: bytes | memoryview = chunk.data
-        if self.compressed and chunk.encoding == ShardEncoding.SHARD_ENCODING_ZSTD:
-            try:
-                plain = await asyncio.to_thread(decompress, chunk.data, chunk.num_bytes)
-            except ValueError as error:
-                raise self._damaged(str(error), file, chunk.offset) from error
-        elif chunk.encoding != ShardEncoding.SHARD_ENCODING_UNSPECIFIED:
+        is_plain = chunk.encoding == ShardEncoding.SHARD_ENCODING_UNSPECIFIED
+        is_accepted = self.compressed and chunk.encoding == ShardEncoding.SHARD_ENCODING_ZSTD
+        if not (is_plain or is_accepted):
             raise self._damaged(f"encoding {chunk.encoding} was not accepted", file, chunk.offset)
-        if len(plain) != chunk.num_bytes:
-            what = f"{len(plain)} bytes, its header has {chunk.num_bytes}"
-            raise self._damaged(what, file, chunk.offset)
-        return plain
+        try:
+            return chunk.plain() if is_plain else await asyncio.to_thread(chunk.plain)
+        except ValueError as error:
+            raise self._damaged(str(error), file, chunk.offset) from error
 
     def _damaged(self, what: str, file: WeightFile, offset: int) -> DamagedChunk:
         return DamagedChunk(
@@ -239,71 +231,130 @@ class ShardReceiver:
 
 
 class _Writing:
-    """Writes and hashes chunks in a thread while the next ones arrive."""
+    """Writes and hashes chunks in a thread, some together, while the next ones arrive."""
 
-    def __init__(
-        self, *, incoming: Incoming, file: WeightFile, opened: BinaryIO, digest: hashlib._Hash
-    ) -> None:
+    def __init__(self, incoming: Incoming, file: WeightFile, descriptor: int) -> None:
         self.size = incoming.verified(file)
-        self._incoming, self._file = incoming, file
-        self._opened, self._digest = opened, digest
+        self._incoming, self._file, self._descriptor = incoming, file, descriptor
         self._waiting: list[bytes | memoryview] = []
         self._writing: asyncio.Task[None] | None = None
         self._is_over = False
 
     async def add(self, plain: bytes | memoryview) -> None:
+        """Write a chunk, perhaps later. Raises the failure of one before."""
         self._waiting.append(plain)
-        if self._writing is None:
-            self._start()
-        elif len(self._waiting) == _TOGETHER:
-            await self._written()
+        is_free = self._writing is None or self._writing.done()
+        if is_free or len(self._waiting) == _TOGETHER:
+            await self._next()
 
     async def finish(self) -> None:
+        """Wait until all is written. Raises the failure of a write."""
         try:
             while self._writing is not None:
-                await self._written()
+                await self._next()
         finally:
             self._is_over = True
 
-    def _start(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        self._writing = asyncio.create_task(self._write(waiting))
-
-    async def _written(self) -> None:
-        """Wait for the write in flight, which starts the next one. Raises its failure."""
-        assert self._writing is not None
-        writing = self._writing
-        # Not awaited itself: it would be cancelled with this call, but its thread goes on.
-        await asyncio.wait({writing})
-        if self._writing is writing:  # it failed
-            self._writing, self._waiting = None, []
+    async def _next(self) -> None:
+        """Begin to write what waits, once the write before has ended."""
+        if (writing := self._writing) is not None:
+            # Not awaited itself: it would be cancelled with this call, but its thread goes on.
+            await asyncio.wait({writing})
+            self._writing = None
             writing.result()
+        if self._waiting:
+            chunks, self._waiting = self._waiting, []
+            self._writing = asyncio.create_task(self._write(chunks))
 
     async def _write(self, chunks: list[bytes | memoryview]) -> None:
-        num_bytes = await asyncio.to_thread(self._take, chunks)
-        self._writing = None
-        if self._is_over:  # cancelled twice: perhaps another one writes by now
-            return
-        self.size += num_bytes
-        self._incoming.advance(self._file, self.size)
-        if self._waiting:
-            self._start()
+        size = await asyncio.to_thread(self._take, chunks)
+        if not self._is_over:  # else it was cancelled twice: perhaps another one writes by now
+            self.size = size
+            self._incoming.advance(self._file, size)
 
     def _take(self, chunks: list[bytes | memoryview]) -> int:
+        size, path = self.size, self._incoming.part(self._file)
         for plain in chunks:
-            self._opened.write(plain)
-        self._opened.flush()
-        for plain in chunks:  # of what is written only
-            self._digest.update(plain)
-        return sum(len(plain) for plain in chunks)
+            self._incoming.checked.append(path, self._descriptor, size, plain)
+            size += len(plain)
+        return size
 
 
-def _digest_of(path: Path, num_bytes: int) -> hashlib._Hash:
-    """SHA-256 of the first bytes of a file, to be updated with the rest."""
-    digest = hashlib.sha256()
-    if num_bytes:
-        with path.open("rb") as opened:
-            while num_bytes and (data := opened.read(min(CHUNK_BYTES, num_bytes))):
-                digest.update(data)
-                num_bytes -= len(data)
-    return digest
+def _digest(incoming: Incoming, file: WeightFile) -> str:
+    with incoming.part(file).open("rb") as opened:
+        return incoming.checked.digest(opened)
+
+
+_NAME = "relay"
+_SOURCES = 4
+"""Servers that are tried for a file, one after the other."""
+
+
+class Relay:
+    """Fetches each file from the source that the weights service names.
+
+    If a source fails, the service names another one, which continues from the verified prefix: in
+    a zone, another leader. After `_SOURCES` of them the file is left to the next transport.
+    """
+
+    def __init__(self, context: TransportContext) -> None:
+        self._context = context
+        self._stub = async_stub(WeightServiceStub, context.weights)
+        self._receiver = ShardReceiver(_NAME, bool(context.config.weight_encodings))
+        self._address = context.config.weight_relay_address or ""
+        self._zone = context.config.zone
+
+    async def fetch(self, incoming: Incoming) -> None:
+        """Fetch all missing files; raises the first `TransferError` after trying each."""
+        sources = await self._sources(incoming.manifest)
+        failures: list[TransferError] = []
+
+        def source(file: pb.WeightFile) -> str:
+            return sources.get(file.name, "")
+
+        async def fetch_file(file: pb.WeightFile) -> None:
+            try:
+                await self._fetch_from_any(incoming, file, source(file))
+            except TransferError as error:
+                failures.append(error)
+
+        # A leader waits for no other before it fetches its own files: the link is never idle.
+        await for_each_missing(incoming, self._context.config.weight_streams, fetch_file, source)
+        if failures:
+            raise failures[0]
+
+    async def _fetch_from_any(self, incoming: Incoming, file: pb.WeightFile, source: str) -> None:
+        for number in range(_SOURCES):
+            try:
+                await self._fetch_file(incoming, file, source)
+                return
+            except SourceLost:
+                # From the service itself the next transport continues.
+                if not source or number == _SOURCES - 1:
+                    raise
+            source = (await self._sources(incoming.manifest, lost=source)).get(file.name, "")
+
+    async def _sources(self, manifest: pb.Manifest, lost: str = "") -> dict[str, str]:
+        request = pb.RequestSourcesRequest(
+            run_id=manifest.run_id,
+            model=manifest.model,
+            weight_version=manifest.weight_version,
+            address=self._address,
+            zone=self._zone,
+            lost_address=lost,
+        )
+        response = await retrying(lambda: self._stub.RequestSources(request))
+        return {source.name: source.address for source in response.files}
+
+    async def _fetch_file(self, incoming: Incoming, file: pb.WeightFile, address: str) -> None:
+        context = self._context
+        channel = context.connect(address) if address else context.weights
+        try:
+            await self._receiver.receive(channel, incoming, file)
+        except SeamflowError as error:
+            what = f"{address or 'the weights service'}: {error}"
+            cure = "the next transport continues from here"
+            offset = incoming.verified(file)
+            raise SourceLost(
+                what, transport=_NAME, cure=cure, file=file.name, offset=offset
+            ) from error

@@ -17,7 +17,7 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from rollout.server.weights.transport import DamagedFile, Incoming, NotVisible
 from rollout.server.weights.transports import TransportContext
-from services.lib.weight_files.folder_probe import sees
+from services.lib.weight_files.folder_names import sees
 
 _NAME = "shared_folder"
 _CURE = "mount it here under the same path, or let the next transport fetch the files"

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from services.lib.transformer.packing import Packing
-from services.lib.transformer.row_attention.row_kernel import RowKernel, Scores
-from services.lib.transformer.row_attention.sdpa_rows import sdpa_rows
+from services.lib.transformer.row_attention.sdpa_rows import RowKernel, Scores, sdpa_rows
 from services.lib.transformer.row_attention.varlen_rows import varlen_rows
 
 _ATTENTION = "seamflow_rows_{}"

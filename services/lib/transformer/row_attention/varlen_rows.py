@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from services.lib.transformer.packing import Packing
-from services.lib.transformer.row_attention.row_kernel import Scores
+from services.lib.transformer.row_attention.sdpa_rows import Scores
 
 _MULTIPLE = 8
 """Of values of a head, that the kernel takes."""

@@ -30,7 +30,7 @@ from tests.lib.trainer.model.whole_rows import whole_rows
 from tests.lib.trainer.support import make_samples
 from tests.lib.trajectory_manager.memory.store import memory_store
 from trainer.config import AlgorithmConfig
-from trainer.data.sample_reader import SampleReader
+from trainer.leasing.accepted_samples import SampleReader
 from trainer.policy.forward import forward
 from trajectory_manager.api import conversion
 from trajectory_manager.service import sample_builder

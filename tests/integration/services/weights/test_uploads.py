@@ -22,7 +22,7 @@ from seamflow.errors import (
 )
 from seamflow.weights.v1 import weight_service_pb2 as pb
 
-from services.lib.weight_files.folder_probe import write_probe
+from services.lib.weight_files.folder_names import write_probe
 from services.weights import upload_receiver
 from services.weights.keys import Scope
 from tests.lib.weights.memory_store import MemoryStore

@@ -27,7 +27,7 @@ from tools.backup.restore import restore
 from tools.backup.save import save
 from tools.backup.snapshot import fetch_snapshot, serving
 from trainer import fsync_files
-from trainer.checkpoint.checksums import seal, verify
+from trainer.checkpoint.own_files import seal, verify
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.model.records import Durability

@@ -13,7 +13,7 @@ from torch import nn
 from services.lib.transformer.load_causal import load_causal
 from tests.suites.models.architectures import ARCHITECTURES
 from trainer.model import load_slices
-from trainer.model.checkpoint_names import checkpoint_tensors
+from trainer.model.load_model import checkpoint_tensors
 from trainer.model.load_slices import empty_causal, fill, folder_tensors
 
 TRAINED = [name for name, each in ARCHITECTURES.items() if each.trains]

@@ -15,7 +15,7 @@ from services.lib.transformer.load_causal import load_causal
 from tests.integration.trainer.model.test_load_slices import rows_of
 from tests.lib.trainer.model.mxfp4_folder import mxfp4_folder
 from tests.suites.models.architectures import ARCHITECTURES
-from trainer.model.checkpoint_names import checkpoint_tensors
+from trainer.model.load_model import checkpoint_tensors
 from trainer.publish.weight_folder import write_folder
 
 

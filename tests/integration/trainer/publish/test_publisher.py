@@ -24,10 +24,11 @@ from seamflow.weights.v1.weight_service_pb2_grpc import (
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from bench.rollout.held_weights import held_weights
 from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc.clients import weights_channel
 from services.chassis.rpc.server import Service, started
-from services.lib.weight_files.folder_probe import own_probe, sees
+from services.lib.weight_files.folder_names import own_probe, sees
 from services.weights.config import WeightsConfig
 from services.weights.servicer import WeightServicer
 from tests.lib.weights.support import in_memory
@@ -35,7 +36,7 @@ from trainer.commands import WriteBuckets
 from trainer.publish import bucket_writer, publisher, weight_folder
 from trainer.publish.bucket_plan import plan_buckets, whole_tensors
 from trainer.publish.bucket_writer import BucketWriter, Snapshot, WritingRank
-from trainer.publish.snapshot_weights import SnapshotWeights, held_weights
+from trainer.publish.snapshot_weights import SnapshotWeights
 
 
 def test_a_published_folder_loads_and_its_checksums_match(model: Path, tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from seamflow.trajectory.v1 import task_service_pb2 as task_pb
 from services.chassis.errors import ConfigError
 from tests.lib.trainer.rejection.poisons import GOOD, POISONS, Group, record
 from tests.lib.trainer.training import Training, groups
-from trainer.data.sample_reader import SampleReader
-from trainer.leasing.accepted_samples import AcceptedSamples
+from trainer.leasing.accepted_samples import AcceptedSamples, SampleReader
 from trainer.step.step_runner import StepRunner
 from trainer.tracking.step_record import StepRecord
 from trajectory_manager.api import record_groups, validation

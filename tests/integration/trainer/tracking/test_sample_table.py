@@ -14,9 +14,8 @@ from tests.lib.trainer.support import changed, make_samples, read_lines, trainer
 from tests.lib.trainer.training import Training
 from trainer.config import TrainerConfig
 from trainer.data.token_sequence import sequence
-from trainer.tracking.sample_table import SampleTable
 from trainer.tracking.step_record import StepRecord
-from trainer.tracking.tracker import TRACKERS, Trackers, columns_of
+from trainer.tracking.tracker import TRACKERS, SampleTable, Trackers, columns_of
 
 SEQUENCES = [sequence(each) for each in make_samples(0, groups=3, group_size=4)]
 ROW = {

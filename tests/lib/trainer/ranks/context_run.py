@@ -17,8 +17,8 @@ from tests.lib.trainer.support import make_samples, trainer_config
 from trainer.commands import Accumulate
 from trainer.config import TrainerConfig
 from trainer.data.token_sequence import sequence
-from trainer.policy.backend import Backend
-from trainer.policy.totals import Totals
+from trainer.policy.forward import Totals
+from trainer.policy.policy import Backend
 from trainer.ranks.process_group import join
 from trainer.ranks.worker import Worker
 from trainer.step.chunk_commands import ChunkCommands
@@ -34,7 +34,7 @@ def save_gradients(jobs: Sequence[dict[str, Any]]) -> None:
     for job in jobs:
         config = _config(job)
         worker = Worker(config, ranks.store)
-        commands = ChunkCommands(config, ranks.world_size, packed=worker.packed)
+        commands = ChunkCommands(config, ranks.world_size, packed=worker.backend.packed)
         command = commands.of([sequence(each) for each in make_samples(1)], 2)[ranks.rank]
         backward = _doubled if job.get("doubled") else context_group._Gather.backward
         with patch.object(context_group._Gather, "backward", staticmethod(backward)):

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from trainer.ranks.end_process import end_process
+from trainer.ranks.lives import end_process
 
 _SECONDS = 300.0
 _PRELOADED = [

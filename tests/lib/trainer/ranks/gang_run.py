@@ -49,7 +49,7 @@ def train(
     Between the parts of a step device state is moved out and in.
     """
     sequences = [sequence(sample) for sample in make_samples(step)]
-    shape = rank0.worker.routing
+    shape = rank0.worker.backend.routing
     if config.batch.replay_routed_experts and isinstance(shape, RoutingShape):
         sequences = [with_experts(each, shape) for each in sequences]
     if config.algorithm.several_updates:
@@ -115,7 +115,7 @@ def accumulate(
     first: int = 0,
 ) -> None:
     """Add the gradient of some groups, the first sequence of which has this number."""
-    chunks = ChunkCommands(config, rank0.world_size, packed=rank0.worker.packed)
+    chunks = ChunkCommands(config, rank0.world_size, packed=rank0.worker.backend.packed)
     base = max(step, 2)  # of the newest tokens
     rank0.do_each(chunks.of(sequences, base, first_number=first))
 

@@ -23,6 +23,7 @@ from transformers import AutoTokenizer
 
 from bench.harness.byte_model import make_byte_model
 from rollout.gateway.prompt.chat_template import ChatTemplate
+from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.torch.torch_engine import TorchEngine
 from rollout.server.engines.torch.transformers_model import load_model
 from services.chassis.errors import ConfigError
@@ -96,7 +97,7 @@ def _refusals(folder: Path, *, weights: bool = True) -> dict[str, str]:
     readers: dict[str, Callable[[], object]] = {
         "check": lambda: check_model_folder(folder),
         "trainer": lambda: load_causal(folder, torch.float32),
-        "engine": lambda: TorchEngine(folder) and load_model(folder, 1),
+        "engine": lambda: TorchEngine(RolloutServerConfig(model=folder)) and load_model(folder, 1),
     }
     if not weights:
         readers["gateway"] = lambda: ChatTemplate(folder)

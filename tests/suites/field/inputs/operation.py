@@ -29,7 +29,7 @@ from tests.lib.redis_server import RedisServer
 from tests.lib.trajectory_manager.support import other_run, rewarded
 from tests.suites.field.event_loop import run
 from tests.suites.field.kind import Kind
-from trainer.config.algorithm_names import ALGORITHMS
+from trainer.config.optimization import ALGORITHMS
 from trajectory_manager.model.records import Durability
 from trajectory_manager.store.redis.connect import Store, redis_store
 

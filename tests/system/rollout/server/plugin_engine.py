@@ -12,4 +12,4 @@ async def _die() -> None:
 
 def build(config: RolloutServerConfig) -> FakeEngine:
     """Make the engine; `config.engine` names this function."""
-    return FakeEngine(max_running=config.max_running, step=_die)
+    return FakeEngine(config, step=_die)

@@ -20,14 +20,16 @@ _PART_BYTES = 5 << 20
 """The least that S3 takes."""
 _PROGRAM = f"""
 import sys, time
-from trainer import object_path, tensor_bytes
-from trainer.checkpoint import checkpoint_files, own_files, object_tensors
+from trainer import object_path
+from trainer import fsync_files
+from trainer.checkpoint import checkpoint_files, own_files
+from trainer import fsync_files
 from tests.lib.trainer.one_parameter import Weights
 from trainer.host_copy import copy_stream
 from trainer.checkpoint.shard_writer import ShardWriter
 
-object_path._BLOCK_BYTES = tensor_bytes._PIECE_BYTES = {_PART_BYTES}
-pieces = object_tensors.tensor_bytes
+object_path._BLOCK_BYTES = fsync_files._PIECE_BYTES = {_PART_BYTES}
+pieces = fsync_files.tensor_bytes
 
 def slow(tensors):
     for number, piece in enumerate(pieces(tensors)):
@@ -36,7 +38,7 @@ def slow(tensors):
             time.sleep(60)
         yield piece
 
-object_tensors.tensor_bytes = slow
+fsync_files.tensor_bytes = slow
 folder = checkpoint_files.begin(object_path.place(sys.argv[1]), 2)
 ShardWriter(copy_stream("cpu")).start(Weights(1 << 22), folder, checkpoint_files.shard_name(0, 1))
 """

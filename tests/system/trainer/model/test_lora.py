@@ -42,7 +42,7 @@ from trainer.model.lora import (
     published_name,
 )
 from trainer.publish.weight_folder import write_folder
-from trainer.tracking.alarms import Alarms
+from trainer.tracking.tracker import Alarms
 
 LORA: dict[str, Any] = {
     **JOB_CONFIG,

@@ -3,7 +3,7 @@
 Forward pass, loss, backward pass, norms and AdamW of whole models run as they are on tensors of the
 toy device (`toy_device.py`), which computes on the CPU. It cannot see what FSDP does, nor what is
 computed again in the backward pass, streams, pinned memory, kernels of a GPU, and storages that are
-moved (`offload.py`). It has a process of its own: torch counts devices at its first backward pass.
+moved (`DeviceState`). It has a process of its own: torch counts devices at its first backward pass.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from tests.lib.trainer.ranks.forked_ranks import run_forked
 from tests.lib.trainer.support import JOB_CONFIG, make_samples, trainer_config
 from trainer.algorithms.base import make_algorithm
 from trainer.config import TrainerConfig
-from trainer.config.algorithm_names import ALGORITHMS
+from trainer.config.optimization import ALGORITHMS
 from trainer.data.token_sequence import sequence
 from trainer.host_copy import HostCopy, copy_stream
 from trainer.model.critic import add_value_head
 from trainer.model.load_model import Models, load_whole
 from trainer.model.token_predictions import predict_within
-from trainer.policy import model_input, policy_loss, sharded_backend
+from trainer.policy import forward, model_input, sharded_backend
 from trainer.policy.policy import Policy
 from trainer.policy.sharded_backend import ShardedBackend
 from trainer.step.chunk_commands import ChunkCommands
@@ -173,18 +173,18 @@ def _host_index(patch: pytest.MonkeyPatch) -> None:
 
 def _host_advantages(patch: pytest.MonkeyPatch) -> None:
     """A part of the loss is made on the host."""
-    tokens = policy_loss._tokens
+    tokens = forward._tokens
 
     def on_host(*given: Any) -> Any:
         found = tokens(*given)
         return replace(found, advantages_BT=found.advantages_BT.cpu())
 
-    patch.setattr(policy_loss, "_tokens", on_host)
+    patch.setattr(forward, "_tokens", on_host)
 
 
 def _read_metric(patch: pytest.MonkeyPatch) -> None:
     """A metric of each micro-batch is read: the host waits for the device."""
-    real = policy_loss.policy_loss
+    real = forward.policy_loss
 
     def reading(*given: Any) -> Any:
         loss, sums, rows = real(*given)

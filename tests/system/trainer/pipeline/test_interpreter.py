@@ -18,8 +18,8 @@ from torch.distributed.rendezvous import rendezvous
 from bench.fusion.gradients import GradientCase, gradient_difference, plan_actions, run_step
 from bench.fusion.toy_models import Rows, ToyStage, make_rows, make_stages
 from tests.lib.trainer.ranks.forked_ranks import exit_codes, run_forked
+from trainer.pipeline.interpreter import PeerFailedError
 from trainer.pipeline.layout import layout_of
-from trainer.pipeline.messages import PeerFailedError
 
 UNEVEN = (2, 1, 3, 1)
 NOTICED = 7

@@ -16,11 +16,11 @@ import pytest
 import torch
 from seamflow.channel import connect
 
+from bench.rollout.held_weights import held_weights
 from services.lib.weight_files.shard_chunks import encode_upload
 from tests.lib.trainer.support import make_model
 from trainer.publish import uploader
 from trainer.publish.publisher import Publisher
-from trainer.publish.snapshot_weights import held_weights
 
 NUM_WEIGHTS = 6 << 20
 """24 MiB in float32: 25 parts."""

@@ -28,7 +28,7 @@ from trainer.checkpoint.model_folder import write_model_folder
 from trainer.commands import Exit
 from trainer.config import TrainerConfig
 from trainer.publish import bucket_plan, uploader
-from trainer.publish.bucket_gather import BucketGather, BucketsLostError
+from trainer.publish.attempt_messages import BucketGather, BucketsLostError
 from trainer.publish.publisher import Publisher
 from trainer.ranks.command_channel import Rank0, worker_loop
 from trainer.ranks.process_group import join

@@ -20,6 +20,7 @@ from seamflow.stubs import async_stub
 from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
+from bench.rollout.held_weights import held_weights
 from services.lib.weight_files.shard_chunks import encode_upload
 from services.weights.version_folders import WeightFolders
 from tests.lib.trainer.training import Training
@@ -27,7 +28,6 @@ from tests.lib.weights.support import Trainer, weights_channel
 from tests.system.services.weights.process import WeightsProcess, running
 from tests.system.trainer.publish.publishing import SentBytes, big_weights
 from trainer.publish.publisher import Publisher
-from trainer.publish.snapshot_weights import held_weights
 from trainer.publish.weight_folder import write_folder
 
 pytestmark = pytest.mark.timeout(120)

@@ -22,9 +22,9 @@ from trainer.data.gradient_chunks import GradientChunk
 from trainer.data.token_sequence import sequence
 from trainer.ranks import worker as worker_module
 from trainer.ranks.command_channel import Rank0, RankFailedError, worker_loop
+from trainer.ranks.lives import keep_rank
 from trainer.ranks.process_group import RankInfo, join
 from trainer.ranks.rank_group import RankGroup
-from trainer.ranks.rank_restarts import keep_rank
 from trainer.ranks.worker import Worker
 from trainer.step.step_runner import StepRunner
 from trainer.tracking.step_record import StepRecord
@@ -116,7 +116,7 @@ class NotingRanks(Ranks):
     async def form(self, *, join: bool = False) -> bool:
         """Form a group if there is cause."""
         is_new = await super().form(join=join)
-        self.sizes += [self.world_size] * is_new
+        self.sizes += [self.rank0.world_size] * is_new
         return is_new
 
     async def begin(self, replicas: Mapping[int, int], step: int) -> None:

@@ -19,9 +19,9 @@ from tests.lib.trainer.ranks.gang_run import run_rank
 from tests.lib.trainer.support import JOB_CONFIG
 from tests.system.trainer.ranks.mortal_run import Death, run_mortal
 from trainer.commands import Accumulate
-from trainer.policy.backend import Predictions
+from trainer.policy.forward import Totals
+from trainer.policy.policy import Predictions
 from trainer.policy.sharded_backend import ShardedBackend
-from trainer.policy.totals import Totals
 
 RANKS = 5
 LONG = pytest.mark.long(short="tests/system/trainer/ranks/test_collective_order.py")

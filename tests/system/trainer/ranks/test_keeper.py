@@ -14,7 +14,7 @@ from tests.lib.trainer.support import ROOT
 
 KEPT = """
 import os, signal, sys, time
-from trainer.ranks.rank_restarts import keep_rank
+from trainer.ranks.lives import keep_rank
 
 def work(life):
     if sys.argv[1] == "waits":

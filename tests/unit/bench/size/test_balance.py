@@ -7,9 +7,8 @@ from functools import partial
 import pytest
 
 from bench.size.balance import CASES, balance, make_rows, step_over_ideal
-from trainer.data.planned_rows import PlannedRow
 from trainer.data.row_cost import LINEAR
-from trainer.data.row_plan import RowPlan, plan_packed
+from trainer.data.row_plan import PlannedRow, RowPlan, plan_packed
 
 
 def test_steps_are_near_the_ideal_and_were_not() -> None:

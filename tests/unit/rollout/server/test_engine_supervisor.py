@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from rollout.server.config import RolloutServerConfig
 from rollout.server.engine_lifecycle import EngineLifecycle, State
 from rollout.server.engine_supervisor import EngineSupervisor
 from rollout.server.engines.engine import EngineFailed, EngineInfo, PauseMode
@@ -46,7 +47,7 @@ class MortalEngine(FakeEngine):
 
 async def serving() -> tuple[MortalEngine, EngineLifecycle]:
     """A server that takes turns."""
-    engine = MortalEngine()
+    engine = MortalEngine(RolloutServerConfig())
     server = EngineLifecycle(engine, None)
     await server.start()
     await server.begin()
@@ -152,7 +153,7 @@ async def test_update_pause_in_place_needs_an_engine_that_can() -> None:
         def info(self) -> EngineInfo:
             return replace(super().info, features=frozenset())
 
-    engine = Plain()
+    engine = Plain(RolloutServerConfig())
     with pytest.raises(ValueError, match="update_pause is in_place: the fake engine cannot"):
         await EngineLifecycle(engine, None, update_pause=PauseMode.IN_PLACE).start()
     server = EngineLifecycle(engine, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout.server.token_rate import TokenRate
+from rollout.server.engines.engine import TokenRate
 
 
 def test_rate_is_a_mean_over_recent_seconds_and_falls_to_zero() -> None:

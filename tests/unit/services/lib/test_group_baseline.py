@@ -6,7 +6,7 @@ import pytest
 
 from services.chassis.errors import ConfigError
 from services.lib.group_baseline import check_group_size, compares_groups
-from trainer.config.algorithm_names import ALGORITHMS
+from trainer.config.optimization import ALGORITHMS
 
 
 def test_each_built_in_algorithm_is_known() -> None:

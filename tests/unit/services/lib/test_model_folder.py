@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from services.lib.model_files.model_folder import (
     check_chat_template,
     check_model_folder,
-    weight_files,
 )
+from services.lib.model_files.weight_headers import weight_files
 
 
 def make_folder(folder: Path, **config: Any) -> Path:

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.weights.relay_tree import member, parent, servers_of_zone
+from services.weights.servicer import member, parent, servers_of_zone
 
 servers_of = st.sets(st.text(min_size=1, max_size=8), min_size=1, max_size=40).map(sorted)
 trees_of = st.integers(1, 8)

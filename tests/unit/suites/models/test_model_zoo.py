@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.lib.model_files.text_config import check_attention
+from services.lib.model_files.json_file import check_attention
 from tests.suites.models.__main__ import refusal_problems, training_problems
 from tests.suites.models.architectures import ARCHITECTURES
 from tests.suites.models.model_run import CONFIG_EXIT, Outcome

@@ -6,8 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from services.chassis import plugins
-from trainer.config.algorithm_names import ALGORITHMS
-from trainer.config.optimization import AlgorithmConfig
+from trainer.config.optimization import ALGORITHMS, AlgorithmConfig
 
 
 def test_a_name_that_nothing_has_is_refused_with_its_neighbour() -> None:

@@ -23,7 +23,7 @@ from tests.suites.algorithms.formulas import (
     grpo_near_reference,
 )
 from trainer.algorithms.base import make_algorithm
-from trainer.config.algorithm_names import ALGORITHMS
+from trainer.config.optimization import ALGORITHMS
 
 
 def test_every_algorithm_has_a_reference() -> None:

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from services.chassis.errors import ConfigError, ExitCode
 from tests.lib.trainer.one_parameter import Weights
 from trainer import fsync_files
-from trainer.checkpoint import checkpoint_files, object_tensors
+from trainer.checkpoint import checkpoint_files
 from trainer.checkpoint.shard_writer import ShardWriter
 from trainer.host_copy import copy_stream
 
@@ -226,7 +226,7 @@ def test_a_rank_reads_its_own_rows_alone(
     for rank, part in enumerate(whole.chunk(2)):
         tensors = {"parameter.w": part.contiguous(), "rng": torch.get_rng_state()}
         save_file(tensors, tmp_path / f"rank_{rank:05d}_of_00002.safetensors")
-    monkeypatch.setattr(object_tensors, "safe_open", partial(CountedFile, rows=rows))
+    monkeypatch.setattr(fsync_files, "safe_open", partial(CountedFile, rows=rows))
     for rank in range(world_size):
         rows.clear()
         shape = torch.Size([len(range(*rows_of(rank, world_size))), 2])

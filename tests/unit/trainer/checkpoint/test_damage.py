@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from trainer import fsync_files
-from trainer.checkpoint import checkpoint_files
-from trainer.checkpoint.checksums import DamagedError, note_digest, verify
+from trainer.checkpoint import checkpoint_files, own_files
+from trainer.checkpoint.own_files import DamagedError, note_digest, verify
 
 FILES = (
     "rank_00000_of_00002.safetensors",
@@ -116,7 +116,7 @@ def test_without_verification_a_flipped_bit_is_loaded(
     """Negative control: safetensors do not see it."""
     folder = written(tmp_path, 1)
     flip(folder / FILES[0], 8 * (folder / FILES[0]).stat().st_size - 2)
-    monkeypatch.setattr(checkpoint_files, "verify", lambda folder: None)
+    monkeypatch.setattr(own_files, "verify", lambda folder: None)
     found = checkpoint_files.newest(tmp_path)
     assert found is not None
     loaded = checkpoint_files.read_parameters(folder)["w"]

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from tests.lib.trainer.one_parameter import Weights
-from trainer.checkpoint import checkpoint_files, object_tensors
+from trainer import fsync_files
+from trainer.checkpoint import checkpoint_files
 from trainer.checkpoint.best_checkpoint import BestObject
-from trainer.checkpoint.checksums import DamagedError
+from trainer.checkpoint.own_files import DamagedError
 from trainer.checkpoint.shard_writer import ShardWriter
 from trainer.host_copy import copy_stream
 from trainer.object_path import Folder, ObjectPath
@@ -91,13 +92,13 @@ def test_each_rank_reads_its_rows_alone(
 ) -> None:
     """Whatever number of ranks wrote them, and no byte of another row."""
     folder, read = written(store, 1), list[int]()
-    real = object_tensors._Rows.read
+    real = fsync_files._Rows.read
 
     def counting(rows: Any, first: int, number: int) -> torch.Tensor:
         read.append(number * rows.dtype.itemsize if rows.shape[1:] == (2,) else 0)
         return real(rows, first, number)
 
-    monkeypatch.setattr(object_tensors._Rows, "read", counting)
+    monkeypatch.setattr(fsync_files._Rows, "read", counting)
     policy = Range(part, parts)
     expected = policy.shards["w"].detach().clone()
     checkpoint_files.load_shards(policy, folder, part, parts)
@@ -119,9 +120,9 @@ def test_a_streamed_file_is_one_that_safetensors_reads(
         "none": torch.empty((0, 4), dtype=dtype),
     }
     path, was_there = committing / "x.safetensors", list[bool]()
-    object_tensors.upload(path, tensors, lambda _: was_there.append(path.is_file()))
+    fsync_files.upload(path, tensors, lambda _: was_there.append(path.is_file()))
     assert was_there == [False]
-    ours, theirs = object_tensors.ObjectTensors(path), load(path.read_bytes())
+    ours, theirs = fsync_files.ObjectTensors(path), load(path.read_bytes())
     assert sorted(ours.keys()) == sorted(theirs) == sorted(tensors)
     for name, tensor in tensors.items():
         assert theirs[name].equal(tensor)
@@ -177,10 +178,10 @@ def test_an_upload_that_fails_leaves_nothing(
         yield memoryview(b"half")
         raise OSError("connection lost")
 
-    monkeypatch.setattr(object_tensors, "tensor_bytes", failing)
+    monkeypatch.setattr(fsync_files, "tensor_bytes", failing)
     path = committing / "x.safetensors"
     with pytest.raises(OSError, match="connection lost"):
-        object_tensors.upload(path, {}, lambda _: None)
+        fsync_files.upload(path, {}, lambda _: None)
     assert not path.is_file()
 
 

@@ -179,8 +179,8 @@ def test_without_the_mark_a_copy_would_be_taken_for_ours(
 ) -> None:
     """Negative control of the tests above."""
     shutil.copytree(written(tmp_path, 1), tmp_path / "step_000000099")
-    monkeypatch.setattr(checkpoint_files, "mark_of", lambda _: {})
-    monkeypatch.setattr(checkpoint_files, "has_step", lambda *_: True)
+    monkeypatch.setattr(own_files, "mark_of", lambda _: {})
+    monkeypatch.setattr(own_files, "has_step", lambda *_: True)
     found = checkpoint_files.newest(tmp_path)
     assert found is not None
     assert found[0].name == "step_000000099"

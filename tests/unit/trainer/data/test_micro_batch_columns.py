@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainer.commands import from_columns, to_columns
 from trainer.data.micro_batch import MicroBatch, weightless
-from trainer.data.micro_batch_columns import from_columns, to_columns
 
 MANY = 4_000
 """Tokens of a row, beside which what is sent once does not count."""

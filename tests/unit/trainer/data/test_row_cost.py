@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer.data.model_cost import cost_in, model_cost
-from trainer.data.row_cost import LINEAR, RowCost
+from trainer.data.row_cost import LINEAR, RowCost, cost_in, model_cost
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 64,

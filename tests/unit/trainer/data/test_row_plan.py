@@ -10,9 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.size.consecutive import plan_consecutive
-from trainer.data.planned_rows import PackedRows, PaddedRows, PlannedRow
 from trainer.data.row_cost import LINEAR, RowCost
-from trainer.data.row_plan import RowPlan, lock_step, plan_packed, plan_padded
+from trainer.data.row_plan import (
+    PackedRows,
+    PaddedRows,
+    PlannedRow,
+    RowPlan,
+    lock_step,
+    plan_packed,
+    plan_padded,
+)
 
 QUADRATIC = RowCost(token_flops=100.0, output_flops=5.0, pairs=((0, 1.0), (16, 2.0)))
 

@@ -10,7 +10,7 @@ import pytest
 
 from trainer.config import AlgorithmConfig
 from trainer.data.token_sequence import TokenSequence, TurnReward
-from trainer.data.trained_reward import unknown_rewards, with_trained_reward
+from trainer.leasing.accepted_samples import unknown_rewards, with_trained_reward
 
 
 def _sequence(rewards: Mapping[str, float], *turn_rewards: TurnReward) -> TokenSequence:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.data.batch_progress import BatchProgress, BatchTimeout
-from trainer.leasing.node_recall import NodeRecall, predict_full
+from trainer.clients.sample_client import BatchProgress, BatchTimeout
+from trainer.leasing.batch_source import NodeRecall, predict_full
 
 NEVER = BatchTimeout()
 

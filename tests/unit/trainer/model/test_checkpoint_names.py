@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.suites.models.architectures import ARCHITECTURES
-from trainer.model.checkpoint_names import checkpoint_tensors
+from trainer.model.load_model import checkpoint_tensors
 
 
 @pytest.mark.parametrize("name", ["mixtral", "deepseek-v3", "gpt-neox", "qwen3-moe", "gpt2"])

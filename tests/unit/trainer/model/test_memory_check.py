@@ -11,9 +11,9 @@ import pytest
 from bench.size.model_shapes import MODELS
 from tests.lib.trainer.support import trainer_config
 from trainer.model.load_model import master_type
+from trainer.model.load_sharded import check_memory, state_bytes
 from trainer.model.load_slices import empty_causal
 from trainer.model.lora import add_adapter
-from trainer.model.memory_check import check_memory, state_bytes
 
 REQUIRED = {"run_id": "r", "checkpoint": {"folder": "c"}}
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from tests.lib.trainer.ranks.gang_run import run_rank
 from tests.lib.trainer.support import JOB_CONFIG, make_model
-from trainer.model import onednn_linear as module
-from trainer.model.onednn_linear import use_onednn
+from trainer.model import load_model as module
+from trainer.model.load_model import use_onednn
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.lib.trainer.support import make_model
-from trainer.model.checkpoint_names import checkpoint_tensors
+from trainer.model.load_model import checkpoint_tensors
 from trainer.publish.bucket_plan import (
     BucketPlan,
     Source,

@@ -19,6 +19,11 @@ class FakeRanks:
     def __init__(self, done: list[str], nodes: Sequence[str]) -> None:
         self._done, self._nodes = done, nodes
 
+    @property
+    def rank0(self) -> FakeRanks:
+        """All that is asked of it."""
+        return self
+
     def nodes_of(self, replicas: int) -> tuple[str, ...]:
         """The node of each rank."""
         return tuple(self._nodes[: 2 * replicas])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.engine import Engine, EngineRequest
 from rollout.server.engines.fake import FakeEngine
 from rollout.server.engines.sglang.sglang_engine import SGLangEngine
@@ -20,23 +21,30 @@ Make = Callable[[Path, pytest.FixtureRequest], Engine]
 
 
 def _fake(folder: Path, fixtures: pytest.FixtureRequest) -> Engine:
-    return FakeEngine(
-        vocab_size=VOCAB,
+    config = RolloutServerConfig(
+        fake_vocab_size=VOCAB,
         max_context=CONTEXT,
         max_running=SLOTS,
         stream_interval=INTERVAL,
-        mean_tokens=20,
+        fake_mean_tokens=20,
     )
+    return FakeEngine(config)
 
 
 def _torch(folder: Path, fixtures: pytest.FixtureRequest) -> Engine:
     from rollout.server.engines.torch.torch_engine import TorchEngine
 
-    return TorchEngine(folder, max_running=SLOTS, max_context=CONTEXT, stream_interval=INTERVAL)
+    return TorchEngine(
+        RolloutServerConfig(
+            model=folder, max_running=SLOTS, max_context=CONTEXT, stream_interval=INTERVAL
+        )
+    )
 
 
 def _sglang(folder: Path, fixtures: pytest.FixtureRequest) -> Engine:
-    return SGLangEngine(folder, url=fixtures.getfixturevalue("sglang_url"))
+    return SGLangEngine(
+        RolloutServerConfig(model=folder, sglang_url=fixtures.getfixturevalue("sglang_url"))
+    )
 
 
 ENGINES: dict[str, Make] = {"fake": _fake, "torch": _torch, "sglang": _sglang}

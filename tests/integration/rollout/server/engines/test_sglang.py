@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
+from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.engine import (
     EngineError,
     EngineFailed,
@@ -43,7 +44,7 @@ async def stub() -> StubSGLang:
 async def engine(stub: StubSGLang, folders: tuple[Path, Path]) -> AsyncIterator[SGLangEngine]:
     """The adapter, connected to the stub."""
     async with stub.serving() as url:
-        engine = SGLangEngine(folders[0], url=url)
+        engine = SGLangEngine(RolloutServerConfig(model=folders[0], sglang_url=url))
         await engine.start()
         stub.calls.clear()
         yield engine
@@ -68,7 +69,7 @@ async def test_start_takes_over_whatever_state_a_server_is_in(
     """It is resumed, emptied and given version 0, whatever its previous client did."""
     async with stub.serving() as url:
         stub.label = "17"
-        engine = SGLangEngine(folders[0], url=url)
+        engine = SGLangEngine(RolloutServerConfig(model=folders[0], sglang_url=url))
         await engine.start()
         assert stub.calls[:4] == [
             "model_info",
@@ -82,7 +83,7 @@ async def test_start_takes_over_whatever_state_a_server_is_in(
 
 async def test_engine_that_is_not_started_says_so(folders: tuple[Path, Path]) -> None:
     """Nothing is known of it yet; closing it is no error."""
-    engine = SGLangEngine(folders[0], url="http://127.0.0.1:1")
+    engine = SGLangEngine(RolloutServerConfig(model=folders[0], sglang_url="http://127.0.0.1:1"))
     for asked in (engine.load, lambda: engine.weight_version, lambda: engine.info):
         with pytest.raises(EngineStateError, match="not started"):
             asked()
@@ -325,10 +326,10 @@ async def test_what_sglang_refuses_is_an_error_of_the_engine(
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        ("truncated", "its header describes"),
+        ("truncated", "cut short"),
         ("missing", "has no model"),
         ("another", "has shape|the model has no"),
-        ("empty", "no \\*.safetensors"),
+        ("empty", "has no weights"),
     ],
 )
 async def test_weights_that_do_not_fit_never_reach_sglang(
@@ -357,7 +358,7 @@ async def test_weights_that_do_not_fit_never_reach_sglang(
 async def test_lost_stream_fails_the_engine(stub: StubSGLang, folders: tuple[Path, Path]) -> None:
     """A stream without its last message means the server is gone, for every turn."""
     async with stub.serving() as url:
-        engine = SGLangEngine(folders[0], url=url)
+        engine = SGLangEngine(RolloutServerConfig(model=folders[0], sglang_url=url))
         await engine.start()
         stub.gate.clear()
         turns = [engine.generate(request(max_new_tokens=8, seed=None)) for _ in range(2)]
@@ -376,7 +377,11 @@ async def test_routed_experts_are_placed_over_pauses(tmp_path: Path, stub: StubS
     """Each request has those of its own passes, with its last message: none is lost, none twice."""
     stub.returns_experts = True
     async with stub.serving() as url:
-        engine = SGLangEngine(save_experts(tmp_path), url=url, record_experts=True)
+        engine = SGLangEngine(
+            RolloutServerConfig(
+                model=save_experts(tmp_path), sglang_url=url, record_routed_experts=True
+            )
+        )
         await engine.start()
         records: list[ExpertRecord] = []
         output, stream = Output(), engine.generate(replace(request(seed=None), routed_from=2))
@@ -403,7 +408,9 @@ async def test_a_server_that_returns_no_experts_is_refused(
             (save_experts(tmp_path), "start it with --enable-return-routed-experts"),
             (folders[0], "has no routed experts"),
         ):
-            engine = SGLangEngine(folder, url=url, record_experts=True)
+            engine = SGLangEngine(
+                RolloutServerConfig(model=folder, sglang_url=url, record_routed_experts=True)
+            )
             with pytest.raises(ValueError, match=reason):
                 await engine.start()
             await engine.close()

@@ -19,7 +19,7 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from rollout.server.config import RolloutServerConfig
 from rollout.server.engine_lifecycle import EngineLifecycle, State
 from rollout.server.engines.engine import MemoryNotReleased, PauseMode, WeightsError
-from rollout.server.engines.sglang import device_memory
+from rollout.server.engines.sglang import server_weights
 from rollout.server.engines.sglang.sglang_engine import SGLangEngine
 from rollout.server.servicer import RolloutServerServicer
 from services.chassis.config.settings import ServerConfig
@@ -45,7 +45,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 async def lending(stub: StubSGLang, folder: Path) -> AsyncIterator[EngineLifecycle]:
     """A rollout server whose engine lends the stub's device."""
     async with stub.serving() as url:
-        engine = SGLangEngine(folder, url=url, lends_device=True, used_bytes=stub.measure)
+        engine = SGLangEngine(
+            RolloutServerConfig(model=folder, sglang_url=url, lends_device=True),
+            used_bytes=stub.measure,
+        )
         server = EngineLifecycle(engine, None)
         try:
             await server.start()
@@ -145,7 +148,7 @@ async def test_without_the_measurement_the_trainer_gets_an_occupied_device(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control of the test above."""
-    monkeypatch.setattr(device_memory, "check_freed", lambda held, before, after: held)
+    monkeypatch.setattr(server_weights, "check_freed", lambda held, before, after: held)
     stub = StubSGLang()
     async with lending(stub, folders[0]) as server, node_with(stub, server) as node:
         stub.freed_part = 0.0
@@ -194,7 +197,7 @@ async def test_a_release_without_memory_saver_is_refused(folders: tuple[Path, Pa
     stub = StubSGLang()
     stub.memory_saver = False
     async with stub.serving() as url:
-        engine = SGLangEngine(folders[0], url=url)
+        engine = SGLangEngine(RolloutServerConfig(model=folders[0], sglang_url=url))
         await engine.start()
         await engine.pause(PauseMode.ABORT)
         with pytest.raises(MemoryNotReleased, match="without its memory saver"):
@@ -245,7 +248,9 @@ async def test_control_calls_have_the_deadline_of_their_setting(
     """A scheduler that answers late is waited for, and then named with the setting."""
     stub = StubSGLang()
     async with stub.serving() as url:
-        engine = SGLangEngine(folders[0], url=url, control_seconds=0.05)
+        engine = SGLangEngine(
+            RolloutServerConfig(model=folders[0], sglang_url=url, sglang_control_seconds=0.05)
+        )
         await engine.start()
         stub.late_control = asyncio.Event()
         with pytest.raises(Exception, match="sglang_control_seconds"):

@@ -223,16 +223,14 @@ async def test_a_part_that_was_interrupted_is_hashed_once(
     weights: TinyWeightService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was verified of a file is continued without reading it; another life reads it."""
-    from rollout.server.weights.transports import shard_stream
+    again: list[str] = []
+    file_digest = hashlib.file_digest
 
-    again: list[int] = []
-    digest_of = shard_stream._digest_of
+    def noted(file: BufferedReader, name: str) -> hashlib._Hash:
+        again.append(file.name)
+        return file_digest(file, name)
 
-    def noted(path: Path, num_bytes: int) -> hashlib._Hash:
-        again.append(num_bytes)
-        return digest_of(path, num_bytes)
-
-    monkeypatch.setattr(shard_stream, "_digest_of", noted)
+    monkeypatch.setattr(hashlib, "file_digest", noted)
     manifest = weights.manifest(8)
     async with cache_of(weights, tmp_path / "cache") as cache:
         ahead = asyncio.ensure_future(cache.fetch_ahead(manifest))

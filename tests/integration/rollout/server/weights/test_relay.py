@@ -17,14 +17,13 @@ from seamflow.weights.v1 import weight_service_pb2 as pb
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from rollout.server.config import RolloutServerConfig
-from rollout.server.weights.relay_server import LocalShards
+from rollout.server.weights import relay_server
 from rollout.server.weights.transport import Incoming, LocalVersion
-from rollout.server.weights.transports import relay_client
-from rollout.server.weights.weight_cache import WeightCache
+from rollout.server.weights.transports import shard_stream
 from services.chassis.errors import ServiceError
 from services.chassis.rpc.server import started
+from services.lib.weight_files import shard_chunks
 from services.lib.weight_files.shard_chunks import decode_chunk
-from services.lib.weight_files.shard_sender import ShardSender
 from services.weights import servicer
 from services.weights.config import WeightsConfig
 from tests.lib.redis_server import free_port
@@ -91,19 +90,15 @@ async def counting_service(
         redis_url="redis://oracle", folder=tmp_path / "published", port=0, drain_seconds=0.0
     )
     service = in_memory(config)
-    weights_sender = next(
-        s._sender for _, s in service.servicers if isinstance(s, servicer.WeightServicer)
-    )
     sent: list[int] = []
-    send = ShardSender.send
+    send = shard_chunks.send_shards
 
-    async def counted(self: ShardSender, request: pb.FetchShardsRequest) -> Any:
-        async for message, size in send(self, request):
-            if self is weights_sender:
-                sent.append(size)
+    async def counted(*arguments: Any) -> Any:
+        async for message, size in send(*arguments):
+            sent.append(size)
             yield message, size
 
-    monkeypatch.setattr(ShardSender, "send", counted)
+    monkeypatch.setattr(servicer, "send_shards", counted)
     return await stack.enter_async_context(started(service, config, "weights")), sent
 
 
@@ -153,10 +148,10 @@ async def test_without_another_source_the_service_sends_what_the_dead_one_should
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control of the test above; all serve the version all the same."""
-    monkeypatch.setattr(relay_client, "_SOURCES", 1)
+    monkeypatch.setattr(shard_stream, "_SOURCES", 1)
     # Files of other servers stall for as long; by default for 10 s, again and again.
-    waits = {"begin_seconds": 0.5, "stall_seconds": 0.5}
-    monkeypatch.setattr(LocalShards.__init__, "__kwdefaults__", waits)
+    for name in ("_BEGIN_SECONDS", "_STALL_SECONDS"):
+        monkeypatch.setattr(relay_server, name, 0.5)
     sent = await bytes_sent_by_service(tmp_path, monkeypatch, relaying=True, dead=2)
     assert 1.0 < sent < SERVERS
 
@@ -188,19 +183,6 @@ class Arriving:
         return self.incoming
 
 
-class Here(WeightCache):
-    """A cache with one whole version."""
-
-    run_id, model = "run", "policy"
-
-    def __init__(self, version: LocalVersion) -> None:
-        self.version = version
-
-    async def arrival(self, weight_version: int) -> LocalVersion:
-        """The version."""
-        return self.version
-
-
 async def test_a_version_is_passed_on_while_it_arrives(tmp_path: Path) -> None:
     """Verified bytes go out at once, the rest as it comes, whatever the file is called by then."""
     version = make_version(tmp_path / "published")
@@ -210,16 +192,16 @@ async def test_a_version_is_passed_on_while_it_arrives(tmp_path: Path) -> None:
     data = (version.folder / file.name).read_bytes()
     cache: Any = Arriving(incoming)
     request = pb.FetchShardsRequest(run_id="run", weight_version=1, names=[file.name])
-    sending = ShardSender(LocalShards(cache)).send(request)
+    sending = relay_server.RelayServicer(cache).FetchShards(request, None)
     incoming.part(file).write_bytes(data[:MIB])
     incoming.advance(file, MIB)
-    chunks = [decode_chunk((await anext(sending))[0])]
+    chunks = [decode_chunk(await anext(sending))]
     assert bytes(chunks[0].data) == data[:MIB]
     with incoming.part(file).open("ab") as opened:
         opened.write(data[MIB:])
     incoming.complete(file)
     incoming.folder.rename(tmp_path / "weight_v000001")
-    chunks += [decode_chunk(message) async for message, _ in sending]
+    chunks += [decode_chunk(message) async for message in sending]
     assert b"".join(bytes(chunk.data) for chunk in chunks) == data
 
 
@@ -231,18 +213,20 @@ async def test_a_link_into_a_shared_folder_is_passed_on(tmp_path: Path) -> None:
         (tmp_path / "cache" / path.name).symlink_to(path)
     linked = LocalVersion(manifest=version.manifest, folder=tmp_path / "cache")
     name = version.manifest.files[1].name
-    async with LocalShards(Here(linked)).version("run", "policy", 1) as found:
-        shard = await found.open(version.manifest.files[1])
+    shard = await relay_server.open_local(linked, version.manifest.files[1])
+    with shard.file:
         assert shard.read(0, 100) == (version.folder / name).read_bytes()[:100]
-        shard.file.close()
 
 
-async def test_a_child_is_not_kept_waiting_for_ever(tmp_path: Path) -> None:
+async def test_a_child_is_not_kept_waiting_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A version that does not arrive or stalls is an error, so children use another source."""
     version = make_version(tmp_path / "published")
     (tmp_path / "to").mkdir()
     cache: Any = Arriving(Incoming(version.manifest, tmp_path / "to"))
-    shards = LocalShards(cache, begin_seconds=0.02, stall_seconds=0.02)
+    for name in ("_BEGIN_SECONDS", "_STALL_SECONDS"):
+        monkeypatch.setattr(relay_server, name, 0.02)
     for number, code in (
         (2, grpc.StatusCode.NOT_FOUND),
         (1, grpc.StatusCode.UNAVAILABLE),
@@ -251,5 +235,5 @@ async def test_a_child_is_not_kept_waiting_for_ever(tmp_path: Path) -> None:
             run_id="run", weight_version=number, names=["model.safetensors"]
         )
         with pytest.raises(ServiceError) as refused:
-            await anext(ShardSender(shards).send(request))
+            await anext(relay_server.RelayServicer(cache).FetchShards(request, None))
         assert refused.value.code is code

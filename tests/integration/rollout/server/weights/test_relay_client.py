@@ -17,8 +17,7 @@ from rollout.server.weights.transport import (
     LocalVersion,
     SourceLost,
 )
-from rollout.server.weights.transports.relay_client import Relay
-from rollout.server.weights.transports.shard_stream import ShardStream
+from rollout.server.weights.transports.shard_stream import Relay, ShardStream
 from services.lib.weight_files.shard_chunks import decode_chunk
 from tests.lib.redis_server import free_port
 from tests.lib.rollout.server.weights.shard_senders import (

@@ -13,8 +13,7 @@ import pytest
 from seamflow.weights.v1 import weight_service_pb2 as pb
 
 from rollout.server.config import RolloutServerConfig
-from rollout.server.weights.transports.relay_client import Relay
-from rollout.server.weights.transports.shard_stream import ShardStream
+from rollout.server.weights.transports.shard_stream import Relay, ShardStream
 from tests.lib.rollout.server.weights.shard_senders import (
     MIB,
     Sender,

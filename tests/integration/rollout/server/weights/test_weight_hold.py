@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 
-from rollout.server.weights.weight_hold import WeightHold
+from rollout.server.engine_lifecycle import WeightHold
 from tests.integration.rollout.server.weights.test_weight_watcher import folder_with
 from tests.lib.rollout.server.client import fake_config, serving
 from tests.lib.rollout.server.weights.weight_service import TinyWeightService

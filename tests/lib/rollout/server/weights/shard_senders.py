@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,15 @@ from seamflow.weights.v1.weight_service_pb2_grpc import (
     add_WeightServiceServicer_to_server,
 )
 
+from rollout.server.cli import WeightChannels
 from rollout.server.config import RolloutServerConfig
-from rollout.server.weights.open_weights import WeightChannels
 from rollout.server.weights.transport import Incoming, LocalVersion
 from rollout.server.weights.transports import TransportContext
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import Reason, not_found, unavailable
 from services.chassis.rpc.server import Service, started
-from services.lib.weight_files.folder_probe import own_probe
-from services.lib.weight_files.shard_chunks import decode_chunk
-from services.lib.weight_files.shard_sender import OpenShard, ShardSender, open_regular
+from services.lib.weight_files.folder_names import open_regular, own_probe
+from services.lib.weight_files.shard_chunks import OpenShard, decode_chunk, send_shards
 
 MIB = 1 << 20
 
@@ -60,20 +60,17 @@ class Sender(WeightServiceServicer):
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when an answer of FetchShards has ended, also by the loss of its connection."""
 
-    @asynccontextmanager
-    async def version(self, run_id: str, model: str, weight_version: int) -> AsyncIterator[_Folder]:
-        """See `ShardSource.version`."""
-        if weight_version not in self.versions:
-            raise not_found("weight_version", str(weight_version))
-        yield _Folder(self.versions[weight_version])
-
     async def FetchShards(  # type: ignore[override]
         self, request: pb.FetchShardsRequest, context: Any
     ) -> AsyncIterator[bytes]:
         """The file asked for."""
         self.requests.append(request)
         context.add_done_callback(lambda _: self.ended.set())
-        async for message, _ in ShardSender(self).send(request):
+        if request.weight_version not in self.versions:
+            raise not_found("weight_version", str(request.weight_version))
+        version = self.versions[request.weight_version]
+        open_shard = partial(_opened, version.folder)
+        async for message, _ in send_shards(request, version.manifest.files, open_shard):
             if self.cut_after is not None and self.cut_after <= 0:
                 self.cut_after = None
                 raise unavailable(Reason.DRAINING, "gone")
@@ -115,16 +112,8 @@ class Sender(WeightServiceServicer):
             yield port
 
 
-@dataclass
-class _Folder:
-    version: LocalVersion
-
-    @property
-    def files(self) -> Sequence[pb.WeightFile]:
-        return self.version.manifest.files
-
-    async def open(self, file: pb.WeightFile) -> OpenShard:
-        return OpenShard(described=file, file=open_regular(self.version.folder / file.name))
+async def _opened(folder: Path, file: pb.WeightFile) -> OpenShard:
+    return OpenShard(described=file, file=open_regular(folder / file.name))
 
 
 def make_version(folder: Path, weight_version: int = 1, **files: bytes) -> LocalVersion:

@@ -23,7 +23,7 @@ from services.tool_loop.config import ToolLoopConfig
 from tests.suites.field.kind import Kind
 from trainer.config import AlgorithmConfig
 from trainer.data.token_sequence import TokenSequence
-from trainer.data.trained_reward import unknown_rewards
+from trainer.leasing.accepted_samples import unknown_rewards
 from trainer.tracking.step_record import MetricsFile, StepRecord, equal_groups
 from trainer.tracking.tensorboard import markdown
 from trainer.tracking.tracker import names

@@ -23,8 +23,7 @@ from trainer.config import TrainerConfig
 from trainer.data.advantages import compute_advantages
 from trainer.data.micro_batch import MicroBatch
 from trainer.data.token_sequence import TokenSequence, sequence
-from trainer.policy.forward import Predicted
-from trainer.policy.policy_loss import policy_loss
+from trainer.policy.forward import Predicted, policy_loss
 from trainer.step.chunk_commands import ChunkCommands
 
 

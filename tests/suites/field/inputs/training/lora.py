@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from bench.harness.byte_model import make_byte_model
+from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.engine import EngineRequest, PauseMode, Sampling
 from rollout.server.engines.torch.torch_engine import TorchEngine
 from rollout.server.weights.merge_lora import merge_lora
@@ -32,7 +33,7 @@ from tests.suites.field.kind import Kind
 from tests.suites.field.tiny_models import make_config, make_model
 from trainer.checkpoint.model_folder import _weights
 from trainer.config import TrainerConfig
-from trainer.model.checkpoint_names import checkpoint_tensors
+from trainer.model.load_model import checkpoint_tensors
 from trainer.model.lora import (
     adapter_settings,
     add_adapter,
@@ -217,7 +218,7 @@ def _tensors(folder: Path) -> dict[str, torch.Tensor]:
 async def _check_engine(given: Lora) -> None:
     """An engine on the base takes the first published version, and samples by it."""
     model = _adapted(given)
-    engine = TorchEngine(_folder(given.family), max_running=2)
+    engine = TorchEngine(RolloutServerConfig(model=_folder(given.family), max_running=2))
     await engine.start()
     try:
         with tempfile.TemporaryDirectory(prefix="seamflow-lora-") as name:

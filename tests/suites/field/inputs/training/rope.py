@@ -23,6 +23,7 @@ from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from bench.harness.byte_model import make_byte_model
+from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.engine import EngineRequest, Sampling
 from rollout.server.engines.torch.torch_engine import TorchEngine
 from services.lib.transformer.can_pack import can_pack
@@ -176,7 +177,11 @@ def _check_scorer(given: Rows) -> None:
 async def _check_engine(given: Rows) -> None:
     """All rows are continued at once; long rows keep the slots when shorter ones have ended."""
     folder = _folder(given.model, given.rope)
-    engine = TorchEngine(folder, max_running=3, max_context=_MAX_CONTEXT, prefill_tokens=24)
+    engine = TorchEngine(
+        RolloutServerConfig(
+            model=folder, max_running=3, max_context=_MAX_CONTEXT, prefill_tokens=24
+        )
+    )
     await engine.start()
     try:
         await asyncio.gather(*(_continue(engine, given, row) for row in given.ids()))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout.server.engines.sglang.device_memory import used_bytes
+from rollout.server.engines.sglang.server_weights import used_bytes
 
 MEGABYTE = 1 << 20
 

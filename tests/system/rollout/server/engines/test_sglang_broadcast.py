@@ -17,11 +17,12 @@ import torch
 from aiohttp import web
 from safetensors.torch import save_file
 
+from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.engine import PauseMode, WeightsError
-from rollout.server.engines.sglang import tensor_parts
+from rollout.server.engines.sglang import sent_tensors
 from rollout.server.engines.sglang.http_client import Connection
+from rollout.server.engines.sglang.sent_tensors import Post, SGLangBroadcast
 from rollout.server.engines.sglang.sglang_engine import SGLangEngine
-from rollout.server.engines.sglang.weight_broadcast import Post, SGLangBroadcast
 from tests.lib.rollout.server.engines.sglang_stub import StubSGLang
 from tests.lib.rollout.server.sglang_server import sglang_config, sglang_server
 from tests.lib.rollout.server.support import save_model
@@ -83,7 +84,7 @@ async def test_every_tensor_arrives_under_its_version(
 ) -> None:
     """Two loads in a row, in several parts each; nothing of a group is left behind."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    monkeypatch.setattr(tensor_parts, "PART_BYTES", 3000)
+    monkeypatch.setattr(sent_tensors, "PART_BYTES", 3000)
     async with played_engine() as post:
         for version in (1, 2):
             digests = save(tmp_path / str(version), seed=version)
@@ -128,12 +129,16 @@ async def test_old_weights_come_back_where_a_part_is_refused(
 ) -> None:
     """The engine holds a part of the new version: it gets the whole old one, and serves on."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    monkeypatch.setattr(tensor_parts, "PART_BYTES", 30_000)
+    monkeypatch.setattr(sent_tensors, "PART_BYTES", 30_000)
     folders = [save_model(tmp_path / str(seed), seed=seed) for seed in range(2)]
     async with played_engine() as played:
         stub = BroadcastStub(played)
         async with stub.serving() as url:
-            engine = SGLangEngine(folders[0], url=url, broadcast_host="127.0.0.1")
+            engine = SGLangEngine(
+                RolloutServerConfig(
+                    model=folders[0], sglang_url=url, sglang_broadcast_host="127.0.0.1"
+                )
+            )
             await engine.start()
             before = await played("/received", {})
             await engine.pause(PauseMode.RETRACT)
@@ -157,7 +162,9 @@ async def test_a_real_sglang_holds_what_was_broadcast(
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     folders = [save_model(tmp_path / str(seed), seed=seed) for seed in range(3)]
     with sglang_server(sglang_config(folders[0])) as url:
-        engine = SGLangEngine(folders[0], url=url, broadcast_host="127.0.0.1")
+        engine = SGLangEngine(
+            RolloutServerConfig(model=folders[0], sglang_url=url, sglang_broadcast_host="127.0.0.1")
+        )
         await engine.start()
         connection = Connection(url, control_seconds=30.0)
         try:

@@ -14,8 +14,9 @@ import torch
 from prometheus_client import REGISTRY
 from safetensors.torch import load_file
 
+from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.engine import EngineFailed, PauseMode
-from rollout.server.engines.sglang import tensor_parts
+from rollout.server.engines.sglang import sent_tensors
 from rollout.server.engines.sglang.http_client import Connection
 from rollout.server.engines.sglang.sglang_engine import SGLangEngine
 from tests.lib.rollout.server.engines.sglang_stub import StubSGLang
@@ -37,7 +38,7 @@ save_file(tensors, sys.argv[1])
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Three versions of one model, of several parts each."""
-    monkeypatch.setattr(tensor_parts, "PART_BYTES", 30_000)
+    monkeypatch.setattr(sent_tensors, "PART_BYTES", 30_000)
     return [save_model(tmp_path / str(seed), seed=seed) for seed in range(3)]
 
 
@@ -51,7 +52,9 @@ async def stub() -> StubSGLang:
 async def engine(stub: StubSGLang, folders: list[Path]) -> AsyncIterator[SGLangEngine]:
     """The adapter, paused, connected to the stub."""
     async with stub.serving() as url:
-        engine = SGLangEngine(folders[0], url=url, by_tensors=True)
+        engine = SGLangEngine(
+            RolloutServerConfig(model=folders[0], sglang_url=url, sglang_weights="tensors")
+        )
         await engine.start()
         await engine.pause(PauseMode.RETRACT)
         for noted in (stub.calls, stub.loaded, stub.handles):
@@ -117,7 +120,7 @@ async def test_without_room_in_shared_memory_it_is_not_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A container has 64 MB by default, and writing beyond them ends the process."""
-    monkeypatch.setattr(tensor_parts, "PART_BYTES", 1 << 60)
+    monkeypatch.setattr(sent_tensors, "PART_BYTES", 1 << 60)
     await engine.update_weights(folders[1], 1)
     assert "begin_weight_update" not in stub.calls
     assert stub.loaded == ["1"]
@@ -128,7 +131,9 @@ async def test_a_server_that_tensors_end_reads_files_in_its_next_life(
 ) -> None:
     """Or it would end again at each start."""
     async with stub.serving() as url:
-        engine = SGLangEngine(folders[0], url=url, by_tensors=True)
+        engine = SGLangEngine(
+            RolloutServerConfig(model=folders[0], sglang_url=url, sglang_weights="tensors")
+        )
         await engine.start()
         await engine.pause(PauseMode.RETRACT)
         stub.loaded.clear()
@@ -150,7 +155,9 @@ async def _disconnected(*_: object, **__: object) -> None:
 async def test_a_real_sglang_holds_the_tensors(folders: list[Path]) -> None:
     """Each version arrives in parts; its own checksums are the folder's."""
     with sglang_server(sglang_config(folders[0])) as url:
-        engine = SGLangEngine(folders[0], url=url, by_tensors=True)
+        engine = SGLangEngine(
+            RolloutServerConfig(model=folders[0], sglang_url=url, sglang_weights="tensors")
+        )
         before = degraded()
         await engine.start()
         connection = Connection(url, control_seconds=30.0)

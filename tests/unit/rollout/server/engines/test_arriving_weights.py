@@ -9,11 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.engine import PauseMode, WeightsError
 from rollout.server.engines.torch.llama import LlamaReader
 from rollout.server.engines.torch.torch_engine import TorchEngine
-from rollout.server.engines.torch.weight_reading.arriving_weights import ArrivingWeights
-from rollout.server.engines.torch.weight_reading.safetensors_reader import (
+from rollout.server.engines.torch.weight_reader import (
+    ArrivingWeights,
     CheckedTensors,
     storages,
 )
@@ -52,7 +53,7 @@ async def test_files_are_read_once_and_used_at_the_update(
 ) -> None:
     """While they arrive, in a folder that is renamed; nothing is loaded before the update."""
     old, new = (save_model(tmp_path / str(seed), architecture, seed) for seed in (1, 2))
-    engine = TorchEngine(old, max_running=2, max_context=200)
+    engine = TorchEngine(RolloutServerConfig(model=old, max_running=2, max_context=200))
     await engine.start()
     before = await collect(engine.generate(request()))
     files = in_files(new, tmp_path / "new.partial")
@@ -99,7 +100,7 @@ def test_a_file_that_was_replaced_is_not_used(
     files = in_files(tmp_path / "model", tmp_path / "other")
     monkeypatch.setattr(ArrivingWeights, "_are_among", lambda *_: True)
     monkeypatch.setattr(
-        "rollout.server.engines.torch.weight_reading.arriving_weights._identity",
+        "rollout.server.engines.torch.weight_reader._identity",
         lambda file: (0, 0, 0, 0),
     )
     mixed = held(tmp_path / "other", files)
@@ -147,7 +148,7 @@ async def test_no_layer_is_held_twice(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(LlamaReader, "add", noted)
     old, new = (save_model(tmp_path / str(seed), "llama", seed) for seed in (1, 2))
-    engine = TorchEngine(old, max_running=2, max_context=200)
+    engine = TorchEngine(RolloutServerConfig(model=old, max_running=2, max_context=200))
     await engine.start()
     await engine.prepare_files(in_files(new, tmp_path / "new", 6))
     await engine.close()

@@ -12,11 +12,11 @@ from transformers.utils.quantization_config import Mxfp4Config
 
 from rollout.server.engines.engine import WeightsError
 from rollout.server.engines.sglang.model_shapes import ModelFolder
-from rollout.server.engines.torch.weight_reading.converted_weights import (
+from rollout.server.engines.torch.weight_reader import (
     has_module_names,
     load_converted,
+    storages,
 )
-from rollout.server.engines.torch.weight_reading.safetensors_reader import storages
 from services.lib.transformer.load_causal import load_causal
 from tests.lib.trainer.model.mxfp4_folder import mxfp4_folder
 from tests.suites.models.architectures import ARCHITECTURES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rollout.server.engines.torch.weight_reading.safetensors_reader import is_finite
+from rollout.server.engines.torch.weight_reader import is_finite
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.torch.torch_engine import TorchEngine
 from rollout.server.engines.torch.transformers_model import load_model
 from tests.lib.rollout.server.support import save_model
@@ -28,13 +29,13 @@ def test_missing_part_of_a_folder_is_named(
     for name in gone:
         (folder / name).unlink()
     with pytest.raises(ValueError, match=named):
-        TorchEngine(folder)
+        TorchEngine(RolloutServerConfig(model=folder))
 
 
 def test_missing_folder_is_named(tmp_path: Path) -> None:
     """A path that does not exist is refused by name."""
     with pytest.raises(ValueError, match=r"absent: no such folder"):
-        TorchEngine(tmp_path / "absent")
+        TorchEngine(RolloutServerConfig(model=tmp_path / "absent"))
 
 
 def test_missing_shard_is_named(tmp_path: Path) -> None:
@@ -43,7 +44,7 @@ def test_missing_shard_is_named(tmp_path: Path) -> None:
     index = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match="model-00002-of-00002"):
-        TorchEngine(folder)
+        TorchEngine(RolloutServerConfig(model=folder))
 
 
 async def test_load_error_is_raised_by_start(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ async def test_load_error_is_raised_by_start(tmp_path: Path) -> None:
     folder = save_model(tmp_path / "model")
     (folder / "config.json").write_text('{"model_type": "unheard-of"}')
     with pytest.raises(ValueError, match=r"config\.json cannot be used"):
-        await TorchEngine(folder).start()
+        await TorchEngine(RolloutServerConfig(model=folder)).start()
 
 
 @pytest.mark.parametrize(

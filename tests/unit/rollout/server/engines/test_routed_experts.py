@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.engine import PauseMode, RequestError
 from rollout.server.engines.torch.torch_engine import TorchEngine
 from services.lib.routed_experts import ExpertRecord
@@ -35,7 +36,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_every_token_has_what_transformers_chooses(folder: Path) -> None:
     """Prompts of several parts, prefixes that are copied, a pause, and requests for a part."""
     engine = TorchEngine(
-        folder, max_running=3, stream_interval=4, prefill_tokens=16, record_experts=True
+        RolloutServerConfig(
+            model=folder,
+            max_running=3,
+            stream_interval=4,
+            prefill_tokens=16,
+            record_routed_experts=True,
+        )
     )
     await engine.start()
     wanted = [
@@ -61,7 +68,9 @@ async def test_every_token_has_what_transformers_chooses(folder: Path) -> None:
 async def test_nothing_is_reported_that_is_not_asked_for(folder: Path) -> None:
     """Neither by a request, nor by the setting; and no part that does not exist."""
     for records_experts, first in ((True, None), (False, 0)):
-        engine = TorchEngine(folder, record_experts=records_experts)
+        engine = TorchEngine(
+            RolloutServerConfig(model=folder, record_routed_experts=records_experts)
+        )
         await engine.start()
         given = replace(request(PROMPT, max_new_tokens=3), routed_from=first)
         assert (await recorded(engine.generate(given)))[2] == []
@@ -72,7 +81,9 @@ async def test_nothing_is_reported_that_is_not_asked_for(folder: Path) -> None:
 
 async def test_a_dense_model_is_refused(tmp_path: Path) -> None:
     """With the setting that asks for what it does not have."""
-    engine = TorchEngine(save_model(tmp_path / "dense"), record_experts=True)
+    engine = TorchEngine(
+        RolloutServerConfig(model=save_model(tmp_path / "dense"), record_routed_experts=True)
+    )
     with pytest.raises(
         ValueError, match=r"record_routed_experts is true: .* no module that routes"
     ):

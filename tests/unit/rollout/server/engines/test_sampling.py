@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rollout.server.engines.torch.sampling import SamplingRows, sample, uniform
+from rollout.server.engines.torch.batch import SamplingRows, sample, uniform
 
 ROWS = 4000
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from rollout.server.config import RolloutServerConfig
 from rollout.server.engines.engine import EngineFailed, EngineRequest, PauseMode, WeightsError
 from rollout.server.engines.torch.batch import Batch
 from rollout.server.engines.torch.prefix_cache import _prefixes
@@ -40,7 +41,7 @@ def folders(
 @pytest.fixture
 async def engine(folders: tuple[Path, Path]) -> AsyncIterator[TorchEngine]:
     """A started engine on the first version."""
-    engine = TorchEngine(folders[0], max_running=6, stream_interval=4)
+    engine = TorchEngine(RolloutServerConfig(model=folders[0], max_running=6, stream_interval=4))
     await engine.start()
     yield engine
     await engine.close()
@@ -186,7 +187,7 @@ async def test_new_weights_drop_what_was_cached(
 
 async def test_a_long_prompt_is_prefilled_in_parts(folders: tuple[Path, Path]) -> None:
     """No step prefills more than it may, others decode in between, and all log-probs are right."""
-    engine = TorchEngine(folders[0], max_running=6, prefill_tokens=16)
+    engine = TorchEngine(RolloutServerConfig(model=folders[0], max_running=6, prefill_tokens=16))
     await engine.start()
     steps: list[tuple[int, int]] = []
     rows = engine._model.rows

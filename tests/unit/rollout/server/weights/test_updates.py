@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 
+from rollout.server.config import RolloutServerConfig
 from rollout.server.engine_lifecycle import EngineLifecycle, State
 from rollout.server.engines.engine import EngineFailed, PauseMode, WeightsError
 from rollout.server.engines.fake import FakeEngine
@@ -39,7 +40,7 @@ class Watched(FakeEngine):
     """Notes what it is asked for; its phases can be made to hang."""
 
     def __init__(self, *hang: str) -> None:
-        super().__init__(vocab_size=64)
+        super().__init__(RolloutServerConfig(fake_vocab_size=64))
         self.calls: list[str] = []
         self.hang = hang
         self.go_on = asyncio.Event()

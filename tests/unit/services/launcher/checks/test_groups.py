@@ -13,7 +13,7 @@ from services.lib.group_baseline import compares_groups
 from tests.lib.launcher.support import make_config
 from tests.lib.trainer.support import trainer_config
 from trainer.algorithms.base import Rollouts, make_algorithm
-from trainer.config.algorithm_names import ALGORITHMS
+from trainer.config.optimization import ALGORITHMS
 
 
 def _file(folder: Path, text: str) -> Path:

@@ -15,7 +15,7 @@ from torch import Tensor
 from services.lib.transformer.packing import Packing
 from services.lib.transformer.row_attention import varlen_rows
 from services.lib.transformer.row_attention.packed_attention import KERNELS, kernels_for, lacking
-from services.lib.transformer.row_attention.row_kernel import RowKernel, Scores
+from services.lib.transformer.row_attention.sdpa_rows import RowKernel, Scores
 from services.lib.transformer.row_attention.varlen_rows import RowShape, RowStates
 
 ROWS = [[1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 9], [1, 2, 8, 8, 8], [5], [1, 2]]

@@ -7,23 +7,21 @@ import random
 
 import pytest
 
-from bench.fusion.settings import SETTINGS, Setting
+from bench.fusion.settings import SETTINGS, Setting, fused_problem, serial_memory
 from tests.lib.mostly_long import mostly_long
 from trainer.pipeline.fused_schedule.dispatch import Rule, dispatch
-from trainer.pipeline.fused_schedule.greedy import greedy
-from trainer.pipeline.fused_schedule.plan import anneal, fused_plan, serial_orders
+from trainer.pipeline.fused_schedule.plan import anneal, fused_plan, greedy, serial_orders
 from trainer.pipeline.fused_schedule.problem import (
     BACKWARD,
     FORWARD,
+    DeadlockError,
     Orders,
     Pipeline,
     Problem,
-    fused_problem,
     lower_bound,
-    serial_memory,
     serial_seconds,
+    timeline,
 )
-from trainer.pipeline.fused_schedule.timeline import DeadlockError, timeline
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)

@@ -52,8 +52,15 @@ class CheckedFiles:
             self._remember(inode, stamp, sha256)
         return sha256
 
-    def received(self, path: Path, descriptor: int, offset: int, data: memoryview) -> None:
-        """Note that `data` was written to the open file at `offset`, up to its present end."""
+    def append(self, path: Path, descriptor: int, offset: int, data: memoryview | bytes) -> None:
+        """Write `data` at the end of an open file, which is at `offset`, and hash it.
+
+        Raises `OSError`, after which a part may be written, which is not hashed.
+        """
+        rest, place = memoryview(data), offset
+        while rest:
+            written = os.pwrite(descriptor, rest, place)
+            rest, place = rest[written:], place + written
         prefix = self._receiving.get(path) if offset else _Prefix(0, hashlib.sha256())
         if prefix is None or prefix.num_bytes != offset:
             return

@@ -1,7 +1,13 @@
-"""Weights into an SGLang that does not see our disk: broadcast by torch.distributed.
+"""Weights into a paused SGLang as tensors, without its reading any file.
 
-For an engine on another host. The group has this process as rank 0 and the engine's ranks, and
-lives for one load only: an engine that restarts, or another one, needs nothing rebuilt.
+On this host through shared memory, in a pickle of names and places, of which SGLang allows tensors
+alone; nothing is unpickled here:
+
+    begin_weight_update ─▶ update_weights_from_tensor, a part at a time ─▶ end_weight_update
+
+On another host, which does not see our disk, by a broadcast of torch.distributed. The group has
+this process as rank 0 and the ranks of the engine, and lives for one load only: an engine that
+restarts, or another one, needs nothing rebuilt:
 
     init_weights_update_group ─▶ begin_weight_update ─▶ update_weights_from_distributed, a part of
     the tensors at a time ─▶ end_weight_update ─▶ destroy_weights_update_group
@@ -10,27 +16,123 @@ lives for one load only: an engine that restarts, or another one, needs nothing 
 from __future__ import annotations
 
 import asyncio
+import base64
+import os
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
+import torch.multiprocessing
+from safetensors import SafetensorError, safe_open
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import Backend, ProcessGroup, distributed_c10d
 from torch.distributed.distributed_c10d import GroupName, PrefixStore
 
-from rollout.server.engines.engine import WeightsError
-from rollout.server.engines.sglang.tensor_parts import Part, tensor_parts
+from rollout.server.engines.engine import EngineError, WeightsError
+
+PART_BYTES = 512 << 20
+"""Bytes of tensors in one call, about: what the engine must have room for besides its weights."""
+
+Part = list[tuple[str, torch.Tensor]]
+
+
+def tensor_parts(folder: Path) -> Iterator[Part]:
+    """The tensors of all files, in parts of `PART_BYTES`, or of one tensor that is larger."""
+    part: Part = []
+    size = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 -- it is no mapping
+                tensor = file.get_tensor(name)
+                if part and size + tensor.nbytes > PART_BYTES:
+                    yield part
+                    part, size = [], 0
+                part.append((name, tensor))
+                size += tensor.nbytes
+    if part:
+        yield part
+
+
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- where torch puts shared tensors
+
+Post = Callable[[str, dict[str, Any]], Awaitable[Any]]
+
+
+class SharedTensors:
+    """Puts the tensors of a folder into a paused SGLang; two parts at most are in memory."""
+
+    def __init__(self, post: Post, num_ranks: int) -> None:
+        """`post` calls SGLang, whose weights `num_ranks` processes hold between them."""
+        self._post, self._num_ranks = post, num_ranks
+
+    async def load(self, folder: Path, label: str, *, flush: bool) -> None:
+        """Put the weights of `folder` into the engine under the version `label`.
+
+        `flush` empties its prefix cache. Raises `WeightsError`, and what `post` raises; the engine
+        may then hold a part of the new weights: load a whole version again before it samples.
+        """
+        _require_room()
+        parts = tensor_parts(folder)
+        await self._post("/begin_weight_update", {"selector": "all"})
+        try:
+            part = await asyncio.to_thread(_next_shared, parts)
+            while part:
+                body: dict[str, Any] = {
+                    "serialized_named_tensors": self._handles(part),
+                    "weight_version": label,
+                }
+                following = await asyncio.to_thread(_next_shared, parts)
+                body |= {"load_format": None, "flush_cache": flush and not following}
+                await self._post("/update_weights_from_tensor", body)
+                part = following
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise WeightsError(f"{folder}: not sent through shared memory: {error}") from error
+        finally:
+            with suppress(EngineError):
+                await self._post("/end_weight_update", {})
+
+    def _handles(self, part: Part) -> list[str]:
+        """A pickle for each rank, which frees its own hold of the memory."""
+        return [
+            base64.b64encode(ForkingPickler.dumps(part)).decode() for _ in range(self._num_ranks)
+        ]
+
+
+def _next_shared(parts: Any) -> Part:
+    """The next part, in shared memory; empty after the last."""
+    # The other strategy passes file descriptors, which only our own children could ask for.
+    torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
+    return [(name, _shared(tensor)) for name, tensor in next(parts, [])]
+
+
+def _shared(tensor: torch.Tensor) -> torch.Tensor:
+    # Not the tensor itself, whose storage may be the whole mapped file.
+    shared = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    shared.share_memory_()  # type: ignore[no-untyped-call]
+    return shared.copy_(tensor)
+
+
+def _require_room() -> None:
+    """Raise `WeightsError` without room for two parts: to write beyond it would end the process."""
+    found = os.statvfs(_SHARED_MEMORY)
+    free, needed = found.f_bavail * found.f_frsize, 2 * PART_BYTES
+    if free < needed:
+        raise WeightsError(
+            f"{_SHARED_MEMORY} has {free >> 20} MiB free, tensors need {needed >> 20}: give the "
+            "container more shared memory, or set sglang_weights to disk"
+        )
+
 
 T = TypeVar("T")
-Post = Callable[[str, dict[str, Any]], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,0 @@
-"""Weights of a model folder, checked against the model before any change."""
