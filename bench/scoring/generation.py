@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from seamflow.trajectory.v1.trajectory_service_pb2 import NewTurn
 
 from services.lib.token_bytes import pack_ids, pack_logprobs
 from trajectory_manager.model.records import (
@@ -34,12 +35,10 @@ from trajectory_manager.model.tokens import (
     RolloutFinish,
     Span,
     Tokens,
-    TurnBegin,
     TurnEnd,
     VersionSource,
 )
 from trajectory_manager.service.metrics import Metrics
-from trajectory_manager.service.prefix_match import Prompt
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.redis.connect import Store
 
@@ -142,15 +141,21 @@ async def _start(rollouts: Rollouts, lease: TaskLease, prompt: list[int]) -> App
         credential_digest=_CREDENTIAL,
     )
     await rollouts.start(rollout, lease.nonce)
-    begin = TurnBegin(turn_id=_TURN, attempt_id="a", prompt_digest="", sampling="{}")
-    given = Prompt(ids=pack_ids(prompt), message_keys=())
-    begun = await rollouts.begin_turn(RUN_ID, lease.rollout_id, _CREDENTIAL, begin, given)
+    new = NewTurn(
+        run_id=RUN_ID,
+        rollout_id=lease.rollout_id,
+        turn_id=_TURN,
+        attempt_id="a",
+        token_ids=pack_ids(prompt),
+        credential_digest=_CREDENTIAL,
+    )
+    begun = await rollouts.begin_turn(new)
     span = Span(num_tokens=len(prompt), origin=Origin.ENVIRONMENT)
     append = Append(
         run_id=RUN_ID,
         rollout_id=lease.rollout_id,
         turn_id=_TURN,
-        epoch=begun.turn.epoch,
+        epoch=begun.epoch,
         offset=0,
         tokens=_tokens(prompt, span),
     )

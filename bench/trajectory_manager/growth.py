@@ -48,7 +48,7 @@ from trajectory_manager.model.records import (
     TaskLease,
 )
 from trajectory_manager.model.runs import RunConfig
-from trajectory_manager.model.tokens import Append, Origin, Span, Tokens, TurnBegin, VersionSource
+from trajectory_manager.model.tokens import Append, Origin, Span, Tokens, Turn, VersionSource
 from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.redis.connect import Store, redis_store
@@ -190,19 +190,19 @@ class Filled:
         await _together(map(opened, range(number)), advance)
 
     async def _open_turn(self, rollout_id: str) -> _OpenTurn:
-        begin = TurnBegin(turn_id=_TURN, attempt_id="bench", prompt_digest="0" * 64)
+        turn = Turn(turn_id=_TURN, attempt_id="bench", prompt_digest="0" * 64)
         tokens = self.store.tokens
-        _, record = await tokens.begin_turn(RUN_ID, rollout_id, CREDENTIAL, begin)
+        _, begun = await tokens.begin_turn(RUN_ID, rollout_id, CREDENTIAL, turn)
         append = Append(
             run_id=RUN_ID,
             rollout_id=rollout_id,
             turn_id=_TURN,
-            epoch=record.turn.epoch,
+            epoch=begun.epoch,
             offset=0,
             tokens=self._tokens(),
         )
         await tokens.append([append])
-        return _OpenTurn(rollout_id, record.turn.epoch, STORED_TOKENS)
+        return _OpenTurn(rollout_id, begun.epoch, STORED_TOKENS)
 
     async def record_groups(self, number: int, advance: Advance = lambda _: None) -> None:
         """Add complete groups of one sample each, which wait for the trainer."""

@@ -13,8 +13,8 @@ from seamflow.trajectory.v1 import task_service_pb2, trajectory_pb2, trajectory_
 from services.chassis.errors import invalid_argument
 from services.chassis.log import get_logger
 from services.chassis.rpc import fields
-from trajectory_manager.api import sampling_params, validation
-from trajectory_manager.model import prefix_tree
+from trajectory_manager.api import validation
+from trajectory_manager.model import prefix_tree, sampling
 from trajectory_manager.model.records import (
     DeadLetter,
     FailureClass,
@@ -32,7 +32,6 @@ from trajectory_manager.model.tokens import (
     RoutedExperts,
     Tokens,
     Turn,
-    TurnRecord,
 )
 from trajectory_manager.service import sample_builder
 
@@ -78,37 +77,10 @@ def routed_experts_from(message: trajectory_service_pb2.TokenAppend) -> RoutedEx
     )
 
 
-def packed_to(tokens: Tokens) -> tokens_pb2.PackedTokens:
-    """The message that holds `tokens`."""
-    message = tokens_pb2.PackedTokens()
-    _fill_tokens(message, tokens)
-    return message
-
-
 def tokens_from(field: str, message: tokens_pb2.Tokens) -> Tokens:
     """Validated tokens of a turn, which equal packed ones on the wire."""
     encoded = message.SerializeToString()
     return packed_from(field, tokens_pb2.PackedTokens.FromString(encoded))
-
-
-def tokens_to(tokens: Tokens) -> tokens_pb2.Tokens:
-    """The message of a turn's tokens."""
-    return tokens_pb2.Tokens.FromString(packed_to(tokens).SerializeToString())
-
-
-def _fill_tokens(message: tokens_pb2.PackedTokens, tokens: Tokens) -> None:
-    message.token_ids, message.logprobs = tokens.ids, tokens.logprobs
-    start = 0
-    for span in tokens.spans:
-        message.spans.add(
-            start=start,
-            num_tokens=span.num_tokens,
-            origin=int(span.origin),
-            weight_version=span.weight_version,
-            version_source=int(span.version_source),
-            server_id=span.server_id,
-        )
-        start += span.num_tokens
 
 
 def purpose_from(field: str, value: int) -> Purpose:
@@ -228,24 +200,24 @@ def _finish_outcome(message: trajectory_service_pb2.RolloutFinish) -> Outcome:
 
 
 def trajectory_to(
-    rollout: Rollout, turns: Sequence[TurnRecord], *, with_spans: bool = False
+    rollout: Rollout, turns: Sequence[Turn], *, with_spans: bool = False
 ) -> trajectory_pb2.Trajectory:
     """The message of a rollout.
 
     Turns of which only spans were read have no tokens, or with `with_spans` these spans.
     """
     outcome = rollout.outcome
-    message_keys = prefix_tree.message_keys([record.turn for record in turns])
+    message_keys = prefix_tree.message_keys(turns)
     return fields.message_of(
         trajectory_pb2.Trajectory,
         rollout,
         turns=[
             _turn_to(
-                record.turn,
-                record.tokens if record.tokens.ids or with_spans else None,
-                message_keys[record.turn.turn_id],
+                turn,
+                turn.tokens if turn.tokens.ids or with_spans else None,
+                message_keys[turn.turn_id],
             )
-            for record in turns
+            for turn in turns
         ],
         rewards=_rewards_to(outcome) if rollout.state is RolloutState.FINISHED else None,
         failure=_failure_to(outcome) if rollout.state is RolloutState.FAILED else None,
@@ -272,15 +244,13 @@ def _failure_to(outcome: Outcome) -> tokens_pb2.Failure:
 
 
 def _turn_to(turn: Turn, tokens: Tokens | None, message_keys: Sequence[str]) -> trajectory_pb2.Turn:
-    begin = turn.begin
+    packed = tokens.fill(tokens_pb2.PackedTokens()) if tokens and tokens.spans else None
     return fields.message_of(
         trajectory_pb2.Turn,
-        begin,
-        tokens=tokens_to(tokens) if tokens and tokens.spans else None,
-        finish_reason=turn.finish_reason,
-        epoch=turn.epoch,
+        turn,
+        tokens=packed and tokens_pb2.Tokens.FromString(packed.SerializeToString()),
         message_keys=message_keys,
-        sampling=sampling_params.message(begin.sampling),
+        sampling=sampling.message(turn.sampling),
         drift=_drift_to(turn.drift),
     )
 
@@ -315,7 +285,7 @@ def fill_sample(message: trajectory_pb2.Sample, sample: sample_builder.Sample) -
     message.rollout_id = sample.rollout.rollout_id
     message.group_id = sample.rollout.group_id
     message.traceparent = sample.rollout.traceparent
-    _fill_tokens(message.tokens, sample.tokens)
+    sample.tokens.fill(message.tokens)
     message.loss_mask = sample.loss_mask
     whole = (reward for reward in sample.rollout.outcome.rewards if not reward.turn_id)
     message.rewards.extend(map(_reward_to, whole))
@@ -323,7 +293,7 @@ def fill_sample(message: trajectory_pb2.Sample, sample: sample_builder.Sample) -
         message.turns.add(
             turn_id=turn.turn_id,
             num_tokens=turn.num_tokens,
-            sampling=sampling_params.message(turn.sampling),
+            sampling=sampling.message(turn.sampling),
             rewards=map(_reward_to, turn.rewards),
             finish_reason=turn.finish_reason,
         )

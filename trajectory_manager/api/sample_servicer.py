@@ -19,7 +19,7 @@ from trajectory_manager.api.inspection.trained_samples import list_trained, reco
 from trajectory_manager.model.records import RolloutState, Topic
 from trajectory_manager.model.runs import RunCounts
 from trajectory_manager.model.steps import StepLease
-from trajectory_manager.model.tokens import TurnRecord
+from trajectory_manager.model.tokens import Turn
 from trajectory_manager.service import sample_builder
 from trajectory_manager.service.long_poll import LongPoll
 from trajectory_manager.service.metrics import Metrics
@@ -292,10 +292,10 @@ async def decide(store: Store, run_id: str, epoch: int, weight_version: int) -> 
     return PublishDecision(publish=blocking == 0, num_blocking=blocking)
 
 
-def _older(turns: Sequence[TurnRecord], oldest: int) -> bool:
+def _older(turns: Sequence[Turn], oldest: int) -> bool:
     """Whether a trainable token has a version before `oldest`."""
     return any(
         span.trainable and span.weight_version < oldest
-        for record in turns
-        for span in record.tokens.spans
+        for turn in turns
+        for span in turn.tokens.spans
     )

@@ -21,7 +21,7 @@ from trajectory_manager.api.inspection.search_rollouts import SearchRolloutsHand
 from trajectory_manager.api.record_groups import RecordGroupsHandler
 from trajectory_manager.model.prefix_tree import Piece, PrefixTree
 from trajectory_manager.model.records import RolloutState
-from trajectory_manager.model.tokens import Cut, TurnRecord, cut_spans, joined
+from trajectory_manager.model.tokens import Cut, Turn, cut_spans, joined
 from trajectory_manager.service.retention import Retention
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.errors import store_error
@@ -194,7 +194,7 @@ async def read_tokens(store: TokenStore, request: pb.ReadTokensRequest) -> pb.Re
     turns = await _turns(store, run_id, rollout_id)
     if turn_id not in turns:
         raise store_error("UNKNOWN_TURN", turn_id)
-    tree = PrefixTree([each.turn for each in turns.values()], list(map(_length, turns.values())))
+    tree = PrefixTree(list(turns.values()))
     total = tree.whole_length(turn_id)
     cuts = list(_cuts(tree.pieces(turn_id), start, min(start + number, total)))
     found = await store.windows(run_id, rollout_id, cuts) if cuts else []
@@ -202,18 +202,16 @@ async def read_tokens(store: TokenStore, request: pb.ReadTokensRequest) -> pb.Re
         tokens._replace(spans=tuple(cut_spans(turns[cut.turn_id].tokens.spans, *cut[1:])))
         for cut, tokens in zip(cuts, found, strict=True)
     )
-    return pb.ReadTokensResponse(tokens=conversion.packed_to(joined(parts)), total=total)
+    response = pb.ReadTokensResponse(total=total)
+    joined(parts).fill(response.tokens)
+    return response
 
 
-async def _turns(store: TokenStore, run_id: str, rollout_id: str) -> dict[str, TurnRecord]:
+async def _turns(store: TokenStore, run_id: str, rollout_id: str) -> dict[str, Turn]:
     (found,) = await store.read(run_id, [rollout_id], spans_only=True)
     if found is None:
         raise store_error("UNKNOWN_ROLLOUT", rollout_id)
-    return {record.turn.turn_id: record for record in found[1]}
-
-
-def _length(record: TurnRecord) -> int:
-    return sum(span.num_tokens for span in record.tokens.spans)
+    return {turn.turn_id: turn for turn in found[1]}
 
 
 def _cuts(pieces: Sequence[Piece], start: int, stop: int) -> Iterator[Cut]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+from seamflow.common.v1 import tokens_pb2
+
 from trajectory_manager.model.records import Outcome
 
 BYTES_PER_TOKEN = 4
@@ -82,6 +84,25 @@ class Tokens(NamedTuple):
     def joined(self, other: Tokens) -> Tokens:
         """These tokens, then `other`."""
         return joined((self, other))
+
+    def fill(self, message: tokens_pb2.PackedTokens) -> tokens_pb2.PackedTokens:
+        """Write the tokens into `message`, and return it."""
+        message.token_ids, message.logprobs = self.ids, self.logprobs
+        start = 0
+        for span in self.spans:
+            message.spans.add(
+                start=start,
+                num_tokens=span.num_tokens,
+                origin=int(span.origin),
+                weight_version=span.weight_version,
+                version_source=int(span.version_source),
+                server_id=span.server_id,
+            )
+            start += span.num_tokens
+        return message
+
+
+NO_TOKENS = Tokens()
 
 
 class Cut(NamedTuple):
@@ -165,34 +186,6 @@ class RolloutFinish:
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnBegin:
-    """How a turn began: its prompt, matched against the record."""
-
-    turn_id: str
-    """Client-made name."""
-    attempt_id: str
-    """Name of the gateway call; another one takes the turn over."""
-    prompt_digest: str
-    """Digest of the prompt: a turn never changes its prompt."""
-    parent_turn_id: str = ""
-    """Turn that the agent named as its parent; empty if there is none."""
-    prefix_turn_id: str = ""
-    """Turn whose tokens it continues; empty at the root."""
-    prefix_length: int = 0
-    """Tokens shared with that turn's whole sequence."""
-    num_matched_messages: int = 0
-    """Messages those tokens cover."""
-    new_message_keys: tuple[str, ...] = ()
-    """Key of each message of the prompt after those; `prefix_tree.message_keys` has them all."""
-    num_prompt_tokens: int = 0
-    """Tokens of a prompt of ids; 0 for one of messages."""
-    template_fingerprint: str = ""
-    """Chat template that rendered it."""
-    sampling: str = "{}"
-    """Sampling parameters as JSON, defaults left out: see `sampling.py`."""
-
-
 class TurnEnd(NamedTuple):
     """How a turn ended."""
 
@@ -242,11 +235,31 @@ FINISHED_BY_LENGTH = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A turn without its tokens."""
+    """A turn: how it first began, where it stands, and its own tokens."""
 
-    begin: TurnBegin
-    """How it first began."""
-    epoch: int
+    turn_id: str
+    """Client-made name."""
+    attempt_id: str
+    """Name of the gateway call; another one takes the turn over."""
+    prompt_digest: str
+    """Digest of the prompt: a turn never changes its prompt."""
+    parent_turn_id: str = ""
+    """Turn that the agent named as its parent; empty if there is none."""
+    prefix_turn_id: str = ""
+    """Turn whose tokens it continues; empty at the root."""
+    prefix_length: int = 0
+    """Tokens shared with that turn's whole sequence."""
+    num_matched_messages: int = 0
+    """Messages those tokens cover."""
+    new_message_keys: tuple[str, ...] = ()
+    """Key of each message of the prompt after those; `prefix_tree.message_keys` has them all."""
+    num_prompt_tokens: int = 0
+    """Tokens of a prompt of ids; 0 for one of messages."""
+    template_fingerprint: str = ""
+    """Chat template that rendered it."""
+    sampling: str = "{}"
+    """Sampling parameters as JSON, defaults left out: see `sampling.py`."""
+    epoch: int = 0
     """Fencing number of its current writer."""
     finish_reason: int = 0
     """Contract's FinishReason; 0 while it runs."""
@@ -254,19 +267,12 @@ class Turn:
     """Key of the answer as a message; empty while it runs or for ids."""
     drift: str = ""
     """Retokenization drift of its prompt, as JSON; empty if there is none."""
-
-    @property
-    def turn_id(self) -> str:
-        """Client-made name."""
-        return self.begin.turn_id
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnRecord:
-    """A turn and its own tokens."""
-
-    turn: Turn
-    tokens: Tokens
+    tokens: Tokens = NO_TOKENS
     """Its own tokens; without ids and log-probs where only spans were read."""
     routed: tuple[RoutedExperts, ...] = ()
     """What is recorded for them, in order of the first token; read with whole rollouts only."""
+
+    @property
+    def length(self) -> int:
+        """Own tokens, also where only spans were read."""
+        return sum(span.num_tokens for span in self.tokens.spans)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from trajectory_manager.model.records import Rollout, RolloutState, SlotName
 from trajectory_manager.model.rollout_summary import RolloutSummary, Wanted
 from trajectory_manager.model.runs import RunConfig
-from trajectory_manager.model.tokens import Origin, TurnRecord
+from trajectory_manager.model.tokens import Origin, Turn
 from trajectory_manager.store.redis.connect import Store
 from trajectory_manager.store.redis.inspection_store import Row
 
@@ -138,9 +138,9 @@ def _is_final(rollout_id: str, summary: RolloutSummary | None) -> bool:
     return summary.state != int(RolloutState.RUNNING)
 
 
-def summary_of(rollout: Rollout, turns: Sequence[TurnRecord], config: RunConfig) -> RolloutSummary:
+def summary_of(rollout: Rollout, turns: Sequence[Turn], config: RunConfig) -> RolloutSummary:
     """The summary of a rollout, whose turns have at least their spans."""
-    spans = [span for record in turns for span in record.tokens.spans]
+    spans = [span for turn in turns for span in turn.tokens.spans]
     sampled = [span for span in spans if span.origin is Origin.POLICY]
     versions = [span.weight_version for span in sampled] or [-1]
     return RolloutSummary(
@@ -148,7 +148,7 @@ def summary_of(rollout: Rollout, turns: Sequence[TurnRecord], config: RunConfig)
         purpose=int(rollout.purpose),
         state=int(rollout.state),
         failure_class=int(rollout.outcome.failure_class),
-        finish_reason=turns[-1].turn.finish_reason if turns else 0,
+        finish_reason=turns[-1].finish_reason if turns else 0,
         truncated=rollout.outcome.truncated,
         in_group=bool(rollout.group_id),
         num_turns=len(turns),

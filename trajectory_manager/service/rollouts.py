@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import Reason, ServiceError
 from services.lib.bounds import MIN_TEMPERATURE
@@ -25,17 +27,15 @@ from trajectory_manager.model.records import (
 )
 from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.tokens import (
+    BYTES_PER_TOKEN,
     Append,
     Appended,
     RolloutFinish,
-    Tokens,
     Turn,
-    TurnBegin,
-    TurnRecord,
 )
 from trajectory_manager.service import outcomes, sample_builder
 from trajectory_manager.service.metrics import Metrics
-from trajectory_manager.service.prefix_match import Divergence, PrefixMatch, Prompt
+from trajectory_manager.service.prefix_match import PrefixMatch, prompt_digest
 from trajectory_manager.service.rollout_index import summary_of
 from trajectory_manager.store import errors
 from trajectory_manager.store.redis.connect import Store
@@ -57,20 +57,6 @@ _SWEEP_BATCH = 256
 # Small, so that appends do not wait long behind whole rollouts.
 _RECORD_BATCH = 32
 _MAX_WITHOUT_TURNS = 65_536
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BegunTurn:
-    """A begun turn, its prefix, and what it already has."""
-
-    turn: Turn
-    prefix_ids: bytes
-    """int32 ids of the shared prefix."""
-    tokens: Tokens
-    """What earlier attempts recorded."""
-    rollout: Rollout
-    divergence: Divergence | None
-    """Where its prompt diverges from sampled tokens."""
 
 
 class Rollouts:
@@ -119,68 +105,39 @@ class Rollouts:
         await self._store.tokens.start_rollout(known, leased=True)
         return name.task_id
 
-    async def begin_turn(
-        self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin, prompt: Prompt
-    ) -> BegunTurn:
+    async def begin_turn(self, new: pb.NewTurn) -> pb.BegunTurn:
         """Match the prompt against the record and begin the turn.
 
         Raises:
             ServiceError: as `TokenStore.begin_turn`; NOT_FOUND for a parent that does not exist;
-                INVALID_ARGUMENT for a TRAIN rollout that samples greedily, or nearly.
+                INVALID_ARGUMENT for sampling parameters, also of a TRAIN rollout that samples
+                greedily, or nearly.
         """
-        tokens = self._store.tokens
-        if (temperature := sampling.temperature(begin.sampling)) < MIN_TEMPERATURE:
-            await self._check_not_trained(run_id, rollout_id, temperature)
-        if (run_id, rollout_id) in self._without_turns and not begin.parent_turn_id:
-            first = await self._begin_first_turn(
-                run_id, rollout_id, credential_digest, begin, prompt
-            )
-            if first is not None:
-                return first
-        matching = PrefixMatch(store=tokens, run_id=run_id, rollout_id=rollout_id, prompt=prompt)
-        match = await matching.match(begin)
-        begin = replace(
-            begin,
-            prompt_digest=prompt.digest,
+        tokens, name, digest = (
+            self._store.tokens,
+            (new.run_id, new.rollout_id),
+            new.credential_digest,
+        )
+        turn = _turn_of(new)
+        if (temperature := sampling.temperature(turn.sampling)) < MIN_TEMPERATURE:
+            await self._check_not_trained(*name, temperature)
+        if name in self._without_turns and not new.parent_turn_id:
+            # There is nothing to match, and so nothing to read.
+            del self._without_turns[name]
+            first = await tokens.begin_first_turn(*name, digest, turn)
+            if first is not None and not first[1].prefix_turn_id:
+                return _begun(*first)
+        matching = PrefixMatch(tokens, new)
+        match = await matching.match()
+        turn = replace(
+            turn,
             prefix_turn_id=match.prefix_turn_id,
             prefix_length=match.prefix_length,
             num_matched_messages=match.num_messages,
-            new_message_keys=prompt.message_keys[match.num_messages :],
-            num_prompt_tokens=prompt.num_tokens,
+            new_message_keys=turn.new_message_keys[match.num_messages :],
         )
-        rollout, record = await tokens.begin_turn(run_id, rollout_id, credential_digest, begin)
-        return BegunTurn(
-            turn=record.turn,
-            prefix_ids=await matching.prefix(record.turn),
-            tokens=record.tokens,
-            rollout=rollout,
-            divergence=await matching.divergence(record.turn),
-        )
-
-    async def _begin_first_turn(
-        self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin, prompt: Prompt
-    ) -> BegunTurn | None:
-        """Begin a turn that has nothing to match, without reading; None: there are turns."""
-        del self._without_turns[run_id, rollout_id]
-        begin = replace(
-            begin,
-            prompt_digest=prompt.digest,
-            new_message_keys=prompt.message_keys,
-            num_prompt_tokens=prompt.num_tokens,
-        )
-        begun = await self._store.tokens.begin_first_turn(
-            run_id, rollout_id, credential_digest, begin
-        )
-        if begun is None or begun[1].turn.begin.prefix_turn_id:
-            return None
-        rollout, record = begun
-        return BegunTurn(
-            turn=record.turn,
-            prefix_ids=b"",
-            tokens=record.tokens,
-            rollout=rollout,
-            divergence=None,
-        )
+        rollout, turn = await tokens.begin_turn(*name, digest, turn)
+        return _begun(rollout, turn, await matching.prefix(turn), await matching.divergence(turn))
 
     async def _check_not_trained(self, run_id: str, rollout_id: str, temperature: float) -> None:
         rollout = await self._store.tokens.rollout(run_id, rollout_id)
@@ -247,7 +204,7 @@ class Rollouts:
 
     async def _finish(
         self, run_id: str, finishes: Sequence[RolloutFinish]
-    ) -> list[tuple[Rollout, list[TurnRecord]] | ServiceError]:
+    ) -> list[tuple[Rollout, list[Turn]] | ServiceError]:
         leased = {c.rollout_id for c in finishes if SlotName.parse(c.rollout_id) is not None}
         if leased:
             await self._store.runs.add_outbox_marks(run_id, sorted(leased))
@@ -280,21 +237,19 @@ class Rollouts:
         if errors:
             raise errors[0]
 
-    async def record(
-        self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
-    ) -> None:
+    async def record(self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[Turn]]]) -> None:
         """Store finished rollouts of admitted groups and settle them, in order. Idempotent."""
         for start in range(0, len(recorded), _RECORD_BATCH):
             await self._record(run_id, recorded[start : start + _RECORD_BATCH])
 
     async def _record(
-        self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
+        self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[Turn]]]
     ) -> None:
         are_new = await self._store.tokens.record(run_id, recorded)
         num_new = sum(
-            record.tokens.num_tokens
+            turn.tokens.num_tokens
             for (_, turns), is_new in zip(recorded, are_new, strict=True)
-            for record in turns
+            for turn in turns
             if is_new
         )
         self._metrics.appended(num_new, 0)
@@ -313,7 +268,7 @@ class Rollouts:
         return active
 
     async def settle_finished(
-        self, run_id: str, closed: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
+        self, run_id: str, closed: Sequence[tuple[Rollout, Sequence[Turn]]]
     ) -> None:
         """Apply finished rollouts to their groups. Idempotent."""
         if not closed:
@@ -355,8 +310,41 @@ class Rollouts:
         return len(lost) + len(unsettled)
 
 
+def _turn_of(new: pb.NewTurn) -> Turn:
+    """The turn as it begins where nothing is recorded."""
+    keys = tuple(new.message_keys.keys)
+    return Turn(
+        turn_id=new.turn_id,
+        attempt_id=new.attempt_id,
+        prompt_digest=prompt_digest(new.token_ids, keys),
+        parent_turn_id=new.parent_turn_id,
+        new_message_keys=keys,
+        num_prompt_tokens=len(new.token_ids) // BYTES_PER_TOKEN,
+        template_fingerprint=new.template_fingerprint,
+        sampling=sampling.stored("sampling", new.sampling),
+    )
+
+
+def _begun(
+    rollout: Rollout, turn: Turn, prefix: bytes = b"", divergence: pb.Divergence | None = None
+) -> pb.BegunTurn:
+    begun = pb.BegunTurn(
+        epoch=turn.epoch,
+        prefix_turn_id=turn.prefix_turn_id,
+        prefix_token_ids=prefix,
+        num_matched_messages=turn.num_matched_messages,
+        finish_reason=turn.finish_reason,  # type: ignore[arg-type]
+        pinned_weight_version=rollout.pinned_weight_version,
+        divergence=divergence,
+        required_weight_version=rollout.required_weight_version,
+        group_id=rollout.group_id,
+    )
+    turn.tokens.fill(begun.tokens)
+    return begun
+
+
 def _finish_error(
-    finish: RolloutFinish, closed: tuple[Rollout, Sequence[TurnRecord]] | ServiceError
+    finish: RolloutFinish, closed: tuple[Rollout, Sequence[Turn]] | ServiceError
 ) -> ServiceError | None:
     """Why a rollout did not finish as requested; None: it did."""
     if isinstance(closed, ServiceError):

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import Reason, ServiceError
 from services.lib.token_bytes import pack_ids, pack_logprobs
+from trajectory_manager.model import sampling as stored_sampling
 from trajectory_manager.model.records import (
     Durability,
     EmptyReason,
@@ -32,13 +34,11 @@ from trajectory_manager.model.tokens import (
     RolloutFinish,
     Span,
     Tokens,
-    TurnBegin,
     TurnEnd,
     VersionSource,
 )
 from trajectory_manager.service.metrics import Metrics
-from trajectory_manager.service.prefix_match import Prompt
-from trajectory_manager.service.rollouts import BegunTurn, Rollouts
+from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.redis.connect import Store
 
 CREDENTIAL = hashlib.sha256(b"credential").hexdigest()
@@ -147,20 +147,23 @@ class Run:
         parent: str = "",
         fingerprint: str = "",
         sampling: str = "{}",
-    ) -> BegunTurn:
+    ) -> pb.BegunTurn:
         """Open a turn with a prompt of ids or of message keys."""
-        ids = pack_ids([part for part in prompt if isinstance(part, int)])
-        message_keys = tuple(part for part in prompt if isinstance(part, str))
-        begin = TurnBegin(
+        new = pb.NewTurn(
+            run_id=self.run_id,
+            rollout_id=rollout_id,
             turn_id=turn_id,
             attempt_id=attempt_id,
-            prompt_digest="",
             parent_turn_id=parent,
             template_fingerprint=fingerprint,
-            sampling=sampling,
+            sampling=stored_sampling.message(sampling),
+            credential_digest=CREDENTIAL,
         )
-        given = Prompt(ids=ids, message_keys=message_keys)
-        return await self.rollouts.begin_turn(self.run_id, rollout_id, CREDENTIAL, begin, given)
+        if ids := [part for part in prompt if isinstance(part, int)]:
+            new.token_ids = pack_ids(ids)
+        else:
+            new.message_keys.keys.extend(str(part) for part in prompt)
+        return await self.rollouts.begin_turn(new)
 
     async def append(
         self, rollout_id: str, turn_id: str, epoch: int, offset: int, added: Tokens
@@ -205,15 +208,15 @@ class Run:
         prompt: Sequence[int],
         answer: Sequence[int],
         span: Span | None = None,
-    ) -> BegunTurn:
+    ) -> pb.BegunTurn:
         """A whole turn: the new part of the prompt, then the answer."""
         opened = await self.begin(rollout_id, turn_id, prompt)
-        new = list(prompt[len(opened.prefix_ids) // 4 :])
+        new = list(prompt[len(opened.prefix_token_ids) // 4 :])
         if new:
-            await self.append(rollout_id, turn_id, opened.turn.epoch, 0, tokens(new))
+            await self.append(rollout_id, turn_id, opened.epoch, 0, tokens(new))
         added = tokens(answer, span or policy())
-        await self.append(rollout_id, turn_id, opened.turn.epoch, len(new), added)
-        await self.end(rollout_id, turn_id, opened.turn.epoch)
+        await self.append(rollout_id, turn_id, opened.epoch, len(new), added)
+        await self.end(rollout_id, turn_id, opened.epoch)
         return opened
 
     async def finish(

@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import Reason
 from services.lib.token_bytes import pack_ids
@@ -28,6 +29,7 @@ from tests.suites.state_machine.base import (
     Writing,
     picked,
 )
+from trajectory_manager.model import sampling as stored_sampling
 from trajectory_manager.model.records import (
     FailureClass,
     Outcome,
@@ -41,12 +43,9 @@ from trajectory_manager.model.tokens import (
     Append,
     Appended,
     Tokens,
-    TurnBegin,
     TurnEnd,
     VersionSource,
 )
-from trajectory_manager.service.prefix_match import Prompt
-from trajectory_manager.service.rollouts import BegunTurn
 
 OUTCOMES = (
     rewarded(0.0),
@@ -193,30 +192,30 @@ class Agents(Base):
         sampling: str = "{}",
     ) -> Writing | None:
         """Open a turn."""
-        begin = TurnBegin(
+        new = pb.NewTurn(
+            run_id=RUN_ID,
+            rollout_id=held.rollout_id,
             turn_id=turn_id,
             attempt_id=attempt,
-            prompt_digest="",
             parent_turn_id=parent,
-            sampling=sampling,
+            token_ids=pack_ids(ids),
+            sampling=stored_sampling.message(sampling),
+            credential_digest=CREDENTIAL,
         )
-        prompt = Prompt(ids=pack_ids(ids))
         answers = self.wait(
             self.pair.flow(
-                lambda rollouts, _, on: rollouts.begin_turn(
-                    RUN_ID, held.rollout_id, CREDENTIAL, begin, prompt
-                ),
+                lambda rollouts, _, on: rollouts.begin_turn(new),
                 steps,
             )
         )
         real, model = answers
-        if not isinstance(model, BegunTurn):
+        if not isinstance(model, pb.BegunTurn):
             return None
         key = (held.rollout_id, turn_id)
         writing = self.turns.setdefault(key, Writing(*key, prompt=ids))
-        writing.prefix = model.turn.begin.prefix_length
-        writing.length = model.tokens.num_tokens
-        self._learn_epoch(writing, real.turn.epoch, model.turn.epoch)
+        writing.prefix = len(model.prefix_token_ids) // 4
+        writing.length = len(model.tokens.token_ids) // 4
+        self._learn_epoch(writing, real.epoch, model.epoch)
         return writing
 
     def _learn_epoch(self, writing: Writing, real: int, model: int) -> None:

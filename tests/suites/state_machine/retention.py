@@ -11,7 +11,7 @@ from tests.suites.state_machine.agents import spans_of
 from tests.suites.state_machine.base import LOST, PICK, RUN_ID, STEPS, Base, picked
 from trajectory_manager.model.records import Purpose, Rollout, RolloutState, SlotName, Task
 from trajectory_manager.model.rollout_summary import Wanted
-from trajectory_manager.model.tokens import Turn, TurnBegin, TurnRecord
+from trajectory_manager.model.tokens import Turn
 from trajectory_manager.service.rollout_index import RolloutSearch
 
 
@@ -46,9 +46,11 @@ class Keepers(Base):
             self._record(name, version)
 
     def _record(self, name: str, version: int) -> None:
-        begin = TurnBegin(turn_id="t0", attempt_id="-", prompt_digest="digest")
-        turn = TurnRecord(
-            turn=Turn(begin=begin, epoch=0, finish_reason=1),
+        turn = Turn(
+            turn_id="t0",
+            attempt_id="-",
+            prompt_digest="digest",
+            finish_reason=1,
             tokens=spans_of([1, 2, 3], 2, version),
         )
         rollout = Rollout(

@@ -59,7 +59,7 @@ async def opened(run: Run, *rollout_ids: str) -> list[int]:
     epochs = []
     for name in rollout_ids:
         await run.start(name)
-        epochs.append((await run.begin(name, "t", [1])).turn.epoch)
+        epochs.append((await run.begin(name, "t", [1])).epoch)
     return epochs
 
 

@@ -79,7 +79,7 @@ async def test_surplus_rollouts_keep_their_tokens(store: Store) -> None:
     assert partial is not None
     assert unstarted is not None
     await run.start(partial.rollout_id, partial.nonce)
-    epoch = (await run.begin(partial.rollout_id, "t", [1])).turn.epoch
+    epoch = (await run.begin(partial.rollout_id, "t", [1])).epoch
     await run.append(partial.rollout_id, "t", epoch, 0, tokens([1, 2], policy()))
     for lease in leases:
         await run.finish(lease.rollout_id)

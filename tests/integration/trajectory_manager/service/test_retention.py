@@ -93,7 +93,7 @@ async def test_sweeps_at_the_same_time_count_tokens_once(store: Store) -> None:
             run_id=run.run_id,
             rollout_id=name,
             turn_id="t",
-            epoch=opened.turn.epoch,
+            epoch=opened.epoch,
             offset=0,
             tokens=tokens([1, 2, 3]),
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from seamflow.common.v1 import tokens_pb2
 
 from services.chassis.errors import Reason, ServiceError
 from services.lib.token_bytes import unpack_ids
@@ -95,7 +96,7 @@ async def test_a_gap_replaces_the_sample_of_a_group(run: Run) -> None:
     """The rollout fails as INFRASTRUCTURE and its slot is leased again."""
     await run.submit("a")
     lease = await begun(run)
-    epoch = (await run.begin(lease.rollout_id, "t2", [1, 2, 3])).turn.epoch
+    epoch = (await run.begin(lease.rollout_id, "t2", [1, 2, 3])).epoch
     with pytest.raises(ServiceError) as caught:
         await run.append(lease.rollout_id, "t2", epoch, 5, tokens([1]))
     assert caught.value.reason is Reason.OFFSET_GAP
@@ -109,8 +110,8 @@ async def takeover(store: Store) -> list[int]:
     await store.runs.create_run("run", RULES)
     run = Run(store, "run")
     await run.start("r")
-    old = (await run.begin("r", "t", [1], "old")).turn.epoch
-    new = (await run.begin("r", "t", [1], "new")).turn.epoch
+    old = (await run.begin("r", "t", [1], "old")).epoch
+    new = (await run.begin("r", "t", [1], "new")).epoch
     await run.append("r", "t", new, 0, tokens([7]))
     with pytest.raises(ServiceError) as caught:
         await run.append("r", "t", old, 1, tokens([8], policy()))
@@ -142,8 +143,8 @@ async def test_a_stale_writer_leaves_no_trace(tmp_path: Path) -> None:
             run = Run(store, "control")
             await store.runs.create_run("control", RULES)
             await run.start("r")
-            old = (await run.begin("r", "t", [1], "old")).turn.epoch
-            new = (await run.begin("r", "t", [1], "new")).turn.epoch
+            old = (await run.begin("r", "t", [1], "old")).epoch
+            new = (await run.begin("r", "t", [1], "new")).epoch
             await run.append("r", "t", new, 0, tokens([7]))
             await run.append("r", "t", old, 1, tokens([8], policy()))
             (stored,) = await store.tokens.tokens("control", "r", ["t"])
@@ -161,7 +162,7 @@ async def test_a_restart_of_redis_fences_every_writer(tmp_path: Path) -> None:
             run = Run(store, "run")
             await store.runs.create_run("run", RULES)
             await run.start("r")
-            old = (await run.begin("r", "t", [1])).turn.epoch
+            old = (await run.begin("r", "t", [1])).epoch
             await run.append("r", "t", old, 0, tokens([1]))
             server.kill()
             with pytest.raises(ServiceError) as caught:
@@ -172,9 +173,9 @@ async def test_a_restart_of_redis_fences_every_writer(tmp_path: Path) -> None:
                 await run.append("r", "t", old, 1, tokens([2]))
             assert caught.value.reason is Reason.STALE_EPOCH
             again = await run.begin("r", "t", [1])
-            assert again.turn.epoch > old
-            assert again.tokens == tokens([1])
-            assert await run.append("r", "t", again.turn.epoch, 1, tokens([2])) == 2
+            assert again.epoch > old
+            assert again.tokens == tokens([1]).fill(tokens_pb2.PackedTokens())
+            assert await run.append("r", "t", again.epoch, 1, tokens([2])) == 2
             rollout = await store.tokens.rollout("run", "r")
             assert rollout is not None
             assert rollout.state is RolloutState.RUNNING
@@ -209,7 +210,7 @@ async def test_the_first_turn_of_a_rollout_reads_nothing(
     for name, prompt in (("ids", [1, 2]), ("keys", ["a", "b"])):
         await manager.start(name)
         begun = await manager.begin(name, "t", prompt)
-        assert (begun.prefix_ids, begun.turn.begin.prefix_turn_id) == (b"", "")
+        assert (begun.prefix_token_ids, begun.prefix_turn_id) == (b"", "")
     with pytest.raises(AssertionError, match="nothing is recorded"):  # control: the second turn
         await manager.begin("ids", "t2", [1, 2])
 
@@ -223,5 +224,5 @@ async def test_turns_that_began_at_another_manager_are_matched(run: Run, repeate
     if repeated:
         await other.begin("r", "t2", [1, 2, 3, 4])
     begun = await manager.begin("r", "t2", [1, 2, 3, 4])
-    assert begun.turn.begin.prefix_turn_id == "t1"
-    assert unpack_ids(begun.prefix_ids) == [1, 2, 3]
+    assert begun.prefix_turn_id == "t1"
+    assert unpack_ids(begun.prefix_token_ids) == [1, 2, 3]

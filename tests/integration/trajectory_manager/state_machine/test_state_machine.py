@@ -172,7 +172,7 @@ async def test_tokens_beyond_a_finished_turn_leave_its_rollout_as_it_ended(store
         run_id=run.run_id,
         rollout_id="free",
         turn_id="t",
-        epoch=opened.turn.epoch,
+        epoch=opened.epoch,
         offset=9,
         end=TurnEnd(reason=1),
     )

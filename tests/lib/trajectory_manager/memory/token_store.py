@@ -15,8 +15,6 @@ from trajectory_manager.model.tokens import (
     RoutedExperts,
     Tokens,
     Turn,
-    TurnBegin,
-    TurnRecord,
 )
 from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.redis.token_store import TokenStore
@@ -75,16 +73,16 @@ class MemoryTokenStore(TokenStore):
         record.rollout = stored
 
     async def begin_turn(
-        self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin
-    ) -> tuple[Rollout, TurnRecord]:
+        self, run_id: str, rollout_id: str, credential_digest: str, begin: Turn
+    ) -> tuple[Rollout, Turn]:
         """See `TokenStore`."""
         record = self._record(run_id, rollout_id)
         writer = self._opened(record, rollout_id, credential_digest, begin)
-        return record.rollout, TurnRecord(turn=writer.turn, tokens=writer.tokens)
+        return record.rollout, replace(writer.turn, tokens=writer.tokens)
 
     async def begin_first_turn(
-        self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin
-    ) -> tuple[Rollout, TurnRecord] | None:
+        self, run_id: str, rollout_id: str, credential_digest: str, begin: Turn
+    ) -> tuple[Rollout, Turn] | None:
         """See `TokenStore`."""
         record = self._record(run_id, rollout_id)
         if record.rollout.credential_digest != credential_digest:
@@ -94,18 +92,18 @@ class MemoryTokenStore(TokenStore):
         return await self.begin_turn(run_id, rollout_id, credential_digest, begin)
 
     def _opened(
-        self, record: _Record, rollout_id: str, credential_digest: str, begin: TurnBegin
+        self, record: _Record, rollout_id: str, credential_digest: str, begin: Turn
     ) -> _Writer:
         if record.rollout.credential_digest != credential_digest:
             raise store_error("BAD_CREDENTIAL", rollout_id)
         writer = record.turns.get(begin.turn_id)
-        if writer is not None and (differs := _difference(writer.turn.begin, begin)):
+        if writer is not None and (differs := _difference(writer.turn, begin)):
             raise store_error("OTHER_TURN", begin.turn_id, differs)
         if writer is not None and writer.turn.finish_reason:
             return writer
         _require_running(record)
         if writer is None:
-            turn = Turn(begin=begin, epoch=self._incarnation << 32 | 1)
+            turn = replace(begin, epoch=self._incarnation << 32 | 1)
             writer = record.turns[begin.turn_id] = _Writer(turn, begin.attempt_id)
             return writer
         epoch = writer.turn.epoch
@@ -195,7 +193,7 @@ class MemoryTokenStore(TokenStore):
 
     async def finish(
         self, run_id: str, finishes: Sequence[RolloutFinish]
-    ) -> list[tuple[Rollout, list[TurnRecord]] | ServiceError]:
+    ) -> list[tuple[Rollout, list[Turn]] | ServiceError]:
         """See `TokenStore`."""
         return [
             self._close(run_id, finish.rollout_id, finish.credential_digest, finish.outcome)
@@ -204,7 +202,7 @@ class MemoryTokenStore(TokenStore):
 
     def _close(
         self, run_id: str, rollout_id: str, credential_digest: str | None, outcome: Outcome
-    ) -> tuple[Rollout, list[TurnRecord]] | ServiceError:
+    ) -> tuple[Rollout, list[Turn]] | ServiceError:
         record = self._records.get((run_id, rollout_id))
         if record is None:
             if credential_digest is not None:
@@ -234,13 +232,13 @@ class MemoryTokenStore(TokenStore):
         record = self._records.get((run_id, rollout_id))
         return [writer.turn for writer in record.turns.values()] if record else []
 
-    async def newest_turn(self, run_id: str, rollout_id: str) -> TurnRecord | None:
+    async def newest_turn(self, run_id: str, rollout_id: str) -> Turn | None:
         """See `TokenStore`."""
         record = self._records.get((run_id, rollout_id))
         if record is None or not record.turns:
             return None
         writer = next(reversed(record.turns.values()))
-        return TurnRecord(turn=writer.turn, tokens=writer.tokens)
+        return replace(writer.turn, tokens=writer.tokens)
 
     async def tokens(self, run_id: str, rollout_id: str, turn_ids: Sequence[str]) -> list[Tokens]:
         """See `TokenStore`."""
@@ -259,19 +257,19 @@ class MemoryTokenStore(TokenStore):
 
     async def read(
         self, run_id: str, rollout_ids: Sequence[str], *, spans_only: bool = False
-    ) -> list[tuple[Rollout, list[TurnRecord]] | None]:
+    ) -> list[tuple[Rollout, list[Turn]] | None]:
         """See `TokenStore`."""
         return [self._read(run_id, name, spans_only) for name in rollout_ids]
 
     def _read(
         self, run_id: str, rollout_id: str, spans_only: bool
-    ) -> tuple[Rollout, list[TurnRecord]] | None:
+    ) -> tuple[Rollout, list[Turn]] | None:
         record = self._records.get((run_id, rollout_id))
         if record is None:
             return None
         turns = [
-            TurnRecord(
-                turn=writer.turn,
+            replace(
+                writer.turn,
                 tokens=Tokens(spans=writer.tokens.spans) if spans_only else writer.tokens,
                 routed=() if spans_only else tuple(sorted(writer.routed.values())),
             )
@@ -280,16 +278,14 @@ class MemoryTokenStore(TokenStore):
         return record.rollout, turns
 
     async def record(
-        self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
+        self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[Turn]]]
     ) -> list[bool]:
         """See `TokenStore`."""
         return [self._recorded(rollout, turns) for rollout, turns in recorded]
 
-    def _recorded(self, rollout: Rollout, turns: Sequence[TurnRecord]) -> bool:
+    def _recorded(self, rollout: Rollout, turns: Sequence[Turn]) -> bool:
         key = (rollout.run_id, rollout.rollout_id)
-        writers = {
-            record.turn.turn_id: _Writer(record.turn, "-", record.tokens) for record in turns
-        }
+        writers = {turn.turn_id: _Writer(turn, "-", turn.tokens) for turn in turns}
         known = self._records.get(key)
         if known is None:
             now = self._clock()
@@ -338,7 +334,7 @@ class MemoryTokenStore(TokenStore):
         return replace(rollout, state=outcome.state, outcome=outcome, finish_time=self._clock())
 
 
-def _difference(known: TurnBegin, given: TurnBegin) -> str:
+def _difference(known: Turn, given: Turn) -> str:
     """In what a call differs from the one that began the turn; empty: nothing."""
     if known.prompt_digest != given.prompt_digest:
         return "prompt"
