@@ -28,7 +28,7 @@ from rollout.gateway.prompt.validation import (
 )
 from rollout.gateway.record.turn_opener import begin_request
 from rollout.gateway.send_buffer import SendBuffer
-from rollout.gateway.turn import GenerateCall, Send, TurnServices, run_turn
+from rollout.gateway.turn import Send, TurnServices, run_turn
 from services.chassis.errors import invalid_argument, not_found
 from services.chassis.rpc.retries import call_until_answered
 
@@ -95,23 +95,18 @@ class GatewayServicer(RolloutServiceServicer):
         with self._prompting.budget.reserve(num_bytes, owner):
             needed = needs_record(request.messages)
             recorded = (await self._trajectory(request, owner)).turns if needed else ()
-            call = await self._services.lanes.run(
-                owner, num_bytes, lambda: self._call(request, credential, deadline, recorded)
+            begin, prompt = await self._services.lanes.run(
+                owner, num_bytes, lambda: self._begin(request, credential, recorded)
             )
-            check_context(len(call.prompt.ids or ()), self._services.servers.longest_context)
-            await run_turn(call, self._services, send)
+            check_context(len(prompt.ids or ()), self._services.servers.longest_context)
+            await run_turn(request, begin, prompt, self._services, deadline, send)
 
-    def _call(
-        self,
-        request: pb.GenerateRequest,
-        credential: str,
-        deadline: float | None,
-        recorded: Sequence[RecordedTurn],
-    ) -> GenerateCall:
-        """The call with its prompt and what opens its turn; takes long for a long prompt."""
+    def _begin(
+        self, request: pb.GenerateRequest, credential: str, recorded: Sequence[RecordedTurn]
+    ) -> tuple[store_pb.NewTurn, Prompt]:
+        """What opens the turn in the store, and its prompt; takes long for a long prompt."""
         prompt = self._prompting.prompt(request, recorded)
-        begin = begin_request(request, credential, prompt, uuid.uuid4().hex)
-        return GenerateCall(request=request, prompt=prompt, begin=begin, deadline=deadline)
+        return begin_request(request, credential, prompt, uuid.uuid4().hex), prompt
 
     async def FinishRollout(  # noqa: N802
         self, request: pb.FinishRolloutRequest, context: Context

@@ -85,7 +85,7 @@ class WaitingTurns:
         """Number of waiting turns."""
         return sum(map(len, self._queues.values()))
 
-    async def acquire(self, turn: TurnRequest, pinned: int | None) -> Server:
+    async def acquire(self, turn: TurnRequest) -> Server:
         """Wait for a server with an allowed version and count the turn there.
 
         Raises:
@@ -96,17 +96,17 @@ class WaitingTurns:
             async with asyncio.timeout(
                 self._weights_timeout if turn.required_weight_version else None
             ):
-                return await self._server(turn, pinned)
+                return await self._server(turn)
         except TimeoutError:
             _log.warning("required_weights_timeout", weight_version=turn.required_weight_version)
-            return await self._server(replace(turn, required_weight_version=0), pinned)
+            return await self._server(replace(turn, required_weight_version=0))
 
-    async def _server(self, turn: TurnRequest, pinned: int | None) -> Server:
+    async def _server(self, turn: TurnRequest) -> Server:
         turn = replace(turn, arrived=self._clock())
         self._num_arrived += 1
         key = (self._policy.order(turn), self._num_arrived)
         server: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
-        needs = (pinned, turn.required_weight_version, turn.avoided)
+        needs = (turn.pinned_weight_version, turn.required_weight_version, turn.avoided)
         queue = self._queues.setdefault(needs, [])
         insort(queue, (key, turn, server), key=itemgetter(0))
         _WAITING.inc()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import from_status
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
+from seamflow.rollout.v1.rollout_server_service_pb2 import GenerateTokensResponse
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from rollout.gateway.credentials import digest
@@ -79,7 +80,8 @@ class RecordedGateway:
     async def end(self, record: TurnRecord, ids: Sequence[int], *, has_stopped: bool) -> None:
         """Record the answer and the turn's end."""
         stop, length = tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH
-        await record.append(sampled(ids), stop if has_stopped else length)
+        reason = stop if has_stopped else length
+        await record.append(GenerateTokensResponse(tokens=sampled(ids), finish_reason=reason))
         await record.close()
 
     async def record(self, append: store_pb.TokenAppend) -> int:
