@@ -38,7 +38,6 @@ from trajectory_manager.model.tokens import (
     TurnEnd,
     VersionSource,
 )
-from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.redis.connect import Store
 
@@ -89,7 +88,7 @@ async def create_run(store: Store, columns: Sequence[str], batches: int) -> None
 
 async def generate(store: Store, seed: int) -> Batch:
     """Run a batch to its end; groups have a prompt each."""
-    rollouts, dice = Rollouts(store, Metrics()), np.random.default_rng(seed)
+    rollouts, dice = Rollouts(store), np.random.default_rng(seed)
     tasks = [
         Task(
             task_id=f"batch-{seed}-{number}",

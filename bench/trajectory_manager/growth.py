@@ -49,7 +49,6 @@ from trajectory_manager.model.records import (
 )
 from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.tokens import Append, Origin, Span, Tokens, Turn, VersionSource
-from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.redis.connect import Store, redis_store
 
@@ -172,7 +171,7 @@ class Filled:
 
     async def open_rollouts(self, number: int, advance: Advance) -> None:
         """Add live trajectories: leased, started, with an open turn and some tokens."""
-        rollouts = Rollouts(self.store, Metrics())
+        rollouts = Rollouts(self.store)
 
         async def opened(index: int) -> None:
             await self.store.runs.submit(RUN_ID, [_task(f"live-{index}")], max_queued=_FILLING)

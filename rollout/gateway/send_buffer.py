@@ -72,7 +72,6 @@ class SendBuffer:
 
 
 def _extend(chunk: pb.TokenChunk, more: pb.TokenChunk) -> None:
-    """Append `more` to `chunk`, in place."""
     packed_tokens.extend_spans(chunk.tokens.spans, more.tokens.spans, len(chunk.tokens.token_ids))
     chunk.tokens.token_ids.extend(more.tokens.token_ids)
     chunk.tokens.logprobs.extend(more.tokens.logprobs)

@@ -30,8 +30,7 @@ from rollout.gateway.prompt.conversation import answer_message
 from rollout.gateway.prompt.prompt import Prompt, TurnTexts
 from rollout.gateway.prompt.prompt_lanes import PromptLanes
 from rollout.gateway.record import packed_tokens
-from rollout.gateway.record.recorder import Recorder
-from rollout.gateway.record.turn_opener import TurnOpener
+from rollout.gateway.record.recorder import Recorder, TurnOpener
 from rollout.gateway.record.turn_record import TurnRecord
 from services.chassis import metrics
 from services.chassis.errors import Reason, failed_precondition

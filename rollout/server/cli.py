@@ -35,7 +35,6 @@ Servicers = Sequence[tuple[Callable[[Any, Any], None], Any]]
 
 
 def main() -> NoReturn:
-    """Serve until SIGTERM."""
     run("rollout_server", RolloutServerConfig, build)
 
 

@@ -58,15 +58,11 @@ class State(StrEnum):
     """States of a rollout server; transitions are drawn at the top of the file."""
 
     LOADING = "loading"
-    """Loading current weights; turns wait."""
     SERVING = "serving"
-    """Serving turns."""
     PAUSED = "paused"
     """Paused on request; turns wait or are interrupted, depending on the pause mode."""
     RELEASED = "released"
-    """Device memory is released; turns are interrupted."""
     DRAINING = "draining"
-    """Stopping; turns are interrupted."""
 
 
 _KEPT_LOADS = 64
@@ -74,8 +70,6 @@ _WITHOUT_WEIGHTS = (State.RELEASED, State.DRAINING)
 
 
 class RunningTurns:
-    """The turns that are running."""
-
     def __init__(self) -> None:
         self._running: set[asyncio.Future[None]] = set()
 
@@ -140,7 +134,6 @@ class EngineLifecycle:
 
     @property
     def state(self) -> State:
-        """The current state."""
         if self._stage is State.SERVING and self._requested_pause:
             return State.PAUSED
         return self._stage
@@ -189,7 +182,6 @@ class EngineLifecycle:
             return load.running + load.queued
 
     async def resume(self) -> None:
-        """Serve turns again after `pause`."""
         async with self._lock:
             self._require_not("Resume", State.LOADING, *_WITHOUT_WEIGHTS)
             self._requested_pause = None

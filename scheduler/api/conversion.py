@@ -26,7 +26,7 @@ from scheduler.model.records import (
     Worker,
 )
 from scheduler.model.stage_balance import SplitAdvice, StageBalance
-from scheduler.policy.roofline import train_priority
+from scheduler.policy.placement import train_priority
 from scheduler.policy.tail_migration import MeasuredBatch, Tail
 from services.chassis.errors import invalid_argument
 from services.chassis.rpc.fields import message_of, not_negative, record_of, required
@@ -42,7 +42,6 @@ _REPORTABLE: dict[int, NodeState] = {
 
 
 def node_record(request: pb.RegisterNodeRequest) -> Node:
-    """The node of a registration."""
     required("node_id", request.node_id)
     required("run_id", request.run_id)
     tags = tuple(sorted(set(request.capability_tags)))
@@ -70,7 +69,6 @@ def node_record(request: pb.RegisterNodeRequest) -> Node:
 
 
 def report_record(request: pb.HeartbeatRequest) -> NodeReport | None:
-    """The measurements of a heartbeat, if any."""
     if not request.HasField("report"):
         return None
     return record_of(NodeReport, request.report)
@@ -84,7 +82,6 @@ def switch_seconds(request: pb.HeartbeatRequest) -> float | None:
 
 
 def forecast_record(request: pb.ReleaseNodesRequest) -> BatchForecast | None:
-    """The forecast of a release, if any."""
     if not request.HasField("forecast"):
         return None
     remaining, batch = request.forecast.remaining_rollouts, request.forecast.batch_rollouts
@@ -128,7 +125,6 @@ def tail_message(tail: Tail | None) -> pb.Tail | None:
 
 
 def run_policy_record(request: pb.SetRunPolicyRequest) -> RunPolicy:
-    """The policy to set."""
     required("run_id", request.run_id)
     policy = request.policy
     return record_of(
@@ -140,14 +136,12 @@ def run_policy_record(request: pb.SetRunPolicyRequest) -> RunPolicy:
 
 
 def state_record(state: int) -> NodeState:
-    """The state that a node reports."""
     if state not in _REPORTABLE:
         raise invalid_argument("state", state, "report IDLE, ACTIVATING, ACTIVE or DRAINING")
     return _REPORTABLE[state]
 
 
 def gang_record(request: pb.RequestNodesRequest) -> Gang:
-    """The gang of a request."""
     for field in ("run_id", "gang_id", "tag"):
         required(field, getattr(request, field))
     if request.tag == ROLLOUT:
@@ -187,7 +181,6 @@ def batch_number(request: pb.RequestNodesRequest | pb.ReleaseNodesRequest) -> in
 
 
 def wait_seconds(wait: Duration, limit: float) -> float:
-    """Seconds that a long poll may wait."""
     seconds = seconds_of(wait)
     if not 0 <= seconds <= limit:
         raise invalid_argument("wait", seconds, f"wait between 0 and {limit:g} seconds")
@@ -195,7 +188,6 @@ def wait_seconds(wait: Duration, limit: float) -> float:
 
 
 def assignment_message(assignment: Assignment) -> pb.Assignment:
-    """The assignment as a message."""
     return message_of(
         pb.Assignment,
         assignment,

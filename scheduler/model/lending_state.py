@@ -35,9 +35,7 @@ class BatchForecast:
     batch_rollouts: int
     """B: rollouts of a whole batch, above 0."""
     done_rollouts: int = 0
-    """Rollouts of batches finished since the last release; 0: unspecified."""
     done_tokens: int = 0
-    """Tokens of the newest batch that the gang finished; 0: unknown."""
 
     @property
     def share(self) -> float:
@@ -59,9 +57,7 @@ class DecayedMean:
     """
 
     total: float = 0.0
-    """Decayed sum of measurements."""
     weight: float = 0.0
-    """Decayed sum of their weights."""
 
     @property
     def value(self) -> float | None:
@@ -75,12 +71,9 @@ class DecayedMean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LendingDecision:
-    """The decision for one release."""
-
     lend: bool
     """True: lend the nodes; False: keep them for the gang."""
     reason: LendingReason
-    """Why."""
     cause: str = ""
     """Why, with each quantity, for people."""
 
@@ -109,13 +102,11 @@ class LendingState:
     lends: bool = False
     """The present mode: True while nodes are lent."""
     cycles: int = 0
-    """Cycles ended in the present mode."""
     since: float | None = None
     """Start of the present cycle, seconds since 1970; None: it is not measured."""
     forecast: BatchForecast | None = None
     """The forecast at that time; None: the gang no longer waits for the batch."""
     batches: int = 0
-    """Batches requested in the present cycle."""
     batch: int = 0
     """Number of the newest batch, waited for or requested; 0: unspecified."""
 
@@ -175,5 +166,4 @@ class LendingState:
         )
 
     def abandon_cycle(self) -> LendingState:
-        """Discard the measurement of the present cycle."""
         return replace(self, since=None, forecast=None, batches=0)

@@ -26,8 +26,6 @@ _NO_RUNS: Mapping[str, RunPolicy] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The assignments of all available nodes."""
-
     assignments: Mapping[str, Assignment]
     """By node_id, with epoch 0: the transaction assigns epochs."""
     waiting: Mapping[GangKey, str] = field(default_factory=dict)
@@ -35,7 +33,6 @@ class Plan:
 
     @property
     def unplaced(self) -> tuple[GangKey, ...]:
-        """Gangs that hold no node."""
         return tuple(self.waiting)
 
     def reformed(self, nodes: Iterable[Node], renewed: set[str]) -> set[GangKey | None]:
@@ -160,7 +157,6 @@ class PreemptivePolicy:
 
 
 POLICIES = {"preemptive": f"{__name__}:PreemptivePolicy"}
-"""Built-in policies by name."""
 
 
 def load_policy(

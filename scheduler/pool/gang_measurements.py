@@ -21,8 +21,7 @@ from scheduler.model.records import ROLLOUT, EventKind, Gang, GangKey, Node, Sta
 from scheduler.model.stage_balance import NodeCounts, StageBalance
 from scheduler.policy import split_advice, training_nodes
 from scheduler.policy.allocation_policy import AllocationPolicy
-from scheduler.policy.lending import LendingInputs
-from scheduler.policy.switch_stats import round_trip_seconds
+from scheduler.policy.lending import LendingInputs, round_trip_seconds
 from scheduler.policy.training_nodes import SplitRule
 
 _KEPT = 1024
@@ -40,7 +39,6 @@ class Allocation:
     """What decides how many nodes the gangs that can change their size should have."""
 
     rule: SplitRule
-    """When a unit moves."""
     load: Callable[[Iterable[str], float, float], float]
     """`GenerationLoad.share`."""
 
@@ -170,7 +168,6 @@ class GangMeasurements:
         return self._allocation.load(names, balance.done_time, self._now)
 
     def _generating(self, run_id: str) -> list[Node]:
-        """Nodes that do rollout for the run."""
         return [
             node
             for node in self._nodes()

@@ -121,7 +121,6 @@ class Pool:
 
     @property
     def state(self) -> State:
-        """The committed state."""
         return self._state
 
     def heartbeat_time(self, node_id: str) -> float | None:
@@ -129,7 +128,6 @@ class Pool:
         return self._heartbeat_times.get(node_id)
 
     def transaction(self) -> StateTransaction:
-        """A transaction for a dry run."""
         return self._transaction(self._state)
 
     async def register(self, node: Node) -> Node:
@@ -171,7 +169,6 @@ class Pool:
         return bool(events)
 
     async def change(self, change: Change) -> None:
-        """Commit a change."""
         await self._apply(change)
 
     async def request(self, gang: Gang) -> None:

@@ -24,7 +24,7 @@ from scheduler.model.records import (
 )
 from scheduler.model.stage_balance import StageBalance
 from scheduler.policy.allocation_policy import AllocationPolicy, Plan
-from scheduler.policy.switch_stats import record_switch
+from scheduler.policy.lending import record_switch
 from scheduler.policy.tail_migration import Tail
 from scheduler.pool.gang_measurements import Allocation, GangMeasurements
 from services.chassis.errors import already_exists, invalid_argument, not_found, stale_epoch
@@ -70,7 +70,6 @@ class StateTransaction:
 
     @property
     def state(self) -> State:
-        """The state with the changes."""
         self._own_nodes = None  # shared now: the next change copies
         return State(
             nodes=self._nodes,

@@ -39,8 +39,6 @@ _RETRY_SECONDS = 0.05
 
 
 class BeginTurnsHandler:
-    """Starts rollouts and begins turns."""
-
     def __init__(self, rollouts: Rollouts) -> None:
         self._rollouts = rollouts
 

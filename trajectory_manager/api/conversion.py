@@ -50,7 +50,6 @@ _FAILURES = (
 
 
 def packed_from(field: str, message: tokens_pb2.PackedTokens) -> Tokens:
-    """Validated tokens; there may be none."""
     ids, logprobs = message.token_ids, message.logprobs
     validation.packed_tokens(field, ids, logprobs)
     return Tokens(ids, logprobs, validation.spans(message.spans, len(ids) // BYTES_PER_TOKEN))
@@ -84,7 +83,6 @@ def tokens_from(field: str, message: tokens_pb2.Tokens) -> Tokens:
 
 
 def purpose_from(field: str, value: int) -> Purpose:
-    """A required purpose."""
     if value not in set(Purpose):
         raise invalid_argument(field, value, "TRAIN or EVAL")
     return Purpose(value)
@@ -121,12 +119,10 @@ def pinned_from(
 
 
 def task_to(task: Task) -> trajectory_pb2.Task:
-    """The message of a task."""
     return fields.message_of(trajectory_pb2.Task, task, labels=dict(task.labels))
 
 
 def dead_letter_to(letter: DeadLetter) -> task_service_pb2.DeadLetter:
-    """The message of a dead letter."""
     return fields.message_of(
         task_service_pb2.DeadLetter,
         letter,
@@ -256,7 +252,6 @@ def _turn_to(turn: Turn, tokens: Tokens | None, message_keys: Sequence[str]) -> 
 
 
 def drift_from(drift: tokens_pb2.Drift) -> str:
-    """The drift of a turn as JSON."""
     facts = (
         fields.not_negative("drift.position", drift.position),
         validation.text("drift.recorded_text", drift.recorded_text),
@@ -273,14 +268,12 @@ def _drift_to(drift: str) -> tokens_pb2.Drift | None:
 
 
 def sample_to(sample: sample_builder.Sample) -> trajectory_pb2.Sample:
-    """The message of a sample."""
     message = trajectory_pb2.Sample()
     fill_sample(message, sample)
     return message
 
 
 def fill_sample(message: trajectory_pb2.Sample, sample: sample_builder.Sample) -> None:
-    """Write a sample into `message`."""
     message.sample_id = sample.sample_id
     message.rollout_id = sample.rollout.rollout_id
     message.group_id = sample.rollout.group_id
@@ -308,7 +301,6 @@ def _reward_to(reward: Reward) -> tokens_pb2.Reward:
 
 
 def timestamp(seconds: float) -> Timestamp:
-    """Unix seconds as a message."""
     stamp = Timestamp()
     stamp.FromMicroseconds(round(seconds * 1e6))
     return stamp

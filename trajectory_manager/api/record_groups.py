@@ -18,10 +18,10 @@ from services.chassis.rpc.request_budget import RequestBudget
 from services.lib.bounds import MIN_TEMPERATURE
 from trajectory_manager.api import conversion, validation
 from trajectory_manager.model import sampling
-from trajectory_manager.model.records import Outcome, Purpose, Rollout, SlotName, Submitted, Task
+from trajectory_manager.model.records import Outcome, Purpose, Rollout, SlotName, Task
 from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.tokens import Turn
-from trajectory_manager.service import outcomes
+from trajectory_manager.service import rollouts
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.errors import cold_training
 from trajectory_manager.store.redis.connect import Store
@@ -31,8 +31,6 @@ _ENDS = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
 
 
 class RecordGroupsHandler:
-    """Records whole groups."""
-
     def __init__(
         self, store: Store, rollouts: Rollouts, inflight: RequestBudget, max_turn_tokens: int
     ) -> None:
@@ -42,7 +40,7 @@ class RecordGroupsHandler:
         self._inflight = inflight
         self._max_turn_tokens = max_turn_tokens
 
-    async def record(self, request: pb.RecordGroupsRequest) -> Submitted:
+    async def record(self, request: pb.RecordGroupsRequest) -> pb.RecordGroupsResponse:
         """Record the groups of `request`; return how many were new and how many more are admitted.
 
         Raises:
@@ -62,7 +60,9 @@ class RecordGroupsHandler:
         ):
             admitted = await self._store.runs.admit_recorded(run_id, tasks)
             await self._rollouts.record(run_id, recorded)
-        return admitted
+        return pb.RecordGroupsResponse(
+            num_recorded=admitted.num_accepted, num_free=admitted.num_free
+        )
 
     def _rollouts_of(
         self, run_id: str, config: RunConfig, task: Task, index: int, group: pb.RecordedGroup
@@ -106,8 +106,8 @@ def _task(field: str, group: pb.RecordedGroup) -> Task:
 
 def _check_outcome(outcome: Outcome, config: RunConfig, field: str, turns: Sequence[Turn]) -> None:
     names = {turn.turn_id for turn in turns}
-    error = outcomes.missing_reward(outcome, config.reward_name, field)
-    if error := error or outcomes.unknown_turn(outcome, names, field):
+    error = rollouts.missing_reward(outcome, config.reward_name, field)
+    if error := error or rollouts.unknown_turn(outcome, names, field):
         raise error
 
 

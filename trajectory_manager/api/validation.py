@@ -39,7 +39,6 @@ _MAX_LABEL_VALUE = 256
 
 
 def run_name(value: str) -> str:
-    """A run_id."""
     if not _RUN_NAME.fullmatch(value):
         raise invalid_argument("run_id", value, "1 to 100 of A-Z a-z 0-9 . _ -")
     return value
@@ -59,7 +58,6 @@ def turn_name(run_id: str, rollout_id: str, turn_id: str) -> tuple[str, str, str
 
 
 def optional_name(field: str, value: str) -> str:
-    """An id, or empty."""
     return name(field, value) if value else ""
 
 
@@ -72,7 +70,6 @@ def message_key(field: str, value: str) -> str:
 
 
 def column(field: str, value: str) -> str:
-    """The name of a column."""
     if not _COLUMN.fullmatch(value):
         raise invalid_argument(field, value, "1 to 60 of a-z 0-9 _")
     return value

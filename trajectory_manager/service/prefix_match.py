@@ -33,9 +33,7 @@ class Match:
     prefix_turn_id: str = ""
     """Turn that matched; empty if there is none."""
     prefix_length: int = 0
-    """Tokens shared with its whole sequence."""
     num_messages: int = 0
-    """Messages they cover."""
 
 
 class PrefixMatch:
@@ -300,7 +298,6 @@ def _without_reasoning(key: str) -> str:
 
 
 def _num_messages(turn: Turn) -> int:
-    """Messages of the turn's prompt."""
     return turn.num_matched_messages + len(turn.new_message_keys)
 
 

@@ -8,12 +8,12 @@ sweep, another replica) completes what a killed process began.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
-from services.chassis.errors import Reason, ServiceError
+from services.chassis.errors import Reason, ServiceError, invalid_argument
 from services.lib.bounds import MIN_TEMPERATURE
 from trajectory_manager.model import sampling
 from trajectory_manager.model.records import (
@@ -33,12 +33,54 @@ from trajectory_manager.model.tokens import (
     RolloutFinish,
     Turn,
 )
-from trajectory_manager.service import outcomes, sample_builder
-from trajectory_manager.service.metrics import Metrics
+from trajectory_manager.service import metrics, sample_builder
 from trajectory_manager.service.prefix_match import PrefixMatch, prompt_digest
 from trajectory_manager.service.rollout_index import summary_of
 from trajectory_manager.store import errors
 from trajectory_manager.store.redis.connect import Store
+
+
+def missing_reward(
+    outcome: Outcome, reward_name: str, field: str = "rewards"
+) -> ServiceError | None:
+    """INVALID_ARGUMENT for a TRAIN rollout that counts without the reward it is trained on.
+
+    Args:
+        outcome: of the rollout.
+        reward_name: the run's reward_name; empty: any reward will do.
+        field: name of the `Rewards` in the request.
+    """
+    if outcome.state is not RolloutState.FINISHED:
+        return None
+    names = sorted({reward.name for reward in outcome.rewards})
+    if not names:
+        cure = "a TRAIN rollout finishes with at least one reward, or with a failure"
+        return invalid_argument(f"{field}.rewards", names, cure)
+    if reward_name and reward_name not in names:
+        cure = f"one of them must be {reward_name!r}, the run's reward_name"
+        return invalid_argument(f"{field}.rewards", names, cure)
+    return None
+
+
+def names_turns(outcome: Outcome) -> bool:
+    """Whether the outcome is about single turns too."""
+    return bool(outcome.untrained_turn_ids) or any(r.turn_id for r in outcome.rewards)
+
+
+def unknown_turn(
+    outcome: Outcome, turn_ids: Collection[str], field: str = "rewards"
+) -> ServiceError | None:
+    """INVALID_ARGUMENT for a reward or an untrained turn that is none of `turn_ids`."""
+    cure = "a turn of the rollout that has begun"
+    for index, reward in enumerate(outcome.rewards):
+        if reward.turn_id and reward.turn_id not in turn_ids:
+            name = f"{field}.rewards[{index}].turn_id"
+            return invalid_argument(name, reward.turn_id, cure)
+    for index, turn_id in enumerate(outcome.untrained_turn_ids):
+        if turn_id not in turn_ids:
+            return invalid_argument(f"untrained_turn_ids[{index}]", turn_id, cure)
+    return None
+
 
 EXPIRED = Outcome(
     failure_class=FailureClass.INFRASTRUCTURE,
@@ -60,13 +102,10 @@ _MAX_WITHOUT_TURNS = 65_536
 
 
 class Rollouts:
-    """Starts, continues, finishes and settles rollouts."""
-
-    def __init__(self, store: Store, metrics: Metrics, *, keeps_rows: bool = True) -> None:
+    def __init__(self, store: Store, *, keeps_rows: bool = True) -> None:
         """`keeps_rows`: whether finished rollouts get a row of the index."""
         self._store = store
         self._keeps_rows = keeps_rows
-        self._metrics = metrics
         # Tokens stored since the run's last sweep; a killed process leaves them uncounted.
         self._new_tokens = Counter[str]()
         # Runs of which something was recorded since the last sweep of all.
@@ -93,7 +132,8 @@ class Rollouts:
             await self._store.tokens.start_rollout(rollout, leased=False)
             return ""
         if leased.purpose is Purpose.TRAIN and rollout.pinned_weight_version is not None:
-            raise errors.pinned_training(rollout.pinned_weight_version)
+            cure = "absent: the leased task is for TRAIN, only EVAL is pinned"
+            raise invalid_argument("pinned_weight_version", rollout.pinned_weight_version, cure)
         name = SlotName.parse(rollout.rollout_id)
         assert name is not None  # it was leased
         known = replace(
@@ -158,10 +198,11 @@ class Rollouts:
                 self._new_tokens[append.run_id] += answer.num_new
                 self._active.add(append.run_id)
                 continue
-            self._metrics.append_failed(answer.reason)
+            metrics.FAILED_APPENDS.labels(str(answer.reason)).inc()
             if answer.reason is Reason.OFFSET_GAP:
                 await self.settle(append.run_id, [append.rollout_id])
-        self._metrics.appended(num_new, num_repeated)
+        metrics.APPENDED.inc(num_new)
+        metrics.DUPLICATE.inc(num_repeated)
         return answers
 
     async def finish(
@@ -188,19 +229,18 @@ class Rollouts:
         self, run_id: str, config: RunConfig, finish: RolloutFinish
     ) -> ServiceError | None:
         """Why the outcome is refused; the usual one needs no read."""
-        error = outcomes.missing_reward(finish.outcome, config.reward_name)
-        names_turns = outcomes.names_turns(finish.outcome)
-        if error is None and not names_turns:
+        error = missing_reward(finish.outcome, config.reward_name)
+        if error is None and not names_turns(finish.outcome):
             return None
         rollout = await self._store.tokens.rollout(run_id, finish.rollout_id)
         if rollout is None or rollout.credential_digest != finish.credential_digest:
             return None  # refused when it is finished
         if error is not None and rollout.purpose is Purpose.TRAIN:
             return error
-        if not names_turns:
+        if not names_turns(finish.outcome):
             return None
         turns = await self._store.tokens.turns(run_id, finish.rollout_id)
-        return outcomes.unknown_turn(finish.outcome, {turn.turn_id for turn in turns})
+        return unknown_turn(finish.outcome, {turn.turn_id for turn in turns})
 
     async def _finish(
         self, run_id: str, finishes: Sequence[RolloutFinish]
@@ -252,7 +292,7 @@ class Rollouts:
             for turn in turns
             if is_new
         )
-        self._metrics.appended(num_new, 0)
+        metrics.APPENDED.inc(num_new)
         self._new_tokens[run_id] += num_new
         await self.settle_finished(run_id, recorded)
 
@@ -284,7 +324,9 @@ class Rollouts:
         ]
         for settled in await self._store.runs.settle(run_id, facts):
             if settled.effect is not Effect.IGNORED:
-                self._metrics.settled(settled)
+                metrics.SETTLED.labels(settled.effect.value).inc()
+            if settled.effect is Effect.DISCARDED:
+                metrics.DISCARDED.labels(settled.reason).inc()
 
     async def _count_tokens(self, run_id: str) -> None:
         """Add the tokens appended since the last sweep to the run's count."""
@@ -304,7 +346,7 @@ class Rollouts:
         for outcome, surplus in ((SURPLUS, True), (EXPIRED, False)):
             names = [lease.rollout_id for lease in lost if lease.surplus is surplus]
             await self.fail(run_id, names, outcome)
-            self._metrics.leases("surplus" if surplus else "expired", len(names))
+            metrics.LEASES.labels("surplus" if surplus else "expired").inc(len(names))
         unsettled = await self._store.runs.unsettled(run_id, _SWEEP_BATCH)
         await self.settle(run_id, unsettled)
         return len(lost) + len(unsettled)

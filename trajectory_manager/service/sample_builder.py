@@ -20,8 +20,7 @@ from trajectory_manager.model.records import (
     RolloutState,
     StalenessPolicy,
 )
-from trajectory_manager.model.runs import RunConfig
-from trajectory_manager.model.steps import StepLease
+from trajectory_manager.model.runs import RunConfig, StepLease
 from trajectory_manager.model.tokens import (
     FINISHED_BY_LENGTH,
     RoutedExperts,
@@ -44,9 +43,7 @@ class SampleTurn:
 
     turn_id: str
     num_tokens: int
-    """Its own tokens in the sample."""
     sampling: str
-    """Parameters it was sampled with: see `sampling.py`."""
     rewards: tuple[Reward, ...]
     """Its rewards; none where the sample has only a part of the turn."""
     finish_reason: int
@@ -58,24 +55,19 @@ class Sample:
     """One linear token sequence to train on."""
 
     sample_id: str
-    """Rollout and leaf turn."""
     rollout: Rollout
     tokens: Tokens
-    """The whole sequence."""
     loss_mask: bytes
     """One byte per token: 1 where the loss counts."""
     min_weight_version: int
     """Oldest version among trainable tokens; the step's base version if there are none."""
     max_weight_version: int
-    """Newest such version."""
     turns: tuple[SampleTurn, ...]
     """From the root to the leaf; they cover the sample."""
     truncated: bool
     """Whether it ends with the last turn of a rollout that a limit cut off."""
     rollout_truncated: bool
-    """Whether a limit cut its rollout off, wherever that ends."""
     routed: tuple[RoutedExperts, ...] = ()
-    """What is recorded for its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,7 +114,6 @@ class LeastLoad:
         return -math.inf if turn.continues else 0.0
 
     def choose(self, turn: TurnRequest, candidates: Sequence[Candidate]) -> Candidate:
-        """The least loaded server."""
         return least_loaded(candidates)
 
 

@@ -82,7 +82,6 @@ class WaitingTurns:
         self._queues: dict[_Needs, list[_Entry]] = {}
 
     def __len__(self) -> int:
-        """Number of waiting turns."""
         return sum(map(len, self._queues.values()))
 
     async def acquire(self, turn: TurnRequest) -> Server:
@@ -122,7 +121,6 @@ class WaitingTurns:
             _SECONDS.observe(self._clock() - turn.arrived)
 
     def release(self, server: Server) -> None:
-        """Take a turn off `server`."""
         server.num_turns -= 1
         self._num_taken -= 1
         self.assign()
@@ -135,7 +133,6 @@ class WaitingTurns:
             await asyncio.sleep(_PLAN_SECONDS)
 
     def assign(self) -> None:
-        """Assign waiting turns to servers with capacity."""
         if self._planner is not None:
             num_turns = len(self) + self._num_taken
             if 8 * abs(num_turns - self._num_planned) > self._num_planned:

@@ -14,7 +14,6 @@ Spans = RepeatedCompositeFieldContainer[tokens_pb2.Span]
 
 
 def num_tokens(tokens: Packed) -> int:
-    """How many there are."""
     return len(tokens.token_ids) // BYTES_PER_TOKEN
 
 

@@ -10,7 +10,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
-from rollout.gateway.prompt.stop_strings import StopStrings
+from rollout.gateway.prompt.token_text import StopStrings
 from rollout.gateway.record import packed_tokens
 from services.chassis.errors import already_exists
 from services.lib.token_bytes import BYTES_PER_TOKEN, pack_ids, unpack_ids
@@ -37,7 +37,6 @@ class TurnRecord:
         recorder: Recorder,
     ) -> None:
         self.begin = begin
-        """What opened the turn in the store."""
         self.begun = begun
         self.prompt = prompt
         self._recorder = recorder
@@ -56,7 +55,6 @@ class TurnRecord:
         """The shared prefix and this turn's environment tokens."""
         self._packed_answer = bytearray(stored.token_ids[end:])
         self.drift = prompt.drift(begun)
-        """Retokenization drift of the prompt."""
         self.prefix_turn_id = begun.prefix_turn_id
         """Turn that the prompt continues; empty if there is none."""
         self.prefix_length = len(begun.prefix_token_ids) // BYTES_PER_TOKEN
@@ -64,7 +62,6 @@ class TurnRecord:
         self.stop_strings = StopStrings(
             prompt.template, begin.sampling.stop, self.sampled_ids if begin.sampling.stop else ()
         )
-        """Stop strings of the turn."""
         self.answer_end = prompt.constraint.end(prompt.template, prompt.conversation)
         """Finds where its answer has to end; None: only where the policy ends it."""
         self._is_complete = self._has_complete_answer()
@@ -85,7 +82,6 @@ class TurnRecord:
 
     @property
     def sampled_ids(self) -> list[int]:
-        """Their ids."""
         return unpack_ids(bytes(self._packed_answer))
 
     @property

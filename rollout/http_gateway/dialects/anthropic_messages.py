@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from rollout.http_gateway.api_error import CONTEXT_LENGTH_EXCEEDED, ApiError, invalid
-from rollout.http_gateway.dialects.answer_options import AnswerFormat, schema_of
 from rollout.http_gateway.dialects.dialect import (
     Dialect,
     EventStream,
@@ -19,8 +18,14 @@ from rollout.http_gateway.dialects.dialect import (
     rest,
     seamflow_fields,
 )
-from rollout.http_gateway.dialects.request_model import NotText, RequestPart
-from rollout.http_gateway.dialects.sampling import Budget, SamplingRequest
+from rollout.http_gateway.dialects.request_model import (
+    AnswerFormat,
+    Budget,
+    NotText,
+    RequestPart,
+    SamplingRequest,
+    schema_of,
+)
 
 if TYPE_CHECKING:
     from seamflow.client import Turn
@@ -107,8 +112,6 @@ class _Request(SamplingRequest):
 
 
 class AnthropicMessages(Dialect):
-    """Messages."""
-
     NAMES: ClassVar[Mapping[str, str]] = {
         "response_schema_json": "output_config.format",
         "tool_choice.one_call": "tool_choice.disable_parallel_tool_use",

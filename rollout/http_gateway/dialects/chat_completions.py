@@ -11,12 +11,6 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from rollout.http_gateway.api_error import ApiError, invalid
-from rollout.http_gateway.dialects.answer_options import (
-    AnswerFormat,
-    OpenAIChoice,
-    openai_choice,
-    schema_of,
-)
 from rollout.http_gateway.dialects.dialect import (
     Dialect,
     EventStream,
@@ -29,8 +23,16 @@ from rollout.http_gateway.dialects.dialect import (
     text_logprobs,
     token_logprobs,
 )
-from rollout.http_gateway.dialects.request_model import NotText, RequestPart
-from rollout.http_gateway.dialects.sampling import Budget, SamplingRequest
+from rollout.http_gateway.dialects.request_model import (
+    AnswerFormat,
+    Budget,
+    NotText,
+    OpenAIChoice,
+    RequestPart,
+    SamplingRequest,
+    openai_choice,
+    schema_of,
+)
 
 if TYPE_CHECKING:
     from seamflow.client import Turn
@@ -134,8 +136,6 @@ class _Request(SamplingRequest):
 
 
 class ChatCompletions(Dialect):
-    """Chat completions."""
-
     NAMES: ClassVar[Mapping[str, str]] = {
         "response_schema_json": "response_format",
         "tool_choice.one_call": "parallel_tool_calls",

@@ -9,12 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from rollout.http_gateway.api_error import ApiError, invalid
-from rollout.http_gateway.dialects.answer_options import (
-    AnswerFormat,
-    OpenAIChoice,
-    openai_choice,
-    schema_of,
-)
 from rollout.http_gateway.dialects.dialect import (
     Dialect,
     EventStream,
@@ -22,9 +16,16 @@ from rollout.http_gateway.dialects.dialect import (
     TurnRequest,
     seamflow_fields,
 )
-from rollout.http_gateway.dialects.request_model import RequestPart
+from rollout.http_gateway.dialects.request_model import (
+    AnswerFormat,
+    Budget,
+    OpenAIChoice,
+    RequestPart,
+    SamplingRequest,
+    openai_choice,
+    schema_of,
+)
 from rollout.http_gateway.dialects.response_events import ResponseEvents, output_items
-from rollout.http_gateway.dialects.sampling import Budget, SamplingRequest
 
 if TYPE_CHECKING:
     from seamflow.client import Turn
@@ -99,8 +100,6 @@ class _Request(SamplingRequest):
 
 
 class Responses(Dialect):
-    """Responses."""
-
     NAMES: ClassVar[Mapping[str, str]] = {
         "response_schema_json": "text.format",
         "tool_choice.one_call": "parallel_tool_calls",

@@ -24,7 +24,7 @@ from google.protobuf.duration_pb2 import Duration
 from seamflow.channel import CONNECT_TIMEOUT, connect
 from seamflow.client.messages import Message, Tool, to_messages
 from seamflow.client.rollout_client import CALL_SECONDS, Observer, Rollout, RolloutName
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 from seamflow.common.v1 import tokens_pb2
 from seamflow.credentials import Credentials
 from seamflow.durations import seconds_of, to_duration

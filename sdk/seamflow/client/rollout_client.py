@@ -14,9 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 from seamflow import trace_context
 from seamflow.client.messages import Message, Tool, ToolChoice, to_messages, to_tool_choice
 from seamflow.client.plain_values import named_rewards, whole_text
-from seamflow.client.task import Task
-from seamflow.client.turn import Turn
-from seamflow.client.turn_stream import TurnStream
+from seamflow.client.turn import Task, Turn, TurnStream
 from seamflow.common.v1 import tokens_pb2
 from seamflow.durations import to_duration
 from seamflow.retry import retrying
@@ -42,11 +40,8 @@ class RolloutName:
     """What names a rollout and opens it."""
 
     run_id: str
-    """Training job."""
     rollout_id: str
-    """Rollout."""
     credential: str
-    """Opens this rollout only."""
 
 
 class Rollout:

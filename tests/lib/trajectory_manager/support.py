@@ -37,7 +37,6 @@ from trajectory_manager.model.tokens import (
     TurnEnd,
     VersionSource,
 )
-from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.redis.connect import Store
 
@@ -104,7 +103,7 @@ class Run:
     @property
     def rollouts(self) -> Rollouts:
         """The flows on this store."""
-        return Rollouts(self.store, Metrics())
+        return Rollouts(self.store)
 
     async def submit(
         self, *task_ids: str, num_samples: int = 2, purpose: Purpose = Purpose.TRAIN

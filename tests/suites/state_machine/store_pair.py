@@ -13,9 +13,8 @@ from services.chassis.errors import Reason, ServiceError
 from tests.suites.state_machine.clock import Clock
 from tests.suites.state_machine.crashes import Fuse, KilledError, dying
 from trajectory_manager.model.tokens import Span, Turn
-from trajectory_manager.service.metrics import Metrics
-from trajectory_manager.service.retention import Retention
 from trajectory_manager.service.rollouts import Rollouts
+from trajectory_manager.service.sweeper import Retention
 from trajectory_manager.store.redis.connect import Store
 
 
@@ -27,12 +26,12 @@ class Side:
     index: int
     rollouts: Rollouts
 
-    def manager(self, fuse: Fuse | None, metrics: Metrics) -> tuple[Rollouts, Retention]:
+    def manager(self, fuse: Fuse | None) -> tuple[Rollouts, Retention]:
         """The living manager, or one that will be killed."""
         if fuse is None:
             return self.rollouts, Retention(self.store)
         mortal = dying(self.store, fuse)
-        return Rollouts(mortal, metrics), Retention(mortal)
+        return Rollouts(mortal), Retention(mortal)
 
 
 Call = Callable[[Side], Awaitable[Any]]
@@ -47,7 +46,6 @@ class Pair:
     model: Side
     clock: Clock
     redis: Any
-    metrics: Metrics
     counts: Counter[str] = field(default_factory=Counter)
 
     async def both(
@@ -72,7 +70,7 @@ class Pair:
         answers, called = [], []
         for side in (self.real, self.model):
             fuse = None if steps is None else Fuse(steps)
-            rollouts, retention = side.manager(fuse, self.metrics)
+            rollouts, retention = side.manager(fuse)
             answers.append(await _answer(lambda s: flow(rollouts, retention, s), side))  # noqa: B023
             called.append(fuse.called if fuse else [])
         assert called[0] == called[1], "the stores led the manager different ways"

@@ -107,7 +107,7 @@ class Trainer(Base):
     def leased_samples(self, step: int) -> set[str]:
         """The samples of steps up to this one."""
         rows = self.wait(self.pair.model.store.columns.status(RUN_ID, "", 9999))
-        return {row.sample_id for row in rows if 0 < row.step <= step}
+        return {row.sample_id for row in rows if 0 < row.leased_step <= step}
 
     def consume(self, step: int, sample_ids: set[str]) -> None:
         """These are trained for good."""

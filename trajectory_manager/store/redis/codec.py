@@ -129,7 +129,6 @@ def _live(turn: Turn) -> str:
 
 
 def end_text(end: TurnEnd) -> str:
-    """The end of a turn."""
     drift = f" {end.drift}" if end.drift else ""
     return f"{end.reason} {end.answer_key}{drift}"
 
@@ -221,7 +220,6 @@ def identity(rollout: Rollout) -> str:
 
 
 def rollout(run_id: str, rollout_id: str, header: Mapping[bytes, bytes]) -> Rollout:
-    """A rollout from its header."""
     purpose, group_id, pinned = json.loads(header[b"identity"])[:3]
     return Rollout(
         run_id=run_id,
@@ -244,7 +242,6 @@ _NEVER_STARTED = identity(Rollout(run_id="", rollout_id="", purpose=Purpose.TRAI
 
 
 def outcome_text(outcome: Outcome) -> str:
-    """An outcome as JSON."""
     return record_json.encode(outcome)
 
 

@@ -26,8 +26,6 @@ DELETED = b"-"
 
 
 class Row(NamedTuple):
-    """A rollout in the index."""
-
     number: int
     """Its place in the order in which the run's rollouts were started, from 1; 0: not started."""
     rollout_id: str
@@ -43,9 +41,7 @@ class IndexPage:
     rows: list[Row]
     """As many as were asked for, or all there are."""
     num_started: int
-    """Rollouts that were ever started."""
     num_unindexed: int
-    """The oldest of these, which are not listed any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +86,6 @@ class InspectionStore(RunScripts):
             await self._call("keep_rows", run_id, *(part for row in rows for part in row))
 
     async def forget(self, run_id: str, rollout_ids: Sequence[str]) -> None:
-        """Mark rollouts as deleted."""
         if rollout_ids:
             await self._call("forget_rows", run_id, DELETED, *rollout_ids)
 

@@ -26,7 +26,7 @@ from trajectory_manager.model.records import (
     RolloutState,
     TaskLease,
 )
-from trajectory_manager.model.steps import StepLease
+from trajectory_manager.model.runs import StepLease
 from trajectory_manager.service.rollouts import SURPLUS
 from trajectory_manager.store.redis.connect import SCRIPTS, Store, redis_store
 

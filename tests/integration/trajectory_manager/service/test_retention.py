@@ -23,7 +23,7 @@ from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.model.records import Durability, Outcome, ReplayStrategy
 from trajectory_manager.model.runs import Replay
 from trajectory_manager.model.tokens import Append
-from trajectory_manager.service.retention import Retention
+from trajectory_manager.service.sweeper import Retention
 from trajectory_manager.store.redis.connect import SCRIPTS, Store, redis_store
 from trajectory_manager.store.redis.retention_store import EndedGroup
 
@@ -73,12 +73,12 @@ async def test_only_unneeded_rollouts_are_deleted(store: Store) -> None:
     await store.runs.add_stored_tokens(run.run_id, 100)
     before = (await store.runs.run_counts(run.run_id)).num_stored_tokens
     deleted = await retention(run).delete(run.run_id, asked)
-    assert (deleted.num_deleted, deleted.needed) == (2, ("g2/0/1", "eval"))
+    assert (deleted.num_deleted, list(deleted.needed_rollout_ids)) == (2, ["g2/0/1", "eval"])
     assert await there(run, *asked[:4]) == [False, True, True, False]
     # A rollout of `play` has 5 tokens, "done" has 2.
     assert (await store.runs.run_counts(run.run_id)).num_stored_tokens == before - 7
     again = await retention(run).delete(run.run_id, asked)
-    assert (again.num_deleted, again.needed) == (0, ("g2/0/1", "eval"))
+    assert (again.num_deleted, list(again.needed_rollout_ids)) == (0, ["g2/0/1", "eval"])
 
 
 async def test_sweeps_at_the_same_time_count_tokens_once(store: Store) -> None:
@@ -110,7 +110,7 @@ async def test_an_unsettled_rollout_is_needed(store: Store) -> None:
     await run.turn("r", "t", [1], [2])
     await store.runs.add_outbox_marks(run.run_id, ["r"])
     await run.finish("r")
-    assert (await retention(run).delete(run.run_id, ["r"])).needed == ("r",)
+    assert (await retention(run).delete(run.run_id, ["r"])).needed_rollout_ids == ["r"]
 
 
 async def test_an_unknown_run_is_an_error(store: Store) -> None:
@@ -197,7 +197,7 @@ async def test_what_may_be_replayed_stays(store: Store) -> None:
         await retention(run).sweep(run.run_id)
         recent = [f"g{kept}/0/1" for kept in range(max(1, step - 1), step + 1)]
         assert all(await there(run, *recent))
-        assert (await retention(run).delete(run.run_id, recent)).needed == tuple(recent)
+        assert (await retention(run).delete(run.run_id, recent)).needed_rollout_ids == list(recent)
     assert await there(run, "g1/0/1", "g2/0/1") == [False, False]
 
 

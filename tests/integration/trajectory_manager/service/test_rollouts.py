@@ -15,7 +15,6 @@ from services.lib.token_bytes import unpack_ids
 from tests.lib.redis_server import RedisServer
 from tests.lib.trajectory_manager.support import RULES, Run, policy, rollout_finish, tokens
 from trajectory_manager.model.records import Durability, RolloutState, TaskLease
-from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.redis.connect import SCRIPTS, Store, redis_store
 
@@ -57,7 +56,7 @@ async def test_a_kill_while_finishing_loses_nothing(run: Run, killed_at: str) ->
     runs: Any = Stopping(run.store.runs, killed_at)
     dying = replace(run.store, tokens=tokens, runs=runs)
     with pytest.raises(KilledError):
-        await Rollouts(dying, Metrics()).finish(run.run_id, [rollout_finish(lease.rollout_id)])
+        await Rollouts(dying).finish(run.run_id, [rollout_finish(lease.rollout_id)])
     assert (await run.store.runs.run_counts(run.run_id)).num_ready_groups == 0
     await run.rollouts.sweep(run.run_id)
     ready = (await run.store.runs.run_counts(run.run_id)).num_ready_groups
@@ -188,7 +187,7 @@ class OneManager(Run):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run.store, run.run_id)
-        self._rollouts = Rollouts(run.store, Metrics())
+        self._rollouts = Rollouts(run.store)
 
     @property
     def rollouts(self) -> Rollouts:

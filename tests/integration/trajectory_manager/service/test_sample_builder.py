@@ -8,7 +8,7 @@ from services.chassis.errors import Reason
 from services.lib.token_bytes import unpack_ids
 from tests.lib.trajectory_manager.support import RULES, Run, policy, refused, rewarded, tokens
 from trajectory_manager.model.records import StalenessPolicy
-from trajectory_manager.model.steps import StepLease
+from trajectory_manager.model.runs import StepLease
 from trajectory_manager.model.tokens import Append, RoutedExperts, TurnEnd
 from trajectory_manager.service import sample_builder
 

@@ -248,9 +248,9 @@ async def test_status_shows_what_is_ready_and_who_holds_it(store: Store) -> None
     await store.ledger.lease_samples(run.run_id, epoch, 1, 0, 1)
     rows = await store.columns.status(run.run_id, "", 10)
     assert [(row.sample_id, row.group_id) for row in rows] == [(s, s[0]) for s in SAMPLES]
-    assert [row.ready for row in rows] == [(REF, VALUE)] * 2 + [(REF,)] * 2
-    assert [row.leased for row in rows] == [(), (), (VALUE,), ()]
-    assert [row.step for row in rows] == [1, 1, 0, 0]
+    assert [list(row.ready_columns) for row in rows] == [[REF, VALUE]] * 2 + [[REF]] * 2
+    assert [list(row.leased_columns) for row in rows] == [[], [], [VALUE], []]
+    assert [row.leased_step for row in rows] == [1, 1, 0, 0]
     assert await store.columns.status(run.run_id, "", 1) == rows[:2]
     assert await store.columns.status(run.run_id, "a", 1) == rows[2:]
     await store.ledger.commit(run.run_id, epoch, 1)

@@ -22,8 +22,7 @@ from trajectory_manager.model.records import (
     Topic,
 )
 from trajectory_manager.model.rollout_summary import RolloutSummary
-from trajectory_manager.model.runs import RunConfig
-from trajectory_manager.model.steps import StepLease
+from trajectory_manager.model.runs import RunConfig, StepLease
 from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.redis.inspection_store import Row, TrainedRecord
 
