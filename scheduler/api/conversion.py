@@ -19,7 +19,6 @@ from scheduler.model.records import (
     Gang,
     Hardware,
     Node,
-    NodeReport,
     NodeState,
     RunPolicy,
     State,
@@ -66,12 +65,6 @@ def node_record(request: pb.RegisterNodeRequest) -> Node:
         or train_priority(hardware.memory_bytes_per_second, hardware.flops),
         hardware=hardware,
     )
-
-
-def report_record(request: pb.HeartbeatRequest) -> NodeReport | None:
-    if not request.HasField("report"):
-        return None
-    return record_of(NodeReport, request.report)
 
 
 def switch_seconds(request: pb.HeartbeatRequest) -> float | None:
@@ -231,7 +224,6 @@ def node_message(node: Node, heartbeat_time: float | None = None) -> pb.Node:
         state=_STATES[node.state],
         heartbeat_time=None if heartbeat_time is None else to_timestamp(heartbeat_time),
         hardware=message_of(pb.Hardware, node.hardware),
-        report=None if node.report is None else message_of(pb.NodeReport, node.report),
         switch_durations={tag: to_duration(s) for tag, s in node.switch_seconds.items()},
     )
 

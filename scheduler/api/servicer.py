@@ -118,7 +118,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             request.reported_epoch,
             request.known_epoch,
             switch_seconds=switch_seconds,
-            report=conversion.report_record(request),
+            report=request.report if request.HasField("report") else None,
         )
         node = self._pool.state.nodes[request.node_id]
         # The switch time of an older assignment does not belong to the present tag.

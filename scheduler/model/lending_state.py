@@ -6,24 +6,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 _DECAY = 0.9
 """Weight of earlier measurements, against 1 for the newest cycle."""
-
-
-class LendingReason(StrEnum):
-    """Why a release was decided as it was."""
-
-    NO_CHOICE = "no choice"
-    CONFIGURED = "configured"
-    DECIDED = "decided before for the same batch"
-    BLOCK = "the mode's block is not over"
-    OTHER_FASTER = "the other mode is faster"
-    MEASURE_KEPT = "the kept mode is not measured"
-    EXPECTED_GAIN = "expected gain of lending"
-    RETRY = "retry of the slower mode"
-    FASTER = "the present mode is faster"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +58,10 @@ class DecayedMean:
 class LendingDecision:
     lend: bool
     """True: lend the nodes; False: keep them for the gang."""
-    reason: LendingReason
     cause: str = ""
     """Why, with each quantity, for people."""
-
-    @property
-    def measured(self) -> bool:
-        """Whether the cycle that follows is a measurement of its mode."""
-        return self.reason is not LendingReason.NO_CHOICE
+    measured: bool = True
+    """Whether the cycle that follows is a measurement of its mode; not where there is no choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

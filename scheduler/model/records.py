@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from seamflow.scheduler.v1.scheduler_service_pb2 import NodeReport
+
 from scheduler.model.lending_state import LendingState
 from scheduler.model.stage_balance import StageBalance
 
@@ -77,15 +79,6 @@ class Hardware:
     flops: float = 0.0
     """Dense floating-point operations per second in the training dtype."""
     device_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeReport:
-    used_device_bytes: int = 0
-    num_turns: int = 0
-    tokens_per_second: float = 0.0
-    used_host_bytes: int = 0
-    max_running: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

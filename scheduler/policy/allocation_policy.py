@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, get_args
 
-from scheduler.model.lending_state import LendingDecision, LendingReason, LendingState
+from scheduler.model.lending_state import LendingDecision, LendingState
 from scheduler.model.records import ROLLOUT, Assignment, Gang, GangKey, Node, RunPolicy
 from scheduler.policy import lending as gate
 from scheduler.policy.fair_share import divide
@@ -113,8 +113,7 @@ class PreemptivePolicy:
         if self.lending == "gated":
             return gate.decide_lending(lending, inputs)
         cause = f"lending is {self.lending!r}"
-        reason = LendingReason.CONFIGURED
-        return LendingDecision(lend=self.lending == "always", reason=reason, cause=cause)
+        return LendingDecision(lend=self.lending == "always", cause=cause)
 
     def _shares(
         self,

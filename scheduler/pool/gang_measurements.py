@@ -14,7 +14,6 @@ from statistics import fmean
 from scheduler.model.lending_state import (
     BatchForecast,
     LendingDecision,
-    LendingReason,
     LendingState,
 )
 from scheduler.model.records import ROLLOUT, EventKind, Gang, GangKey, Node, State
@@ -90,7 +89,7 @@ class GangMeasurements:
             self.balances[key] = self.balances.get(key, StageBalance()).waits()
             lend = lending.lends or not self._members(gang)
             cause = f"{'lent' if lend else 'kept'}: decided before for batch {batch}"
-            return LendingDecision(lend=lend, reason=LendingReason.DECIDED, cause=cause)
+            return LendingDecision(lend=lend, cause=cause)
         lending = lending.end_cycle(self._now, forecast.done)
         decision = self._decide_lending(gang, lending, forecast)
         self.lendings[key] = lending.start_cycle(decision, forecast, self._now, batch)
@@ -104,10 +103,10 @@ class GangMeasurements:
         lendable = self._lendable(gang)
         if not self._members(gang):
             cause = "it has no nodes"
-            return LendingDecision(lend=True, reason=LendingReason.NO_CHOICE, cause=cause)
+            return LendingDecision(lend=True, cause=cause, measured=False)
         if not lendable:
             cause = "kept: its nodes cannot do rollout"
-            return LendingDecision(lend=False, reason=LendingReason.NO_CHOICE, cause=cause)
+            return LendingDecision(lend=False, cause=cause, measured=False)
         inputs = LendingInputs(
             forecast=forecast,
             num_dedicated=len(self._generating(gang.run_id)),

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from seamflow.scheduler.v1.scheduler_service_pb2 import NodeReport
+
 from scheduler.model.lending_state import BatchForecast
 from scheduler.model.records import (
     AllocationEvent,
@@ -15,7 +17,6 @@ from scheduler.model.records import (
     Gang,
     GangKey,
     Node,
-    NodeReport,
     NodeState,
     State,
 )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from seamflow.scheduler.v1.scheduler_service_pb2 import NodeReport
+
 from scheduler.model.lending_state import (
     BatchForecast,
     LendingDecision,
-    LendingReason,
 )
 from scheduler.model.records import (
     AllocationEvent,
@@ -17,7 +18,6 @@ from scheduler.model.records import (
     Gang,
     GangKey,
     Node,
-    NodeReport,
     NodeState,
     RunPolicy,
     State,
@@ -29,7 +29,7 @@ from scheduler.policy.tail_migration import Tail
 from scheduler.pool.gang_measurements import Allocation, GangMeasurements
 from services.chassis.errors import already_exists, invalid_argument, not_found, stale_epoch
 
-_RELEASED = LendingDecision(lend=True, reason=LendingReason.NO_CHOICE)
+_RELEASED = LendingDecision(lend=True, measured=False)
 
 
 class StateTransaction:
