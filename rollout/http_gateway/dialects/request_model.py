@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
@@ -18,6 +18,8 @@ from rollout.http_gateway.api_error import ApiError, invalid
 
 _MAX_SHOWN = 80
 _KINDS = ("str", "int", "float", "bool")
+_TEXT = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
+_T = TypeVar("_T")
 
 
 def _refuse(value: object) -> None:
@@ -79,6 +81,34 @@ class RequestModel(BaseModel):
                 allowed = " or ".join(json.dumps(each) for each in self.NEUTRAL[name])
                 message = f"{full} is {_shown(value)}: only {allowed} is supported, or leave it out"
                 raise invalid(full, message, "unsupported_value")
+
+
+class TextPart(RequestPart):
+    type: str
+    text: str = ""
+
+
+def text_of(path: str, content: str | Sequence[TextPart] | None) -> str:
+    """The text of the content at `path`. Raises `ApiError`: a part is no text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    for index, part in enumerate(content):
+        check_is_text(f"{path}[{index}].type", part.type)
+    return "".join(part.text for part in content)
+
+
+def check_is_text(path: str, kind: str) -> None:
+    """Raises `ApiError`: a part of content with the type `kind` at `path` is no text."""
+    if kind not in _TEXT:
+        message = f"{path} is {kind[:_MAX_SHOWN]!r}: only text is supported here"
+        raise invalid(path, message, "unsupported_value")
+
+
+def required(path: str, value: _T | None) -> _T:
+    """The parameter at `path`. Raises `ApiError`: it is missing."""
+    if value is None:
+        raise invalid(path, f"{path} is missing", "missing_required_parameter")
+    return value
 
 
 def _explained(error: ValidationError, path: str) -> ApiError:
@@ -212,10 +242,7 @@ def schema_of(path: str, given: AnswerFormat | None) -> dict[str, Any] | None:
     if given.type == "json_object":
         return ANY_OBJECT
     schema = given.json_schema.schema_ if given.json_schema is not None else given.schema_
-    if schema is None:
-        path = f"{path}.schema"
-        raise invalid(path, f"{path} is missing", "missing_required_parameter")
-    return schema
+    return required(f"{path}.schema", schema)
 
 
 def _allowed(choice: NamedChoice, tools: Sequence[str]) -> str | dict[str, str]:
