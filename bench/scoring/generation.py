@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from seamflow.trajectory.v1.trajectory_service_pb2 import NewTurn
+from seamflow.common.v1.tokens_pb2 import FINISH_REASON_STOP
+from seamflow.trajectory.v1.trajectory_service_pb2 import NewTurn, TokenAppend
 
 from services.lib.token_bytes import pack_ids, pack_logprobs
 from trajectory_manager.model.records import (
@@ -30,12 +31,10 @@ from trajectory_manager.model.records import (
 )
 from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.tokens import (
-    Append,
     Origin,
     RolloutFinish,
     Span,
     Tokens,
-    TurnEnd,
     VersionSource,
 )
 from trajectory_manager.service.rollouts import Rollouts
@@ -132,7 +131,7 @@ async def _lease(store: Store) -> TaskLease:
     return lease
 
 
-async def _start(rollouts: Rollouts, lease: TaskLease, prompt: list[int]) -> Append:
+async def _start(rollouts: Rollouts, lease: TaskLease, prompt: list[int]) -> TokenAppend:
     rollout = Rollout(
         run_id=RUN_ID,
         rollout_id=lease.rollout_id,
@@ -150,30 +149,31 @@ async def _start(rollouts: Rollouts, lease: TaskLease, prompt: list[int]) -> App
     )
     begun = await rollouts.begin_turn(new)
     span = Span(num_tokens=len(prompt), origin=Origin.ENVIRONMENT)
-    append = Append(
-        run_id=RUN_ID,
-        rollout_id=lease.rollout_id,
-        turn_id=_TURN,
-        epoch=begun.epoch,
-        offset=0,
-        tokens=_tokens(prompt, span),
+    append = TokenAppend(
+        run_id=RUN_ID, rollout_id=lease.rollout_id, turn_id=_TURN, epoch=begun.epoch
     )
+    _tokens(prompt, span).fill(append.tokens)
     await rollouts.append([append])
     return append
 
 
-def _answer(prompt: Append, answer: list[int]) -> Append:
+def _answer(prompt: TokenAppend, answer: list[int]) -> TokenAppend:
     span = Span(
         num_tokens=len(answer),
         origin=Origin.POLICY,
         version_source=VersionSource.ENGINE,
         server_id="emulated",
     )
-    return prompt._replace(
-        offset=prompt.tokens.num_tokens,
-        tokens=_tokens(answer, span),
-        end=TurnEnd(reason=1),
+    append = TokenAppend(
+        run_id=prompt.run_id,
+        rollout_id=prompt.rollout_id,
+        turn_id=prompt.turn_id,
+        epoch=prompt.epoch,
+        offset=len(prompt.tokens.token_ids) // 4,
+        finish_reason=FINISH_REASON_STOP,
     )
+    _tokens(answer, span).fill(append.tokens)
+    return append
 
 
 def _tokens(ids: list[int], span: Span) -> Tokens:

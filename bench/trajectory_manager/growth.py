@@ -48,7 +48,7 @@ from trajectory_manager.model.records import (
     TaskLease,
 )
 from trajectory_manager.model.runs import RunConfig
-from trajectory_manager.model.tokens import Append, Origin, Span, Tokens, Turn, VersionSource
+from trajectory_manager.model.tokens import Origin, Span, Tokens, Turn, VersionSource
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.redis.connect import Store, redis_store
 
@@ -192,14 +192,10 @@ class Filled:
         turn = Turn(turn_id=_TURN, attempt_id="bench", prompt_digest="0" * 64)
         tokens = self.store.tokens
         _, begun = await tokens.begin_turn(RUN_ID, rollout_id, CREDENTIAL, turn)
-        append = Append(
-            run_id=RUN_ID,
-            rollout_id=rollout_id,
-            turn_id=_TURN,
-            epoch=begun.epoch,
-            offset=0,
-            tokens=self._tokens(),
+        append = pb.TokenAppend(
+            run_id=RUN_ID, rollout_id=rollout_id, turn_id=_TURN, epoch=begun.epoch
         )
+        self._tokens().fill(append.tokens)
         await tokens.append([append])
         return _OpenTurn(rollout_id, begun.epoch, STORED_TOKENS)
 

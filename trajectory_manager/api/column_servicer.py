@@ -106,14 +106,10 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
             await self._store.columns.put(run_id, column, epoch, values, new=False)
         if request.returned_sample_ids:
             await self._store.columns.give_back(run_id, column, epoch, request.returned_sample_ids)
-        num_replaced = 0
         if failures:
-            num_replaced = await self._store.columns.fail(run_id, column, epoch, failures)
-        return pb.WriteColumnResponse(
-            num_written=written.num_written,
-            num_ready_groups=written.num_ready_groups,
-            num_replaced=num_replaced,
-        )
+            failed = self._store.columns.fail(run_id, column, epoch, failures)
+            written.num_replaced = await failed
+        return written
 
     async def _put(
         self,

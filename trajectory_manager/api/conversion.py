@@ -27,11 +27,12 @@ from trajectory_manager.model.records import (
 )
 from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.tokens import (
-    BYTES_PER_TOKEN,
+    Origin,
     RolloutFinish,
-    RoutedExperts,
+    Span,
     Tokens,
     Turn,
+    VersionSource,
 )
 from trajectory_manager.service import sample_builder
 
@@ -49,37 +50,21 @@ _FAILURES = (
 )
 
 
-def packed_from(field: str, message: tokens_pb2.PackedTokens) -> Tokens:
-    ids, logprobs = message.token_ids, message.logprobs
-    validation.packed_tokens(field, ids, logprobs)
-    return Tokens(ids, logprobs, validation.spans(message.spans, len(ids) // BYTES_PER_TOKEN))
-
-
-def routed_experts_from(message: trajectory_service_pb2.TokenAppend) -> RoutedExperts | None:
-    """The validated routed experts of an append; None if it has none."""
-    if not message.HasField("routed_experts"):
-        return None
-    given = message.routed_experts
-    end = message.offset + len(message.tokens.token_ids) // BYTES_PER_TOKEN
-    if given.start < 0 or given.num_tokens < 1 or given.start + given.num_tokens > end:
-        window = f"[{given.start}, {given.start + given.num_tokens})"
-        raise invalid_argument(
-            "routed_experts", window, f"at least one token before {end}, the turn's end"
-        )
-    ids = given.num_tokens * given.num_layers * given.num_chosen
-    if ids < 1 or len(given.experts) not in (ids, 2 * ids):
-        size = f"{given.num_tokens} tokens, {given.num_layers} layers, {given.num_chosen} choices"
-        cure = f"one byte or two for each of {size}, all at least 1"
-        raise invalid_argument("routed_experts.experts", f"{len(given.experts)} bytes", cure)
-    return RoutedExperts(
-        given.start, given.num_tokens, given.num_layers, given.num_chosen, given.experts
-    )
-
-
 def tokens_from(field: str, message: tokens_pb2.Tokens) -> Tokens:
     """Validated tokens of a turn, which equal packed ones on the wire."""
-    encoded = message.SerializeToString()
-    return packed_from(field, tokens_pb2.PackedTokens.FromString(encoded))
+    packed = tokens_pb2.PackedTokens.FromString(message.SerializeToString())
+    validation.packed_tokens(field, packed)
+    spans = (
+        Span(
+            s.num_tokens,
+            Origin(s.origin),
+            s.weight_version,
+            VersionSource(s.version_source),
+            s.server_id,
+        )
+        for s in packed.spans
+    )
+    return Tokens(packed.token_ids, packed.logprobs, tuple(spans))
 
 
 def purpose_from(field: str, value: int) -> Purpose:
@@ -249,15 +234,6 @@ def _turn_to(turn: Turn, tokens: Tokens | None, message_keys: Sequence[str]) -> 
         sampling=sampling.message(turn.sampling),
         drift=_drift_to(turn.drift),
     )
-
-
-def drift_from(drift: tokens_pb2.Drift) -> str:
-    facts = (
-        fields.not_negative("drift.position", drift.position),
-        validation.text("drift.recorded_text", drift.recorded_text),
-        validation.text("drift.retokenized_text", drift.retokenized_text),
-    )
-    return json.dumps(facts)
 
 
 def _drift_to(drift: str) -> tokens_pb2.Drift | None:

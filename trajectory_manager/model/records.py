@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-
-from trajectory_manager.model.rollout_summary import RolloutSummary
+from typing import NamedTuple
 
 MAX_REPLACEMENTS = 10
 """Failed samples after which a group is discarded: its task is probably broken."""
@@ -279,3 +278,28 @@ class SlotName:
         if len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
             return None
         return cls(parts[0], int(parts[1]), int(parts[2]))
+
+
+class RolloutSummary(NamedTuple):
+    """A rollout as lists show it; enums are the contract's numbers."""
+
+    rollout_id: str
+    purpose: int
+    state: int
+    failure_class: int
+    finish_reason: int
+    """FinishReason of its last turn; 0 while that runs."""
+    truncated: bool
+    in_group: bool
+    num_turns: int
+    num_tokens: int
+    num_policy_tokens: int
+    min_weight_version: int
+    """Oldest version that sampled some; -1: nothing is sampled."""
+    max_weight_version: int
+    """Newest such version; -1 likewise."""
+    reward: float | None
+    """Of the run's name; None: it has none."""
+    create_time: float
+    finish_time: float
+    step: int

@@ -170,29 +170,6 @@ class RolloutFinish:
     outcome: Outcome
 
 
-class TurnEnd(NamedTuple):
-    reason: int
-    answer_key: str = ""
-    drift: str = ""
-
-
-class Append(NamedTuple):
-    """Tokens for a turn, and optionally its end: `TokenAppend` of the contract."""
-
-    run_id: str
-    rollout_id: str
-    turn_id: str
-    epoch: int
-    offset: int
-    tokens: Tokens = Tokens()
-    end: TurnEnd | None = None
-    routed: RoutedExperts | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        return self.tokens.num_bytes + (len(self.routed.experts) if self.routed else 0)
-
-
 class Appended(NamedTuple):
     num_tokens: int
     """Tokens of the turn now stored."""

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from seamflow.trajectory.v1.trajectory_service_pb2 import SearchRolloutsRequest
 
-from trajectory_manager.model.records import Rollout, RolloutState, SlotName
-from trajectory_manager.model.rollout_summary import RolloutSummary
+from trajectory_manager.model.records import Rollout, RolloutState, RolloutSummary, SlotName
 from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.tokens import Origin, Turn
 from trajectory_manager.store.redis.connect import Store

@@ -28,7 +28,6 @@ from trajectory_manager.model.records import (
 from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.tokens import (
     BYTES_PER_TOKEN,
-    Append,
     Appended,
     RolloutFinish,
     Turn,
@@ -184,7 +183,7 @@ class Rollouts:
         if rollout is not None and rollout.purpose is Purpose.TRAIN:
             raise errors.cold_training("sampling.temperature", temperature)
 
-    async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
+    async def append(self, appends: Sequence[pb.TokenAppend]) -> list[Appended | ServiceError]:
         """Record tokens; a result is an error where an append failed, as in `TokenStore.append`.
 
         A gap fails the rollout and replaces its sample.
@@ -194,7 +193,8 @@ class Rollouts:
         for append, answer in zip(appends, answers, strict=True):
             if isinstance(answer, Appended):
                 num_new += answer.num_new
-                num_repeated += append.tokens.num_tokens - answer.num_new
+                given = len(append.tokens.token_ids) // BYTES_PER_TOKEN
+                num_repeated += given - answer.num_new
                 self._new_tokens[append.run_id] += answer.num_new
                 self._active.add(append.run_id)
                 continue

@@ -7,6 +7,7 @@ import itertools
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
@@ -28,13 +29,12 @@ from trajectory_manager.model.records import (
 )
 from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.tokens import (
-    Append,
+    NO_TOKENS,
     Appended,
     Origin,
     RolloutFinish,
     Span,
     Tokens,
-    TurnEnd,
     VersionSource,
 )
 from trajectory_manager.service.rollouts import Rollouts
@@ -168,17 +168,10 @@ class Run:
         self, rollout_id: str, turn_id: str, epoch: int, offset: int, added: Tokens
     ) -> int:
         """Append tokens; return how many the turn has."""
-        append = Append(
-            run_id=self.run_id,
-            rollout_id=rollout_id,
-            turn_id=turn_id,
-            epoch=epoch,
-            offset=offset,
-            tokens=added,
-        )
+        append = token_append(self.run_id, rollout_id, turn_id, epoch, offset, added)
         return (await self.do(append)).num_tokens
 
-    async def do(self, append: Append) -> Appended:
+    async def do(self, append: pb.TokenAppend) -> Appended:
         """One append; raises its error."""
         (answer,) = await self.rollouts.append([append])
         if isinstance(answer, ServiceError):
@@ -190,13 +183,14 @@ class Run:
     ) -> None:
         """Close a turn, by default with STOP."""
         await self.do(
-            Append(
-                run_id=self.run_id,
-                rollout_id=rollout_id,
-                turn_id=turn_id,
-                epoch=epoch,
-                offset=0,
-                end=TurnEnd(reason=reason, answer_key=answer_key),
+            token_append(
+                self.run_id,
+                rollout_id,
+                turn_id,
+                epoch,
+                0,
+                finish_reason=reason,
+                message_key=answer_key,
             )
         )
 
@@ -253,6 +247,23 @@ class Run:
         while await self.play(version):
             played += 1
         return played
+
+
+def token_append(
+    run_id: str,
+    rollout_id: str,
+    turn_id: str,
+    epoch: int,
+    offset: int,
+    added: Tokens = NO_TOKENS,
+    **fields: Any,
+) -> pb.TokenAppend:
+    """Tokens for a turn; `fields` are those that end it, and routed experts."""
+    append = pb.TokenAppend(
+        run_id=run_id, rollout_id=rollout_id, turn_id=turn_id, epoch=epoch, offset=offset, **fields
+    )
+    added.fill(append.tokens)
+    return append
 
 
 async def refused(reason: Reason, awaitable: object) -> ServiceError:

@@ -17,6 +17,7 @@ from tests.lib.trajectory_manager.support import (
     policy,
     rewarded,
     rollout_finish,
+    token_append,
     tokens,
 )
 from tests.suites.state_machine.base import (
@@ -40,10 +41,8 @@ from trajectory_manager.model.records import (
     TaskLease,
 )
 from trajectory_manager.model.tokens import (
-    Append,
     Appended,
     Tokens,
-    TurnEnd,
     VersionSource,
 )
 
@@ -248,7 +247,7 @@ class Agents(Base):
         answer = self.both(
             lambda on: on.store.tokens.append(
                 [
-                    append._replace(epoch=epoch[on.index])
+                    _with_epoch(append, epoch[on.index])
                     for append, epoch in zip(appends, epochs, strict=True)
                 ]
             ),
@@ -261,18 +260,19 @@ class Agents(Base):
 
     def chunk(
         self, writing: Writing, shift: int, other: int, size: int, kind: int, version: int, end: int
-    ) -> Append:
+    ) -> pb.TokenAppend:
         """Tokens that follow from their position, at the end of the turn or near it."""
         offset = max(0, writing.length + shift)
         ids = [writing.prefix + n + 1 + other for n in range(offset, offset + size)]
-        return Append(
-            run_id=RUN_ID,
-            rollout_id=writing.rollout_id,
-            turn_id=writing.turn_id,
-            epoch=0,
-            offset=offset,
-            tokens=spans_of(ids, kind, max(0, self.step - version)),
-            end=TurnEnd(reason=end, answer_key="key" * (end - 1)) if end else None,
+        return token_append(
+            RUN_ID,
+            writing.rollout_id,
+            writing.turn_id,
+            0,
+            offset,
+            spans_of(ids, kind, max(0, self.step - version)),
+            finish_reason=end,
+            message_key="key" * (end - 1),
         )
 
     @rule(**WORK)
@@ -366,6 +366,13 @@ def spans_of(ids: list[int], kind: int, version: int) -> Tokens:
         return tokens(ids[:1], ENV).joined(tokens(ids[1:], policy(version)))
     spans = (ENV, policy(version), policy(version), policy(version, VersionSource.UNKNOWN))
     return tokens(ids, spans[kind]) if ids else Tokens()
+
+
+def _with_epoch(append: pb.TokenAppend, epoch: int) -> pb.TokenAppend:
+    made = pb.TokenAppend()
+    made.CopyFrom(append)
+    made.epoch = epoch
+    return made
 
 
 def _stored(answers: Any) -> Any:

@@ -10,8 +10,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from services.chassis.errors import invalid_argument
 from services.chassis.rpc import fields
 from trajectory_manager.api import conversion, validation
-from trajectory_manager.model.records import SlotName
-from trajectory_manager.model.rollout_summary import RolloutSummary
+from trajectory_manager.model.records import RolloutSummary, SlotName
 from trajectory_manager.service.rollout_index import Found, RolloutSearch
 from trajectory_manager.store.redis.connect import Store
 

@@ -9,6 +9,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from seamflow.common.v1.tokens_pb2 import RoutedExperts as RoutedExpertsMessage
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+
 from trajectory_manager.model.records import (
     Labels,
     Outcome,
@@ -18,14 +21,12 @@ from trajectory_manager.model.records import (
 )
 from trajectory_manager.model.tokens import (
     BYTES_PER_TOKEN,
-    Append,
     Origin,
     RolloutFinish,
     RoutedExperts,
     Span,
     Tokens,
     Turn,
-    TurnEnd,
     VersionSource,
 )
 from trajectory_manager.store.redis import record_json
@@ -47,25 +48,34 @@ HEADER_FIELDS = (
 """Fields of a header that `rollout` decodes."""
 
 
-def append_args(append: Append) -> tuple[Any, ...]:
+def append_args(append: pb.TokenAppend) -> tuple[Any, ...]:
     """ARGV of one append of append_tokens.lua."""
-    tokens, end, epoch = append.tokens, append.end, append.epoch
+    tokens, epoch = append.tokens, append.epoch
+    spans = [
+        f"{s.num_tokens}:{_kind(s.origin, s.weight_version, s.version_source, s.server_id)}"
+        for s in tokens.spans
+    ]
     return (
         append.rollout_id,
         append.turn_id,
         epoch >> _COUNTER_BITS,
         epoch & _COUNTERS,
         append.offset,
-        tokens.ids + tokens.logprobs,
-        "" if end is None else end_text(end),
-        ",".join([f"{span[0]}:{_kind(*span[1:])}" for span in tokens.spans]),
-        *_routed_args(append.routed),
+        tokens.token_ids + tokens.logprobs,
+        _end_of(append) if append.finish_reason else "",
+        ",".join(spans),
+        *(_routed_args(append.routed_experts) if append.HasField("routed_experts") else ("", "")),
     )
 
 
-def _routed_args(routed: RoutedExperts | None) -> tuple[Any, Any]:
-    if routed is None:
-        return "", ""
+def _end_of(append: pb.TokenAppend) -> str:
+    drift = append.drift
+    facts = (drift.position, drift.recorded_text, drift.retokenized_text)
+    shown = json.dumps(facts) if append.HasField("drift") else ""
+    return end_text(append.finish_reason, append.message_key, shown)
+
+
+def _routed_args(routed: RoutedExpertsMessage) -> tuple[Any, Any]:
     sizes = f"{routed.num_tokens} {routed.num_layers} {routed.num_chosen} "
     return routed.start, sizes.encode() + routed.experts
 
@@ -124,17 +134,16 @@ def _live(turn: Turn) -> str:
     for span in turn.tokens.spans:
         changes.append(f"{start}:{_kind(*span[1:])}")
         start += span.num_tokens
-    end = TurnEnd(reason=turn.finish_reason, answer_key=turn.answer_key)
-    return f"{start} 0 0 - {','.join(changes) or '-'} {end_text(end)}"
+    end = end_text(turn.finish_reason, turn.answer_key)
+    return f"{start} 0 0 - {','.join(changes) or '-'} {end}"
 
 
-def end_text(end: TurnEnd) -> str:
-    drift = f" {end.drift}" if end.drift else ""
-    return f"{end.reason} {end.answer_key}{drift}"
+def end_text(reason: int, answer_key: str, drift: str = "") -> str:
+    return f"{reason} {answer_key} {drift}" if drift else f"{reason} {answer_key}"
 
 
 @lru_cache(maxsize=4096)
-def _kind(origin: Origin, version: int, source: VersionSource, server_id: str) -> str:
+def _kind(origin: int, version: int, source: int, server_id: str) -> str:
     return f"{int(origin)}:{version}:{int(source)}:{server_id}"
 
 

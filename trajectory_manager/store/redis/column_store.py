@@ -45,12 +45,6 @@ class LeasedCells:
     """Samples whose group is committed or discarded."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnsWritten:
-    num_written: int
-    num_ready_groups: int
-
-
 class CellFailure(NamedTuple):
     message: str
     counts: bool
@@ -107,7 +101,7 @@ class ColumnStore(RunScripts):
 
     async def complete(
         self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
-    ) -> ColumnsWritten:
+    ) -> pb.WriteColumnResponse:
         """Mark cells whose values are stored as written, all or none. Idempotent.
 
         Cells of a group that is ready or discarded are deleted already, and skipped.
@@ -118,7 +112,7 @@ class ColumnStore(RunScripts):
         num_written, num_ready = await self._call(
             "complete_cells", run_id, column, epoch, *dict.fromkeys(sample_ids)
         )
-        return ColumnsWritten(num_written=num_written, num_ready_groups=num_ready)
+        return pb.WriteColumnResponse(num_written=num_written, num_ready_groups=num_ready)
 
     async def give_back(
         self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trajectory_manager.model.rollout_summary import RolloutSummary
+from trajectory_manager.model.records import RolloutSummary
 from trajectory_manager.store.errors import unwrap
 from trajectory_manager.store.redis import keys
 from trajectory_manager.store.redis.run_scripts import RunScripts

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+
 from services.chassis.errors import ServiceError
 from services.chassis.redis.scripts import RUN_ID, Scripts
 from trajectory_manager.model.records import Rollout
 from trajectory_manager.model.tokens import (
-    Append,
     Appended,
     Cut,
     RolloutFinish,
@@ -92,7 +93,7 @@ class TokenStore:
         begun = codec.with_chunks(codec.turn(turn.turn_id, stored, live), chunks)
         return codec.rollout(run_id, rollout_id, header), begun
 
-    async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
+    async def append(self, appends: Sequence[pb.TokenAppend]) -> list[Appended | ServiceError]:
         """Execute `appends` independently, in order; a result is an error where one failed.
 
         Appends after a failed one of the same turn would leave a gap and get the same error.

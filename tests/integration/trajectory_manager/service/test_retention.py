@@ -17,12 +17,11 @@ from services.chassis.errors import Reason, ServiceError
 from services.chassis.rpc.server import started
 from services.lib.token_bytes import pack_logprobs
 from tests.lib.trajectory_manager.client import Client
-from tests.lib.trajectory_manager.support import RULES, Run, failed, rewarded, tokens
+from tests.lib.trajectory_manager.support import RULES, Run, failed, rewarded, token_append, tokens
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.model.records import Durability, Outcome, ReplayStrategy
 from trajectory_manager.model.runs import Replay
-from trajectory_manager.model.tokens import Append
 from trajectory_manager.service.sweeper import Retention
 from trajectory_manager.store.redis.connect import SCRIPTS, Store, redis_store
 from trajectory_manager.store.redis.retention_store import EndedGroup
@@ -89,14 +88,7 @@ async def test_sweeps_at_the_same_time_count_tokens_once(store: Store) -> None:
         name = f"r{number}"
         await run.start(name)
         opened = await run.begin(name, "t", [1])
-        given = Append(
-            run_id=run.run_id,
-            rollout_id=name,
-            turn_id="t",
-            epoch=opened.epoch,
-            offset=0,
-            tokens=tokens([1, 2, 3]),
-        )
+        given = token_append(run.run_id, name, "t", opened.epoch, 0, tokens([1, 2, 3]))
         await rollouts.append([given])
         await asyncio.gather(*(rollouts.sweep(run.run_id) for _ in range(5)))
         counted = (await store.runs.run_counts(run.run_id)).num_stored_tokens

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+from seamflow.common.v1 import tokens_pb2
 
 from services.chassis.errors import Reason
 from services.lib.token_bytes import unpack_ids
-from tests.lib.trajectory_manager.support import RULES, Run, policy, refused, rewarded, tokens
+from tests.lib.trajectory_manager.support import (
+    RULES,
+    Run,
+    policy,
+    refused,
+    rewarded,
+    token_append,
+    tokens,
+)
 from trajectory_manager.model.records import StalenessPolicy
 from trajectory_manager.model.runs import StepLease
-from trajectory_manager.model.tokens import Append, RoutedExperts, TurnEnd
+from trajectory_manager.model.tokens import RoutedExperts
 from trajectory_manager.service import sample_builder
 
 MASKING = replace(RULES, staleness_policy=StalenessPolicy.MASK)
@@ -119,24 +130,30 @@ def routed(start: int, *experts: int) -> RoutedExperts:
     return RoutedExperts(start, len(experts), 1, 1, bytes(experts))
 
 
+def sent(start: int, *experts: int) -> tokens_pb2.RoutedExperts:
+    """The same as a message."""
+    return tokens_pb2.RoutedExperts(**routed(start, *experts)._asdict())
+
+
 async def test_routed_experts_follow_their_tokens_into_the_samples(run: Run) -> None:
     """Placed by turn, cut at forks; of two that begin alike the longer is kept."""
     await run.start("r")
     epoch = (await run.begin("r", "t1", [1, 2])).epoch
-    first = Append(run.run_id, "r", "t1", epoch, 0, tokens([1, 2]), None, routed(1, 11))
+    name, new = (run.run_id, "r", "t1"), tokens([1, 2])
+    first = token_append(*name, epoch, 0, new, routed_experts=sent(1, 11))
     await run.do(first)
     await run.do(first)  # repeated
     epoch = (await run.begin("r", "t1", [1, 2], "b")).epoch
-    stale = first._replace(routed=routed(1, 90, 91, 92, 93))
-    await refused(Reason.STALE_EPOCH, run.do(stale))
+    late = token_append(*name, first.epoch, 0, new, routed_experts=sent(1, 90, 91, 92, 93))
+    await refused(Reason.STALE_EPOCH, run.do(late))
     answer = tokens([3, 4, 5], policy(1))
-    await run.do(
-        Append(run.run_id, "r", "t1", epoch, 2, answer, TurnEnd(1), routed(1, 11, 12, 13, 14))
-    )
+    ended: dict[str, Any] = {"finish_reason": 1, "routed_experts": sent(1, 11, 12, 13, 14)}
+    await run.do(token_append(*name, epoch, 2, answer, **ended))
     fork = (await run.begin("r", "t2", [1, 2, 3, 9])).epoch
-    await run.do(Append(run.run_id, "r", "t2", fork, 0, tokens([9]), None))
+    await run.do(token_append(run.run_id, "r", "t2", fork, 0, tokens([9])))
     answer = tokens([6], policy(1))
-    await run.do(Append(run.run_id, "r", "t2", fork, 1, answer, TurnEnd(1), routed(0, 21, 22)))
+    ended = {"finish_reason": 1, "routed_experts": sent(0, 21, 22)}
+    await run.do(token_append(run.run_id, "r", "t2", fork, 1, answer, **ended))
     await run.finish("r")
     (found,) = await run.store.tokens.read(run.run_id, ["r"])
     assert found is not None

@@ -18,6 +18,7 @@ from tests.lib.trajectory_manager.support import (
     policy,
     refused,
     rewarded,
+    token_append,
     tokens,
 )
 from trajectory_manager.model.records import (
@@ -30,7 +31,7 @@ from trajectory_manager.model.records import (
     RolloutState,
     Task,
 )
-from trajectory_manager.model.tokens import Append, Appended, Tokens, VersionSource
+from trajectory_manager.model.tokens import Appended, Tokens, VersionSource
 from trajectory_manager.service.rollouts import EXPIRED
 from trajectory_manager.store.redis.connect import Store
 
@@ -56,16 +57,9 @@ async def test_a_repeated_append_stores_only_what_is_new(run: Run) -> None:
     await run.start("r")
     epoch = (await run.begin("r", "t", [1])).epoch
     await run.append("r", "t", epoch, 0, tokens([1, 2, 3]))
-    append = Append(
-        run_id=run.run_id,
-        rollout_id="r",
-        turn_id="t",
-        epoch=epoch,
-        offset=1,
-        tokens=tokens([2, 3]),
-    )
+    append = token_append(run.run_id, "r", "t", epoch, 1, tokens([2, 3]))
     assert await run.do(append) == Appended(num_tokens=3, num_new=0)
-    longer = append._replace(offset=2, tokens=tokens([3, 4, 5]))
+    longer = token_append(run.run_id, "r", "t", epoch, 2, tokens([3, 4, 5]))
     assert await run.do(longer) == Appended(num_tokens=5, num_new=2)
     await refused(Reason.ALREADY_EXISTS, run.append("r", "t", epoch, 1, tokens([9, 3])))
     (stored,) = await run.store.tokens.tokens(run.run_id, "r", ["t"])

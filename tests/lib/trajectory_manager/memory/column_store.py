@@ -14,7 +14,6 @@ from trajectory_manager.store.redis.column_store import (
     CellFailure,
     ColumnLease,
     ColumnStore,
-    ColumnsWritten,
     LeasedCells,
     rollout_of,
 )
@@ -118,7 +117,7 @@ class MemoryColumnStore(ColumnStore):
 
     async def complete(
         self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
-    ) -> ColumnsWritten:
+    ) -> pb.WriteColumnResponse:
         """See `ColumnStore`."""
         run, num_ready = self._runs.get(run_id), 0
         cells = self._open(run, column, epoch, sample_ids)
@@ -128,7 +127,7 @@ class MemoryColumnStore(ColumnStore):
         if cells:
             run.column_failures.pop(column, None)
             run.changed(Topic.COLUMNS)
-        return ColumnsWritten(num_written=len(cells), num_ready_groups=num_ready)
+        return pb.WriteColumnResponse(num_written=len(cells), num_ready_groups=num_ready)
 
     def _makes_ready(self, run: RunState, sample_id: str) -> bool:
         """Whether the group of the sample, whose cell is written, became ready."""

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import ServiceError
 from trajectory_manager.model.records import FailureClass, Outcome, Purpose, Rollout, RolloutState
 from trajectory_manager.model.tokens import (
-    Append,
     Appended,
     Cut,
+    Origin,
     RolloutFinish,
     RoutedExperts,
+    Span,
     Tokens,
     Turn,
+    VersionSource,
 )
 from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.redis.token_store import TokenStore
@@ -117,7 +122,7 @@ class MemoryTokenStore(TokenStore):
     def _is_current(self, epoch: int) -> bool:
         return epoch >> 32 == self._incarnation
 
-    async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
+    async def append(self, appends: Sequence[pb.TokenAppend]) -> list[Appended | ServiceError]:
         """See `TokenStore`."""
         refused: dict[tuple[str, str, str], ServiceError] = {}
         answers: list[Appended | ServiceError] = []
@@ -129,7 +134,7 @@ class MemoryTokenStore(TokenStore):
             answers.append(answer)
         return answers
 
-    def _append(self, append: Append) -> Appended | ServiceError:
+    def _append(self, append: pb.TokenAppend) -> Appended | ServiceError:
         try:
             record, writer = self._fenced(append)
             if self._is_repeated(record, writer, append):
@@ -138,42 +143,42 @@ class MemoryTokenStore(TokenStore):
         except ServiceError as error:
             return error
 
-    def _is_repeated(self, record: _Record, writer: _Writer, append: Append) -> bool:
+    def _is_repeated(self, record: _Record, writer: _Writer, append: pb.TokenAppend) -> bool:
         """Whether the turn ended exactly as `append` would end it; raises for late appends."""
-        turn, end = writer.turn, append.end
-        if not turn.finish_reason or end is None:
+        turn = writer.turn
+        if not turn.finish_reason or not append.finish_reason:
             _require_running(record)
             if turn.finish_reason:
                 raise store_error("ENDED_TURN", append.turn_id)
             return False
-        if (turn.finish_reason, turn.answer_key, turn.drift) != (
-            end.reason,
-            end.answer_key,
-            end.drift,
-        ):
+        end = (append.finish_reason, append.message_key, _drift(append))
+        if (turn.finish_reason, turn.answer_key, turn.drift) != end:
             raise store_error("OTHER_END", append.turn_id)
-        if self._overlap(record, writer, append) < append.tokens.num_tokens:
+        if self._overlap(record, writer, append) < _tokens(append).num_tokens:
             raise store_error("ENDED_TURN", append.turn_id)
         return True
 
-    def _grown(self, record: _Record, writer: _Writer, append: Append) -> Appended:
-        tokens, end = append.tokens, append.end
+    def _grown(self, record: _Record, writer: _Writer, append: pb.TokenAppend) -> Appended:
+        tokens = _tokens(append)
         overlap = self._overlap(record, writer, append)
         writer.tokens = writer.tokens.joined(tokens.cut(overlap, tokens.num_tokens))
-        if (routed := append.routed) is not None:
+        if append.HasField("routed_experts"):
+            given = append.routed_experts
+            sizes = (given.start, given.num_tokens, given.num_layers, given.num_chosen)
+            routed = RoutedExperts(*sizes, given.experts)
             kept = writer.routed.get(routed.start, routed)
             longer = max(kept, routed, key=lambda record: len(record.experts))
             writer.routed[routed.start] = longer
-        if end is not None:
+        if append.finish_reason:
             writer.turn = replace(
                 writer.turn,
-                finish_reason=end.reason,
-                answer_key=end.answer_key,
-                drift=end.drift,
+                finish_reason=append.finish_reason,
+                answer_key=append.message_key,
+                drift=_drift(append),
             )
         return Appended(num_tokens=writer.tokens.num_tokens, num_new=tokens.num_tokens - overlap)
 
-    def _overlap(self, record: _Record, writer: _Writer, append: Append) -> int:
+    def _overlap(self, record: _Record, writer: _Writer, append: pb.TokenAppend) -> int:
         """How many of the tokens are stored already; raises for different tokens and for a gap."""
         stored = writer.tokens.num_tokens
         offset = append.offset
@@ -185,8 +190,8 @@ class MemoryTokenStore(TokenStore):
             )
             record.rollout = self._closed(record.rollout, outcome)
             raise store_error("GAP", append.turn_id, offset, stored)
-        overlap = min(stored - offset, append.tokens.num_tokens)
-        old, new = writer.tokens.cut(offset, offset + overlap), append.tokens.cut(0, overlap)
+        overlap = min(stored - offset, _tokens(append).num_tokens)
+        old, new = writer.tokens.cut(offset, offset + overlap), _tokens(append).cut(0, overlap)
         if (old.ids, old.logprobs) != (new.ids, new.logprobs):
             raise store_error("OTHER_TOKENS", append.turn_id, offset)
         return overlap
@@ -320,7 +325,7 @@ class MemoryTokenStore(TokenStore):
             raise store_error("UNKNOWN_ROLLOUT", rollout_id)
         return record
 
-    def _fenced(self, append: Append) -> tuple[_Record, _Writer]:
+    def _fenced(self, append: pb.TokenAppend) -> tuple[_Record, _Writer]:
         record = self._record(append.run_id, append.rollout_id)
         writer = record.turns.get(append.turn_id)
         if writer is None:
@@ -332,6 +337,27 @@ class MemoryTokenStore(TokenStore):
 
     def _closed(self, rollout: Rollout, outcome: Outcome) -> Rollout:
         return replace(rollout, state=outcome.state, outcome=outcome, finish_time=self._clock())
+
+
+def _tokens(append: pb.TokenAppend) -> Tokens:
+    spans = (
+        Span(
+            span.num_tokens,
+            Origin(span.origin),
+            span.weight_version,
+            VersionSource(span.version_source),
+            span.server_id,
+        )
+        for span in append.tokens.spans
+    )
+    return Tokens(append.tokens.token_ids, append.tokens.logprobs, tuple(spans))
+
+
+def _drift(append: pb.TokenAppend) -> str:
+    if not append.HasField("drift"):
+        return ""
+    drift = append.drift
+    return json.dumps([drift.position, drift.recorded_text, drift.retokenized_text])
 
 
 def _difference(known: Turn, given: Turn) -> str:
