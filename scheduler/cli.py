@@ -26,13 +26,11 @@ _SWEEPS_PER_LEASE = 8
 
 
 def main() -> None:
-    """Serve until a signal."""
     run("scheduler", SchedulerConfig, build)
 
 
 @asynccontextmanager
 async def build(config: SchedulerConfig) -> AsyncIterator[Service]:
-    """Open the store and assemble the service."""
     store = await _open_store(config)
     try:
         yield await service(config, store)
@@ -41,7 +39,6 @@ async def build(config: SchedulerConfig) -> AsyncIterator[Service]:
 
 
 async def service(config: SchedulerConfig, store: RedisStore) -> Service:
-    """The scheduler's service on an open store."""
     pool = Pool(
         store=store,
         policy=_policy(config),

@@ -27,14 +27,12 @@ from trajectory_manager.api.trajectory_servicer import TrajectoryServicer
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.model.records import Durability
 from trajectory_manager.service.long_poll import LongPoll
-from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.service.sweeper import Sweeper
 from trajectory_manager.store.redis.connect import Store, redis_store
 
 
 def main() -> NoReturn:
-    """Run the process."""
     run("trajectory_manager", TrajectoryManagerConfig, build)
 
 
@@ -56,12 +54,10 @@ async def build(config: TrajectoryManagerConfig) -> AsyncIterator[Service]:
 
 def service(config: TrajectoryManagerConfig, store: Store) -> Service:
     """The five gRPC services and the sweeper on `store`; any number of them may share it."""
-    metrics = Metrics()
-    rollouts = Rollouts(store, metrics, keeps_rows=config.max_indexed_rollouts > 0)
+    rollouts = Rollouts(store, keeps_rows=config.max_indexed_rollouts > 0)
     sweeps = Sweeper(
         store,
         rollouts,
-        metrics,
         limits.UNLEASED_ROLLOUT_SECONDS,
         max_indexed=config.max_indexed_rollouts,
     )
@@ -88,13 +84,13 @@ def service(config: TrajectoryManagerConfig, store: Store) -> Service:
         config.max_turn_tokens,
         keeps_rows=config.max_indexed_rollouts > 0,
     )
-    tasks = TaskServicer(store, rollouts, waiting, metrics, config.max_queued_tasks)
+    tasks = TaskServicer(store, rollouts, waiting, config.max_queued_tasks)
     return Service(
         servicers=[
             (add_RunServiceServicer_to_server, RunServicer(store)),
             (add_TrajectoryServiceServicer_to_server, trajectories),
             (add_TaskServiceServicer_to_server, tasks),
-            (add_SampleServiceServicer_to_server, SampleServicer(store, waiting, metrics)),
+            (add_SampleServiceServicer_to_server, SampleServicer(store, waiting)),
             (add_ColumnServiceServicer_to_server, ColumnServicer(store, waiting)),
         ],
         background=[sweeper],

@@ -121,7 +121,7 @@ class Engines:
             max_new_tokens=answer.num_tokens,
             expected_tokens=expected,
         )
-        server = await turns.acquire(request, None)
+        server = await turns.acquire(request)
         await self._sample(server.address, answer.token_ids, -(-answer.num_tokens // _SHORTER))
         turns.release(server)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from seamflow import channel, trace_context
 
-from rollout.gateway.record import request_batcher
+from rollout.gateway.record import recorder
 from services.chassis.rpc import tracing
 
 _NOTHING = nullcontext()
@@ -33,7 +33,7 @@ def main() -> None:
 def _take_out() -> None:
     vars(tracing).update(begin=_begin, span=_no_span, rollout_span=_no_span, traceparent=_none)
     vars(trace_context)["of_rollout"] = lambda run_id, rollout_id: ""
-    vars(request_batcher)["_span"] = lambda message: _NOTHING
+    vars(recorder)["_span"] = lambda message: _NOTHING
     channel._Channel._with_ours = _with_ours  # type: ignore[method-assign]
 
 

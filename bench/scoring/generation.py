@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from seamflow.common.v1.tokens_pb2 import FINISH_REASON_STOP
+from seamflow.trajectory.v1.trajectory_service_pb2 import NewTurn, TokenAppend
 
 from services.lib.token_bytes import pack_ids, pack_logprobs
 from trajectory_manager.model.records import (
@@ -29,17 +31,12 @@ from trajectory_manager.model.records import (
 )
 from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.tokens import (
-    Append,
     Origin,
     RolloutFinish,
     Span,
     Tokens,
-    TurnBegin,
-    TurnEnd,
     VersionSource,
 )
-from trajectory_manager.service.metrics import Metrics
-from trajectory_manager.service.prefix_match import Prompt
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.redis.connect import Store
 
@@ -90,7 +87,7 @@ async def create_run(store: Store, columns: Sequence[str], batches: int) -> None
 
 async def generate(store: Store, seed: int) -> Batch:
     """Run a batch to its end; groups have a prompt each."""
-    rollouts, dice = Rollouts(store, Metrics()), np.random.default_rng(seed)
+    rollouts, dice = Rollouts(store), np.random.default_rng(seed)
     tasks = [
         Task(
             task_id=f"batch-{seed}-{number}",
@@ -134,7 +131,7 @@ async def _lease(store: Store) -> TaskLease:
     return lease
 
 
-async def _start(rollouts: Rollouts, lease: TaskLease, prompt: list[int]) -> Append:
+async def _start(rollouts: Rollouts, lease: TaskLease, prompt: list[int]) -> TokenAppend:
     rollout = Rollout(
         run_id=RUN_ID,
         rollout_id=lease.rollout_id,
@@ -142,34 +139,41 @@ async def _start(rollouts: Rollouts, lease: TaskLease, prompt: list[int]) -> App
         credential_digest=_CREDENTIAL,
     )
     await rollouts.start(rollout, lease.nonce)
-    begin = TurnBegin(turn_id=_TURN, attempt_id="a", prompt_digest="", sampling="{}")
-    given = Prompt(ids=pack_ids(prompt), message_keys=())
-    begun = await rollouts.begin_turn(RUN_ID, lease.rollout_id, _CREDENTIAL, begin, given)
-    span = Span(num_tokens=len(prompt), origin=Origin.ENVIRONMENT)
-    append = Append(
+    new = NewTurn(
         run_id=RUN_ID,
         rollout_id=lease.rollout_id,
         turn_id=_TURN,
-        epoch=begun.turn.epoch,
-        offset=0,
-        tokens=_tokens(prompt, span),
+        attempt_id="a",
+        token_ids=pack_ids(prompt),
+        credential_digest=_CREDENTIAL,
     )
+    begun = await rollouts.begin_turn(new)
+    span = Span(num_tokens=len(prompt), origin=Origin.ENVIRONMENT)
+    append = TokenAppend(
+        run_id=RUN_ID, rollout_id=lease.rollout_id, turn_id=_TURN, epoch=begun.epoch
+    )
+    _tokens(prompt, span).fill(append.tokens)
     await rollouts.append([append])
     return append
 
 
-def _answer(prompt: Append, answer: list[int]) -> Append:
+def _answer(prompt: TokenAppend, answer: list[int]) -> TokenAppend:
     span = Span(
         num_tokens=len(answer),
         origin=Origin.POLICY,
         version_source=VersionSource.ENGINE,
         server_id="emulated",
     )
-    return prompt._replace(
-        offset=prompt.tokens.num_tokens,
-        tokens=_tokens(answer, span),
-        end=TurnEnd(reason=1),
+    append = TokenAppend(
+        run_id=prompt.run_id,
+        rollout_id=prompt.rollout_id,
+        turn_id=prompt.turn_id,
+        epoch=prompt.epoch,
+        offset=len(prompt.tokens.token_ids) // 4,
+        finish_reason=FINISH_REASON_STOP,
     )
+    _tokens(answer, span).fill(append.tokens)
+    return append
 
 
 def _tokens(ids: list[int], span: Span) -> Tokens:

@@ -14,13 +14,15 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, cast
 
+from seamflow.trajectory.v1.column_service_pb2 import WriteColumnResponse
+
 from bench.harness.processes import service as service_process
 from bench.scoring.generation import RUN_ID, VOCABULARY
 from services.chassis.rpc.server import started
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.model.records import Durability
-from trajectory_manager.store.redis.column_store import ColumnLease, ColumnStore, ColumnsWritten
+from trajectory_manager.store.redis.column_store import ColumnLease, ColumnStore
 from trajectory_manager.store.redis.connect import SCRIPTS, Store, redis_store
 
 COLUMNS = {"ref_logprobs": "logprobs", "reward": "reward_model"}
@@ -60,7 +62,7 @@ class TimedColumns:
 
     async def complete(
         self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
-    ) -> ColumnsWritten:
+    ) -> WriteColumnResponse:
         """See `ColumnStore`."""
         written = await self._columns.complete(run_id, column, epoch, sample_ids)
         work = Work(

@@ -48,8 +48,7 @@ from trajectory_manager.model.records import (
     TaskLease,
 )
 from trajectory_manager.model.runs import RunConfig
-from trajectory_manager.model.tokens import Append, Origin, Span, Tokens, TurnBegin, VersionSource
-from trajectory_manager.service.metrics import Metrics
+from trajectory_manager.model.tokens import Origin, Span, Tokens, Turn, VersionSource
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.redis.connect import Store, redis_store
 
@@ -172,7 +171,7 @@ class Filled:
 
     async def open_rollouts(self, number: int, advance: Advance) -> None:
         """Add live trajectories: leased, started, with an open turn and some tokens."""
-        rollouts = Rollouts(self.store, Metrics())
+        rollouts = Rollouts(self.store)
 
         async def opened(index: int) -> None:
             await self.store.runs.submit(RUN_ID, [_task(f"live-{index}")], max_queued=_FILLING)
@@ -190,19 +189,15 @@ class Filled:
         await _together(map(opened, range(number)), advance)
 
     async def _open_turn(self, rollout_id: str) -> _OpenTurn:
-        begin = TurnBegin(turn_id=_TURN, attempt_id="bench", prompt_digest="0" * 64)
+        turn = Turn(turn_id=_TURN, attempt_id="bench", prompt_digest="0" * 64)
         tokens = self.store.tokens
-        _, record = await tokens.begin_turn(RUN_ID, rollout_id, CREDENTIAL, begin)
-        append = Append(
-            run_id=RUN_ID,
-            rollout_id=rollout_id,
-            turn_id=_TURN,
-            epoch=record.turn.epoch,
-            offset=0,
-            tokens=self._tokens(),
+        _, begun = await tokens.begin_turn(RUN_ID, rollout_id, CREDENTIAL, turn)
+        append = pb.TokenAppend(
+            run_id=RUN_ID, rollout_id=rollout_id, turn_id=_TURN, epoch=begun.epoch
         )
+        self._tokens().fill(append.tokens)
         await tokens.append([append])
-        return _OpenTurn(rollout_id, record.turn.epoch, STORED_TOKENS)
+        return _OpenTurn(rollout_id, begun.epoch, STORED_TOKENS)
 
     async def record_groups(self, number: int, advance: Advance = lambda _: None) -> None:
         """Add complete groups of one sample each, which wait for the trainer."""

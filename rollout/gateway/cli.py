@@ -19,10 +19,8 @@ from rollout.gateway.config import GatewayConfig
 from rollout.gateway.dispatch.server_pool import ServerPool
 from rollout.gateway.leases import Leases
 from rollout.gateway.prompt.chat_template import ChatTemplate
-from rollout.gateway.prompt.prompt import Prompting
 from rollout.gateway.prompt.prompt_lanes import PromptLanes
-from rollout.gateway.record.recorder import Recorder
-from rollout.gateway.record.turn_opener import TurnOpener
+from rollout.gateway.record.recorder import Recorder, TurnOpener
 from rollout.gateway.servicer import GatewayServicer
 from rollout.gateway.turn import TurnServices
 from services.chassis.rpc import clients
@@ -57,11 +55,9 @@ async def build(config: GatewayConfig) -> AsyncIterator[Service]:
             services,
             Leases(async_stub(TaskServiceStub, channel), opener, secret),
             async_stub(RunServiceStub, channel),
-            Prompting(
-                template=template,
-                config=config,
-                budget=RequestBudget(limits.MAX_INFLIGHT_BYTES, limits.MAX_CALLS_PER_ROLLOUT),
-            ),
+            template,
+            config,
+            RequestBudget(limits.MAX_INFLIGHT_BYTES, limits.MAX_CALLS_PER_ROLLOUT),
         )
         yield Service(
             servicers=[(add_RolloutServiceServicer_to_server, servicer)],
@@ -79,5 +75,4 @@ async def build(config: GatewayConfig) -> AsyncIterator[Service]:
 
 
 def main() -> NoReturn:
-    """Run the gateway until SIGTERM."""
     run("rollout_gateway", GatewayConfig, build)

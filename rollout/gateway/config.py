@@ -72,9 +72,7 @@ class GatewayConfig(ServerConfig):
 
     @property
     def render_limits(self) -> RenderLimits:
-        """The limits of rendering once."""
         return RenderLimits(limits.MAX_RENDER_SECONDS, limits.MAX_RENDER_BYTES)
 
     def server_latency(self) -> DecodeLatency | None:
-        """The table `decode_latency`; None: it is empty."""
         return DecodeLatency.from_table(self.decode_latency) if self.decode_latency else None

@@ -23,7 +23,7 @@ from services.chassis.rpc.retries import call_until_answered
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
 
-    from rollout.gateway.record.turn_opener import TurnOpener
+    from rollout.gateway.record.recorder import TurnOpener
 
 _GROUP_WAIT = Duration(seconds=10)
 _GROUP_RETRY_SECONDS = 0.5
@@ -31,8 +31,6 @@ _ENDED = (Reason.LEASE_EXPIRED, Reason.ROLLOUT_FINISHED)
 
 
 class Leases:
-    """Leases and starts rollouts."""
-
     def __init__(self, tasks: TaskServiceAsyncStub, opener: TurnOpener, secret: bytes) -> None:
         """`secret` is the key that credentials are derived from; gateways of a run share it."""
         self._tasks = tasks

@@ -5,44 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine
-from dataclasses import dataclass, field
 
-from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
-from rollout.gateway.prompt.answer.answer_parser import Delta
 from rollout.gateway.record import packed_tokens
-
-
-@dataclass(slots=True)
-class SentChunk:
-    """Recorded tokens for the agent."""
-
-    offset: int
-    """Index of the first among the turn's sampled tokens."""
-    tokens: tokens_pb2.PackedTokens
-    """The tokens; spans count from the first one."""
-    text: str = ""
-    """Text that is complete with them, if the agent asked for text."""
-    delta: Delta = field(default_factory=Delta)
-    """What they add to the parsed answer, if the agent asked for text."""
-    num_prompt_tokens: int = 0
-    token_bytes: list[bytes] = field(default_factory=list)
-    """Of each token, if the agent asked for them."""
-
-    def event(self) -> pb.GenerateResponse:
-        """The message for the agent: packed tokens equal `Tokens` on the wire."""
-        tokens = tokens_pb2.Tokens.FromString(self.tokens.SerializeToString())
-        chunk = pb.TokenChunk(
-            offset=self.offset,
-            tokens=tokens,
-            text=self.text,
-            content_delta=self.delta.content,
-            reasoning_delta=self.delta.reasoning,
-            num_prompt_tokens=self.num_prompt_tokens,
-            token_bytes=self.token_bytes,
-        )
-        return pb.GenerateResponse(chunk=chunk)
 
 
 class SendBuffer:
@@ -55,17 +21,14 @@ class SendBuffer:
     def __init__(self, heartbeat_seconds: float) -> None:
         """Send a heartbeat after `heartbeat_seconds` without an event."""
         self._heartbeat_seconds = heartbeat_seconds
-        self._unread: deque[SentChunk | pb.TurnEnd] = deque()
+        self._unread: deque[pb.TokenChunk | pb.TurnEnd] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, event: SentChunk | pb.TurnEnd) -> None:
+    def put(self, event: pb.TokenChunk | pb.TurnEnd) -> None:
         """Append an event; the caller must not use it again."""
         last = self._unread[-1] if self._unread else None
-        if isinstance(last, SentChunk) and isinstance(event, SentChunk):
-            packed_tokens.extend(last.tokens, event.tokens)
-            last.text += event.text
-            last.delta.add(event.delta)
-            last.token_bytes += event.token_bytes
+        if isinstance(last, pb.TokenChunk) and isinstance(event, pb.TokenChunk):
+            _extend(last, event)
         else:
             self._unread.append(event)
         self._wake()
@@ -108,5 +71,17 @@ class SendBuffer:
             self._waiter.set_result(None)
 
 
-def _message(event: SentChunk | pb.TurnEnd) -> pb.GenerateResponse:
-    return event.event() if isinstance(event, SentChunk) else pb.GenerateResponse(end=event)
+def _extend(chunk: pb.TokenChunk, more: pb.TokenChunk) -> None:
+    packed_tokens.extend_spans(chunk.tokens.spans, more.tokens.spans, len(chunk.tokens.token_ids))
+    chunk.tokens.token_ids.extend(more.tokens.token_ids)
+    chunk.tokens.logprobs.extend(more.tokens.logprobs)
+    chunk.text += more.text
+    chunk.content_delta += more.content_delta
+    chunk.reasoning_delta += more.reasoning_delta
+    chunk.token_bytes.extend(more.token_bytes)
+
+
+def _message(event: pb.TokenChunk | pb.TurnEnd) -> pb.GenerateResponse:
+    if isinstance(event, pb.TokenChunk):
+        return pb.GenerateResponse(chunk=event)
+    return pb.GenerateResponse(end=event)

@@ -15,9 +15,11 @@ from seamflow.trajectory.v1.trajectory_pb2 import Trajectory
 from seamflow.trajectory.v1.trajectory_pb2 import Turn as RecordedTurn
 
 from rollout.gateway import credentials, limits
+from rollout.gateway.config import GatewayConfig
 from rollout.gateway.leases import Leases
 from rollout.gateway.prompt.answer.recorded_answer import needs_record
-from rollout.gateway.prompt.prompt import Prompt, Prompting
+from rollout.gateway.prompt.chat_template import ChatTemplate
+from rollout.gateway.prompt.prompt import Prompt
 from rollout.gateway.prompt.validation import (
     check_context,
     check_generate,
@@ -26,10 +28,11 @@ from rollout.gateway.prompt.validation import (
     fill_defaults,
     interval_seconds,
 )
-from rollout.gateway.record.turn_opener import begin_request
+from rollout.gateway.record.recorder import begin_request
 from rollout.gateway.send_buffer import SendBuffer
-from rollout.gateway.turn import GenerateCall, Send, TurnServices, run_turn
+from rollout.gateway.turn import Send, TurnServices, run_turn
 from services.chassis.errors import invalid_argument, not_found
+from services.chassis.rpc.request_budget import RequestBudget
 from services.chassis.rpc.retries import call_until_answered
 
 if TYPE_CHECKING:
@@ -46,39 +49,40 @@ class GatewayServicer(RolloutServiceServicer):
         services: TurnServices,
         leases: Leases,
         runs: RunServiceAsyncStub,
-        prompting: Prompting,
+        template: ChatTemplate,
+        config: GatewayConfig,
+        budget: RequestBudget,
     ) -> None:
+        """`budget` bounds the requests in progress."""
         self._services = services
         self._leases = leases
         self._runs = runs
-        self._prompting = prompting
+        self._template = template
+        self._config = config
+        self._budget = budget
 
     async def LeaseRollouts(  # noqa: N802
         self, request: pb.LeaseRolloutsRequest, context: Context
     ) -> pb.LeaseRolloutsResponse:
-        """Lease tasks and start a rollout for each; long poll."""
         return await self._leases.lease(request)
 
     async def ExtendRollouts(  # noqa: N802
         self, request: pb.ExtendRolloutsRequest, context: Context
     ) -> pb.ExtendRolloutsResponse:
-        """Keep leases alive."""
         return await self._leases.extend(request)
 
     async def StartRollout(  # noqa: N802
         self, request: pb.StartRolloutRequest, context: Context
     ) -> pb.StartRolloutResponse:
-        """Open a rollout without a leased task and return its credential."""
         check_start(request)
         return await self._leases.start(request)
 
     def Generate(  # noqa: N802
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateResponse]:
-        """Run one turn; its tokens are recorded before they are forwarded."""
-        credential, config = credentials.shown(context), self._prompting.config
+        credential, config = credentials.shown(context), self._config
         fill_defaults(request.sampling)
-        check_generate(request, self._prompting.template.vocabulary_size, config)
+        check_generate(request, self._template.vocabulary_size, config)
         check_context(len(request.token_ids.token_ids), self._services.servers.longest_context)
         interval_seconds("chunk_interval", request.chunk_interval)
         heartbeat = interval_seconds("heartbeat_interval", request.heartbeat_interval)
@@ -92,31 +96,26 @@ class GatewayServicer(RolloutServiceServicer):
         """Run a checked turn within the bounds of what is in progress."""
         num_bytes = request.ByteSize()
         owner = credentials.digest(credential)
-        with self._prompting.budget.reserve(num_bytes, owner):
+        with self._budget.reserve(num_bytes, owner):
             needed = needs_record(request.messages)
             recorded = (await self._trajectory(request, owner)).turns if needed else ()
-            call = await self._services.lanes.run(
-                owner, num_bytes, lambda: self._call(request, credential, deadline, recorded)
+            begin, prompt = await self._services.lanes.run(
+                owner, num_bytes, lambda: self._begin(request, credential, recorded)
             )
-            check_context(len(call.prompt.ids or ()), self._services.servers.longest_context)
-            await run_turn(call, self._services, send)
+            check_context(len(prompt.ids or ()), self._services.servers.longest_context)
+            await run_turn(request, begin, prompt, self._services, deadline, send)
 
-    def _call(
-        self,
-        request: pb.GenerateRequest,
-        credential: str,
-        deadline: float | None,
-        recorded: Sequence[RecordedTurn],
-    ) -> GenerateCall:
-        """The call with its prompt and what opens its turn; takes long for a long prompt."""
-        prompt = self._prompting.prompt(request, recorded)
-        begin = begin_request(request, credential, prompt, uuid.uuid4().hex)
-        return GenerateCall(request=request, prompt=prompt, begin=begin, deadline=deadline)
+    def _begin(
+        self, request: pb.GenerateRequest, credential: str, recorded: Sequence[RecordedTurn]
+    ) -> tuple[store_pb.NewTurn, Prompt]:
+        """What opens the turn in the store, and its prompt; takes long for a long prompt."""
+        history, limit = self._config.history, self._config.max_prompt_tokens
+        prompt = Prompt.parse(request, self._template, history, limit, recorded)
+        return begin_request(request, credential, prompt, uuid.uuid4().hex), prompt
 
     async def FinishRollout(  # noqa: N802
         self, request: pb.FinishRolloutRequest, context: Context
     ) -> pb.FinishRolloutResponse:
-        """Finish a rollout with rewards or with a failure."""
         finish = store_pb.RolloutFinish(
             run_id=request.run_id,
             rollout_id=request.rollout_id,
@@ -134,7 +133,6 @@ class GatewayServicer(RolloutServiceServicer):
     async def GetRollout(  # noqa: N802
         self, request: pb.GetRolloutRequest, context: Context
     ) -> pb.GetRolloutResponse:
-        """Return the record of a rollout, given its credential."""
         owner = credentials.digest(credentials.shown(context))
         return pb.GetRolloutResponse(trajectory=await self._trajectory(request, owner))
 
@@ -151,7 +149,6 @@ class GatewayServicer(RolloutServiceServicer):
     async def GetRun(  # noqa: N802
         self, request: pb.GetRunRequest, context: Context
     ) -> pb.GetRunResponse:
-        """Return the state and rules of the run."""
         get = run_pb.GetRunRequest(run_id=request.run_id)
         answer = await call_until_answered(lambda: self._runs.GetRun(get))
         return pb.GetRunResponse(run=answer.run)
@@ -159,16 +156,14 @@ class GatewayServicer(RolloutServiceServicer):
     async def ListServers(  # noqa: N802
         self, request: pb.ListServersRequest, context: Context
     ) -> pb.ListServersResponse:
-        """Return how this gateway uses each rollout server."""
         self._check_run(request.run_id)
         return pb.ListServersResponse(servers=self._services.servers.uses())
 
     async def GetModel(  # noqa: N802
         self, request: pb.GetModelRequest, context: Context
     ) -> pb.GetModelResponse:
-        """Return what an agent has to know of the model."""
         self._check_run(request.run_id)
-        template, servers = self._prompting.template, self._services.servers
+        template, servers = self._template, self._services.servers
         return pb.GetModelResponse(
             name=template.name,
             vocabulary_size=template.vocabulary_size,
@@ -184,15 +179,14 @@ class GatewayServicer(RolloutServiceServicer):
     async def Tokenize(  # noqa: N802
         self, request: pb.TokenizeRequest, context: Context
     ) -> pb.TokenizeResponse:
-        """Encode messages or a text."""
         owner, num_bytes = credentials.bearer(context), request.ByteSize()
         self._check_run(request.run_id)
-        check_tokenize(request, self._prompting.config)
-        with self._prompting.budget.reserve(num_bytes, owner):
+        check_tokenize(request, self._config)
+        with self._budget.reserve(num_bytes, owner):
             return await self._services.lanes.run(owner, num_bytes, lambda: self._tokenize(request))
 
     def _tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
-        template = self._prompting.template
+        template = self._template
         match request.WhichOneof("prompt"):
             case "messages":
                 whole = pb.GenerateRequest(messages=request.messages)
@@ -207,7 +201,7 @@ class GatewayServicer(RolloutServiceServicer):
 
     def _check_run(self, run_id: str) -> None:
         """Raise NOT_FOUND for a run that this gateway does not serve."""
-        if run_id != self._prompting.config.run_id:
+        if run_id != self._config.run_id:
             raise not_found("run", run_id)
 
     def _deadline(self, context: Context) -> float | None:

@@ -19,22 +19,19 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from rollout.gateway.dispatch.checked_stream import (
     CheckedStream,
-    StreamTerms,
     TurnFailures,
+    add_experts,
     is_empty_answer,
 )
 from rollout.gateway.dispatch.length_estimators import LengthQuery, remaining_tokens
 from rollout.gateway.dispatch.policies import TurnRequest
-from rollout.gateway.dispatch.reported_experts import routed_experts
 from rollout.gateway.dispatch.server_pool import ServerPool
 from rollout.gateway.prompt.conversation import answer_message
 from rollout.gateway.prompt.prompt import Prompt, TurnTexts
 from rollout.gateway.prompt.prompt_lanes import PromptLanes
 from rollout.gateway.record import packed_tokens
-from rollout.gateway.record.recorder import Recorder
-from rollout.gateway.record.turn_opener import TurnOpener
+from rollout.gateway.record.recorder import Recorder, TurnOpener
 from rollout.gateway.record.turn_record import TurnRecord
-from rollout.gateway.send_buffer import SentChunk
 from services.chassis import metrics
 from services.chassis.errors import Reason, failed_precondition
 from services.chassis.log import get_logger
@@ -46,7 +43,7 @@ if TYPE_CHECKING:
 
     from rollout.gateway.dispatch.server_state import Server
 
-Send = Callable[[SentChunk | pb.TurnEnd], None]
+Send = Callable[[pb.TokenChunk | pb.TurnEnd], None]
 """Takes an event for the agent; the event must not be used again."""
 
 _log = get_logger()
@@ -75,70 +72,61 @@ class TurnServices:
     """Seconds of the event loop; deadlines are on it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateCall:
-    """A checked call of Generate, before its turn has begun."""
+async def run_turn(
+    request: pb.GenerateRequest,
+    begin: store_pb.NewTurn,
+    prompt: Prompt,
+    services: TurnServices,
+    deadline: float | None,
+    send: Send,
+) -> None:
+    """Send the recorded tokens that the agent lacks, then new ones, then the turn's end.
 
-    request: pb.GenerateRequest
-    prompt: Prompt
-    """What its messages or ids were made to."""
-    begin: store_pb.NewTurn
-    """Opens the turn in the store."""
-    deadline: float | None
-    """In seconds of `TurnServices.clock`; None if the agent has set none."""
+    Args:
+        request: of the agent, checked.
+        begin: opens the turn in the store.
+        prompt: what the messages or ids of the request were made to.
+        services: of the gateway.
+        deadline: of the agent, in seconds of `TurnServices.clock`; None: it has set none.
+        send: takes the events.
 
-
-async def run_turn(call: GenerateCall, services: TurnServices, send: Send) -> None:
-    """Send the recorded tokens that the agent lacks, then new ones, then the turn's end."""
-    request = call.request
+    Raises:
+        ServiceError: the store refused the turn, the prompt does not continue its record, the store
+            has lost tokens, or the turn cannot go on.
+    """
     with tracing.rollout_span("turn", request.run_id, request.rollout_id, turn_id=request.turn_id):
-        turn = await Turn.begin(call, services)
-        await turn.run(send)
+        begun = await services.opener.begin(begin)
+        # What follows the recorded prefix is rendered and encoded.
+        record = await services.lanes.run(
+            begin.credential_digest,
+            request.ByteSize(),
+            lambda: TurnRecord(begin, prompt, begun, services.recorder),
+        )
+        await Turn(request, record, services, deadline).run(send)
 
 
 class Turn:
-    """A turn that is open in the store."""
+    """A turn that is open in the store; its record goes on from what the store has."""
 
     def __init__(
         self,
-        call: GenerateCall,
-        services: TurnServices,
-        begun: store_pb.BegunTurn,
+        request: pb.GenerateRequest,
         record: TurnRecord,
+        services: TurnServices,
+        deadline: float | None,
     ) -> None:
-        """`begun` is the store's answer to `call.begin`, `record` goes on from there."""
-        self._call = call
-        self._request = call.request
-        self._prompt = call.prompt
-        self._services = services
-        self._begun = begun
+        self._request = request
         self._record = record
+        self._prompt = record.prompt
+        self._begun = record.begun
+        self._services = services
+        self._deadline = deadline
         self._num_streams = 0  # opened so far
         self._failures = TurnFailures(services.servers.outliers)
         self._texts = self._open_texts()
 
-    @classmethod
-    async def begin(cls, call: GenerateCall, services: TurnServices) -> Turn:
-        """Open the turn in the store.
-
-        Raises:
-            ServiceError: the store refused it, or the prompt does not continue its record.
-        """
-        begun = await services.opener.begin(call.begin)
-        # What follows the recorded prefix is rendered and encoded.
-        record = await services.lanes.run(
-            call.begin.credential_digest,
-            call.request.ByteSize(),
-            lambda: TurnRecord(call.begin, call.prompt, begun, services.recorder),
-        )
-        return cls(call, services, begun, record)
-
     async def run(self, send: Send) -> None:
-        """Send what the agent lacks, go on until the turn has ended, and close it.
-
-        Raises:
-            ServiceError: the store has lost tokens, or the turn cannot go on.
-        """
+        """Send what the agent lacks, go on until the turn has ended, and close it."""
         self._report_drift()
         self._services.servers.lengths.prefetch(self._length_query())
         await self._check_nothing_lost()
@@ -150,14 +138,18 @@ class Turn:
 
     async def _go_on(self, send: Send) -> None:
         """Record, then forward, what one server samples, until the turn or the stream ends."""
-        stream = CheckedStream(self._terms(), self._services.servers, self._failures)
+        stream = CheckedStream(
+            self._turn_request(),
+            self._server_request,
+            self._services.servers,
+            self._failures,
+            self._prompt.template.model_vocabulary_size,
+        )
         async with aclosing(stream.responses()) as responses:
             async for server, response in responses:
-                tokens, finish_reason = self._until_stop(response)
-                kept = None if finish_reason == response.finish_reason else tokens
-                routed = await routed_experts(server, response, self._record, kept)
-                await self._record.append(tokens, finish_reason, routed)
-                self._forward(tokens, send)
+                kept = await self._until_stop(server, response)
+                await self._record.append(kept)
+                self._forward(kept.tokens, send)
                 if self._record.has_ended:
                     self._observe_end(server)
                     break
@@ -185,10 +177,10 @@ class Turn:
         sampled = packed_tokens.after(stored, packed_tokens.num_environment(stored))
         return packed_tokens.after(sampled, self._request.resume_from_offset)
 
-    def _until_stop(
-        self, response: server_pb.GenerateTokensResponse
-    ) -> tuple[tokens_pb2.PackedTokens, tokens_pb2.FinishReason.ValueType]:
-        """The new tokens up to the one that completes a stop string, and why they end."""
+    async def _until_stop(
+        self, server: Server, response: server_pb.GenerateTokensResponse
+    ) -> server_pb.GenerateTokensResponse:
+        """The response up to the token that completes a stop string or a forced answer."""
         record = self._record
         ids = unpack_ids(response.tokens.token_ids)
         ends = (
@@ -197,8 +189,16 @@ class Turn:
         )
         number = min((each for each in ends if each is not None), default=None)
         if number is None:
-            return response.tokens, response.finish_reason
-        return packed_tokens.before(response.tokens, number), tokens_pb2.FINISH_REASON_STOP
+            return response
+        kept = server_pb.GenerateTokensResponse(
+            tokens=packed_tokens.before(response.tokens, number),
+            finish_reason=tokens_pb2.FINISH_REASON_STOP,
+        )
+        if response.HasField("routed_experts"):
+            kept.routed_experts.CopyFrom(response.routed_experts)
+        elif response.finish_reason != kept.finish_reason:
+            await add_experts(kept, server, record)
+        return kept
 
     async def _check_nothing_lost(self) -> None:
         """Fail the rollout if the store has fewer tokens than the agent has received."""
@@ -214,35 +214,27 @@ class Turn:
 
     def _forward(self, tokens: tokens_pb2.PackedTokens, send: Send) -> None:
         """Send recorded tokens, the last ones of the turn so far."""
-        if number := packed_tokens.num_tokens(tokens):
-            chunk = SentChunk(self._num_sampled - number, tokens)
-            chunk.num_prompt_tokens = len(self._record.prompt_ids)
-            ids = unpack_ids(tokens.token_ids)
-            if self._request.return_token_bytes:
-                chunk.token_bytes = [self._prompt.template.token_bytes(each) for each in ids]
-            if self._texts is not None:
-                chunk.text, chunk.delta = self._texts.push(ids, last=self._record.has_ended)
-            send(chunk)
-            _FORWARDED.inc(number)
+        if not (number := packed_tokens.num_tokens(tokens)):
+            return
+        chunk = pb.TokenChunk(
+            offset=self._num_sampled - number, num_prompt_tokens=len(self._record.prompt_ids)
+        )
+        chunk.tokens.MergeFromString(tokens.SerializeToString())  # they are equal on the wire
+        ids = chunk.tokens.token_ids
+        if self._request.return_token_bytes:
+            chunk.token_bytes.extend(map(self._prompt.template.token_bytes, ids))
+        if self._texts is not None:
+            chunk.text, delta = self._texts.push(ids, last=self._record.has_ended)
+            chunk.content_delta, chunk.reasoning_delta = delta.content, delta.reasoning
+        send(chunk)
+        _FORWARDED.inc(number)
 
     @property
     def _num_sampled(self) -> int:
         return self._record.num_sampled
 
-    def _terms(self) -> StreamTerms:
-        """What the turn asks of its next stream."""
-        is_pinned = self._begun.HasField("pinned_weight_version")
-        return StreamTerms(
-            turn=self._turn_request(),
-            request=self._server_request,
-            num_sampled=self._num_sampled,
-            pinned_version=self._begun.pinned_weight_version if is_pinned else None,
-            vocabulary_size=self._prompt.template.model_vocabulary_size,
-            has_deadline=self._call.deadline is not None,
-        )
-
     def _turn_request(self) -> TurnRequest:
-        query = self._length_query()
+        query, is_pinned = self._length_query(), self._begun.HasField("pinned_weight_version")
         max_new_tokens = self._request.sampling.max_new_tokens - self._num_sampled
         predicted = self._services.servers.lengths.predict(query)
         return TurnRequest(
@@ -252,7 +244,9 @@ class Turn:
             max_new_tokens=max_new_tokens,
             expected_tokens=remaining_tokens(predicted, self._num_sampled, max_new_tokens),
             continues=bool(self._num_sampled or self._num_streams),
+            num_sampled=self._num_sampled,
             required_weight_version=self._begun.required_weight_version,
+            pinned_weight_version=self._begun.pinned_weight_version if is_pinned else None,
             avoided=self._failures.avoided,
         )
 
@@ -264,16 +258,16 @@ class Turn:
         self._num_streams += 1
         request = server_pb.GenerateTokensRequest(
             run_id=self._request.run_id,
-            attempt_id=f"{self._call.begin.turn_id}/{self._call.begin.attempt_id}"
+            attempt_id=f"{self._record.begin.turn_id}/{self._record.begin.attempt_id}"
             f"/{self._num_streams}",
             token_ids=self._record.packed_ids,
             sampling=sampling,
             chunk_interval=self._request.chunk_interval,
             routed_experts_from=self._record.routed_from,
         )
-        if self._call.deadline is None:
+        if self._deadline is None:
             return request, None
-        return request, max(self._call.deadline - self._services.clock(), 0.0)
+        return request, max(self._deadline - self._services.clock(), 0.0)
 
     def _length_query(self) -> LengthQuery:
         return LengthQuery(
@@ -295,7 +289,7 @@ class Turn:
         schema_check = None
         if constraint.schema is not None:
             schema_check = await self._services.lanes.run(
-                self._call.begin.credential_digest,
+                self._record.begin.credential_digest,
                 self._request.ByteSize(),
                 lambda: constraint.schema_check(record.answer),
             )

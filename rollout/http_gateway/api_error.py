@@ -54,17 +54,12 @@ class ApiError(Exception):
     param: str | None = None
     """Parameter at fault, such as "messages[0].role"."""
     code: str | None = None
-    """Cause, for programs."""
     retry_after: float | None = None
-    """Seconds to wait before a retry."""
     num_tokens: int | None = None
-    """Tokens of a prompt that is too long."""
     max_context: int | None = None
-    """Tokens that fit."""
 
     @property
     def should_retry(self) -> bool:
-        """Whether the same request may succeed later."""
         return self.status in _RETRIED
 
     def renamed(self, names: Mapping[str, str]) -> ApiError:

@@ -46,7 +46,6 @@ _OPEN = metrics.gauge("http_gateway", "open_calls", "Requests in progress.")
 def application(
     config: HttpGatewayConfig, turns: TurnRoutes, models: ModelRoutes, rollouts: RolloutRoutes
 ) -> web.Application:
-    """All routes."""
     app = web.Application(middlewares=[_Middleware(config)])
     # Names have slashes, which some proxies decode.
     rollout = "/rollouts/{rollout_id:.+}"

@@ -51,5 +51,4 @@ async def build(config: HttpGatewayConfig) -> AsyncIterator[Service]:
 
 
 def main() -> NoReturn:
-    """Run the HTTP gateway until SIGTERM."""
     run("http_gateway", HttpGatewayConfig, build)

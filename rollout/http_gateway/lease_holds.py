@@ -53,7 +53,6 @@ class LeaseHolds:
 
     @contextmanager
     def call(self, rollout_id: str, credential: str) -> Iterator[None]:
-        """A call of the agent."""
         key = rollout_id, credential
         if key not in self._holds:
             self._holds[key] = _Hold()
@@ -68,7 +67,6 @@ class LeaseHolds:
             hold.last_call = self._clock()
 
     def remove(self, rollout_id: str, credential: str) -> None:
-        """The rollout has ended."""
         self._holds.pop((rollout_id, credential), None)
 
     async def keep_extending(self) -> None:

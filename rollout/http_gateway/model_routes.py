@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from rollout.http_gateway.config import HttpGatewayConfig
-from rollout.http_gateway.credentials import credential
 from rollout.http_gateway.dialects.anthropic_messages import CountTokens
-from rollout.http_gateway.request_body import read_body
+from rollout.http_gateway.request_body import credential, read_body
 
 if TYPE_CHECKING:
     from seamflow.client import Client
@@ -40,7 +39,6 @@ class ModelRoutes:
         return web.json_response(await self._model())
 
     def count_tokens(self) -> Callable[[web.Request], Awaitable[web.Response]]:
-        """The handler of POST /v1/messages/count_tokens."""
         dialect = CountTokens()
 
         async def handle(request: web.Request) -> web.Response:

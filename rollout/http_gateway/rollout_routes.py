@@ -19,10 +19,9 @@ from seamflow.trajectory.v1 import trajectory_pb2
 
 from rollout.http_gateway.api_error import ApiError, invalid
 from rollout.http_gateway.config import HttpGatewayConfig
-from rollout.http_gateway.credentials import bearer, credential
 from rollout.http_gateway.dialects.request_model import RequestModel
 from rollout.http_gateway.lease_holds import LeaseHolds
-from rollout.http_gateway.request_body import read_body
+from rollout.http_gateway.request_body import bearer, credential, read_body
 
 if TYPE_CHECKING:
     from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub

@@ -16,7 +16,6 @@ from seamflow.errors import SeamflowError
 from rollout.http_gateway import limits
 from rollout.http_gateway.api_error import ApiError, from_seamflow
 from rollout.http_gateway.config import HttpGatewayConfig
-from rollout.http_gateway.credentials import credential
 from rollout.http_gateway.dialects.dialect import (
     Dialect,
     EventStream,
@@ -25,13 +24,13 @@ from rollout.http_gateway.dialects.dialect import (
     checks,
 )
 from rollout.http_gateway.lease_holds import LeaseHolds
-from rollout.http_gateway.request_body import read_body
+from rollout.http_gateway.request_body import credential, read_body
 from rollout.http_gateway.turn_ids import TurnIds
 from services.chassis.rpc.request_budget import RequestBudget
 
 if TYPE_CHECKING:
     from seamflow.client import Client, Turn
-    from seamflow.client.turn_stream import TurnStream
+    from seamflow.client.turn import TurnStream
 
 
 class HeldReply:
@@ -140,8 +139,6 @@ _SSE = "text/event-stream"
 
 
 class TurnRoutes:
-    """Runs turns and replies with them."""
-
     def __init__(self, config: HttpGatewayConfig, client: Client, holds: LeaseHolds) -> None:
         self._config = config
         self._client = client
@@ -170,20 +167,10 @@ class TurnRoutes:
             if not turn_request.sampling.HasField("max_new_tokens"):
                 turn_request.sampling.max_new_tokens = self._config.default_max_tokens
             stream = rollout.stream(
-                turn_request.messages,
-                turn_request.sampling,
-                tools=turn_request.tools,
-                tool_choice=turn_request.tool_choice,
-                parallel_tool_calls=turn_request.parallel_tool_calls,
-                response_schema=turn_request.response_schema,
-                after_turn_id=turn_request.after_turn_id,
-                template_arguments=turn_request.template_arguments,
-                token_ids=turn_request.token_ids,
+                **turn_request.arguments,
                 turn_id=turn_id,
                 chunk_seconds=0.0 if turn_request.stream else _CHUNK_SECONDS,
                 stream_text=turn_request.stream,
-                return_prompt=turn_request.return_prompt,
-                return_token_bytes=turn_request.return_token_bytes,
             )
             reply = _stream if turn_request.stream else _whole
 
@@ -224,7 +211,6 @@ async def _stream(
     turn_request: TurnRequest,
     stream: TurnStream,
 ) -> web.StreamResponse:
-    """Server-sent events."""
     events: EventStream = dialect.events(turn_request, stream.turn.turn_id)
     async with HeldReply(
         request, config, _headers(stream, _SSE), start=events.start(), keep_alive=events.keep_alive

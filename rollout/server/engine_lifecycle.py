@@ -96,14 +96,11 @@ class State(StrEnum):
     """States of a rollout server; transitions are drawn at the top of the file."""
 
     LOADING = "loading"
-    """Loading current weights; turns wait."""
     SERVING = "serving"
     PAUSED = "paused"
     """Paused on request; turns wait or are interrupted, depending on the pause mode."""
     RELEASED = "released"
-    """Device memory is released; turns are interrupted."""
     DRAINING = "draining"
-    """Stopping; turns are interrupted."""
 
 
 _KEPT_LOADS = 64
@@ -111,8 +108,6 @@ _WITHOUT_WEIGHTS = (State.RELEASED, State.DRAINING)
 
 
 class RunningTurns:
-    """The turns that are running."""
-
     def __init__(self) -> None:
         self._running: set[asyncio.Future[None]] = set()
 

@@ -48,21 +48,12 @@ _FEATURES = frozenset({"pause_retract", "pause_abort"})
 _ROUTED_BYTES = 8 << 20
 """Of routed experts in one message."""
 _TOKENS = metrics.counter("rollout_server", "sampled_tokens_total", "Tokens sent to callers.")
-_FINISHES = {
+_FINISHES: dict[FinishReason | None, tokens_pb2.FinishReason.ValueType] = {
     None: tokens_pb2.FINISH_REASON_UNSPECIFIED,
-    FinishReason.STOP: tokens_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: tokens_pb2.FINISH_REASON_LENGTH,
-    FinishReason.INTERRUPTED: tokens_pb2.FINISH_REASON_INTERRUPTED,
+    **{each: tokens_pb2.FinishReason.Value(f"FINISH_REASON_{each.name}") for each in FinishReason},
 }
-_MODES = {
-    pb.PAUSE_MODE_RETRACT: PauseMode.RETRACT,
-    pb.PAUSE_MODE_ABORT: PauseMode.ABORT,
-    pb.PAUSE_MODE_IN_PLACE: PauseMode.IN_PLACE,
-}
-_SOURCES = {
-    VersionSource.ENGINE: tokens_pb2.VERSION_SOURCE_ENGINE,
-    VersionSource.SERVER_BOUNDARY: tokens_pb2.VERSION_SOURCE_SERVER_BOUNDARY,
-}
+_MODES = {pb.PauseMode.Value(f"PAUSE_MODE_{each.name}"): each for each in PauseMode}
+_SOURCES = {s: tokens_pb2.VersionSource.Value(f"VERSION_SOURCE_{s.name}") for s in VersionSource}
 _STATES = {
     # To callers, a server without current weights is a paused one.
     State.LOADING: pb.SERVER_STATE_PAUSED,
@@ -74,8 +65,6 @@ _STATES = {
 
 
 class RolloutServerServicer(RolloutServerServiceServicer):
-    """Serves one `EngineLifecycle` for one run."""
-
     def __init__(self, server: EngineLifecycle, *, server_id: str, run_id: str) -> None:
         self._server = server
         self._server_id = server_id
@@ -187,25 +176,14 @@ def _prefix(packed: bytes) -> list[int]:
 
 
 def _engine_request(request: pb.GenerateTokensRequest) -> EngineRequest:
-    given = request.sampling
-    defaults = Sampling()
+    # What is absent has the default of the engines, which is the contract's.
+    given = {field.name: value for field, value in request.sampling.ListFields()}
+    given.pop("stop", None)  # the gateway finds them
+    stop_token_ids = tuple(given.pop("stop_token_ids", ()))
     return EngineRequest(
         request_id=request.attempt_id,
         token_ids=tuple(_prefix(request.token_ids)),
-        sampling=Sampling(
-            temperature=given.temperature if given.HasField("temperature") else 1.0,
-            top_p=given.top_p if given.HasField("top_p") else defaults.top_p,
-            top_k=given.top_k,
-            min_p=given.min_p,
-            max_new_tokens=(
-                given.max_new_tokens
-                if given.HasField("max_new_tokens")
-                else defaults.max_new_tokens
-            ),
-            stop_token_ids=tuple(given.stop_token_ids),
-            seed=given.seed if given.HasField("seed") else None,
-            ignore_eos=given.ignore_eos,
-        ),
+        sampling=Sampling(**given, stop_token_ids=stop_token_ids),
         chunk_seconds=seconds_of(request.chunk_interval),
         routed_from=request.routed_experts_from
         if request.HasField("routed_experts_from")

@@ -19,14 +19,13 @@ from scheduler.model.records import (
     Gang,
     Hardware,
     Node,
-    NodeReport,
     NodeState,
     RunPolicy,
     State,
     Worker,
 )
 from scheduler.model.stage_balance import SplitAdvice, StageBalance
-from scheduler.policy.roofline import train_priority
+from scheduler.policy.placement import train_priority
 from scheduler.policy.tail_migration import MeasuredBatch, Tail
 from services.chassis.errors import invalid_argument
 from services.chassis.rpc.fields import message_of, not_negative, record_of, required
@@ -42,7 +41,6 @@ _REPORTABLE: dict[int, NodeState] = {
 
 
 def node_record(request: pb.RegisterNodeRequest) -> Node:
-    """The node of a registration."""
     required("node_id", request.node_id)
     required("run_id", request.run_id)
     tags = tuple(sorted(set(request.capability_tags)))
@@ -69,13 +67,6 @@ def node_record(request: pb.RegisterNodeRequest) -> Node:
     )
 
 
-def report_record(request: pb.HeartbeatRequest) -> NodeReport | None:
-    """The measurements of a heartbeat, if any."""
-    if not request.HasField("report"):
-        return None
-    return record_of(NodeReport, request.report)
-
-
 def switch_seconds(request: pb.HeartbeatRequest) -> float | None:
     """Seconds of the node's last switch, if it made one."""
     if not request.HasField("switch_duration"):
@@ -84,7 +75,6 @@ def switch_seconds(request: pb.HeartbeatRequest) -> float | None:
 
 
 def forecast_record(request: pb.ReleaseNodesRequest) -> BatchForecast | None:
-    """The forecast of a release, if any."""
     if not request.HasField("forecast"):
         return None
     remaining, batch = request.forecast.remaining_rollouts, request.forecast.batch_rollouts
@@ -128,7 +118,6 @@ def tail_message(tail: Tail | None) -> pb.Tail | None:
 
 
 def run_policy_record(request: pb.SetRunPolicyRequest) -> RunPolicy:
-    """The policy to set."""
     required("run_id", request.run_id)
     policy = request.policy
     return record_of(
@@ -140,14 +129,12 @@ def run_policy_record(request: pb.SetRunPolicyRequest) -> RunPolicy:
 
 
 def state_record(state: int) -> NodeState:
-    """The state that a node reports."""
     if state not in _REPORTABLE:
         raise invalid_argument("state", state, "report IDLE, ACTIVATING, ACTIVE or DRAINING")
     return _REPORTABLE[state]
 
 
 def gang_record(request: pb.RequestNodesRequest) -> Gang:
-    """The gang of a request."""
     for field in ("run_id", "gang_id", "tag"):
         required(field, getattr(request, field))
     if request.tag == ROLLOUT:
@@ -187,7 +174,6 @@ def batch_number(request: pb.RequestNodesRequest | pb.ReleaseNodesRequest) -> in
 
 
 def wait_seconds(wait: Duration, limit: float) -> float:
-    """Seconds that a long poll may wait."""
     seconds = seconds_of(wait)
     if not 0 <= seconds <= limit:
         raise invalid_argument("wait", seconds, f"wait between 0 and {limit:g} seconds")
@@ -195,7 +181,6 @@ def wait_seconds(wait: Duration, limit: float) -> float:
 
 
 def assignment_message(assignment: Assignment) -> pb.Assignment:
-    """The assignment as a message."""
     return message_of(
         pb.Assignment,
         assignment,
@@ -239,7 +224,6 @@ def node_message(node: Node, heartbeat_time: float | None = None) -> pb.Node:
         state=_STATES[node.state],
         heartbeat_time=None if heartbeat_time is None else to_timestamp(heartbeat_time),
         hardware=message_of(pb.Hardware, node.hardware),
-        report=None if node.report is None else message_of(pb.NodeReport, node.report),
         switch_durations={tag: to_duration(s) for tag, s in node.switch_seconds.items()},
     )
 

@@ -1,5 +1,5 @@
-"""SchedulerService: translates rpcs into changes of the pool."""
 # ruff: noqa: N802 -- rpcs are named by the contract
+"""SchedulerService: translates rpcs into changes of the pool."""
 
 from __future__ import annotations
 
@@ -7,16 +7,75 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
 import grpc.aio
-from seamflow.durations import to_duration
+from seamflow.durations import seconds_of, to_duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceServicer
 
 from scheduler.api import conversion
-from scheduler.api.plan_split import split_message
 from scheduler.model.records import Node
+from scheduler.policy.node_split import Split, StageProfile, split_datacentres, split_nodes
 from scheduler.pool.pool import Pool, assignment_differs, gang_granted
 from services.chassis import metrics
 from services.chassis.errors import invalid_argument, not_found
+
+MAX_NODES = 10_000
+"""Largest number of nodes of a split: about 10 ms, in which no heartbeat is answered."""
+
+_TWO_DATACENTRES = ("num_generation_nodes", "num_training_nodes")
+
+
+def split_message(request: pb.PlanSplitRequest) -> pb.PlanSplitResponse:
+    """Compute the requested split.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT.
+    """
+    split = _split(request)
+    return pb.PlanSplitResponse(
+        num_generation_nodes=split.generation_nodes,
+        num_training_nodes=split.training_nodes,
+        generation_duration=to_duration(split.generation_seconds),
+        training_duration=to_duration(split.training_seconds),
+    )
+
+
+def _split(request: pb.PlanSplitRequest) -> Split:
+    generation = _profile("generation", request.generation)
+    training = _profile("training", request.training)
+    if request.num_nodes:
+        for field in _TWO_DATACENTRES:
+            if getattr(request, field):
+                cure = "omit it, or omit num_nodes and give both datacentres"
+                raise invalid_argument(field, getattr(request, field), cure)
+        _check_nodes(request, "num_nodes", generation.nodes[0] + training.nodes[0])
+        return split_nodes(generation.seconds, training.seconds, request.num_nodes)
+    if not any(getattr(request, field) for field in _TWO_DATACENTRES):
+        cure = "give it, or num_generation_nodes and num_training_nodes"
+        raise invalid_argument("num_nodes", 0, cure)
+    for field, profile in zip(_TWO_DATACENTRES, (generation, training), strict=True):
+        _check_nodes(request, field, profile.nodes[0])
+    return split_datacentres(
+        generation.seconds,
+        training.seconds,
+        request.num_generation_nodes,
+        request.num_training_nodes,
+    )
+
+
+def _profile(field: str, message: pb.StageProfile) -> StageProfile:
+    try:
+        return StageProfile.of({n: seconds_of(each) for n, each in message.durations.items()})
+    except ValueError as error:
+        points = f"{len(message.durations)} points"
+        raise invalid_argument(f"{field}.durations", points, str(error)) from error
+
+
+def _check_nodes(request: pb.PlanSplitRequest, field: str, fewest: int) -> None:
+    count = getattr(request, field)
+    if not fewest <= count <= MAX_NODES:
+        cure = f"give {fewest}, the smallest number in the profile, to {MAX_NODES}"
+        raise invalid_argument(field, count, cure)
+
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -41,7 +100,6 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def RegisterNode(
         self, request: pb.RegisterNodeRequest, context: Context
     ) -> pb.RegisterNodeResponse:
-        """Register a node, under a new epoch."""
         node = await self._pool.register(conversion.node_record(request))
         return pb.RegisterNodeResponse(
             assignment=conversion.assignment_message(node.assignment),
@@ -51,7 +109,6 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def Heartbeat(
         self, request: pb.HeartbeatRequest, context: Context
     ) -> pb.HeartbeatResponse:
-        """Apply the report; answer when the assignment changed, or after the wait."""
         seconds = conversion.wait_seconds(request.wait, self._lease_seconds / 2)
         state = conversion.state_record(request.state)
         switch_seconds = conversion.switch_seconds(request)
@@ -61,7 +118,7 @@ class SchedulerServicer(SchedulerServiceServicer):
             request.reported_epoch,
             request.known_epoch,
             switch_seconds=switch_seconds,
-            report=conversion.report_record(request),
+            report=request.report if request.HasField("report") else None,
         )
         node = self._pool.state.nodes[request.node_id]
         # The switch time of an older assignment does not belong to the present tag.
@@ -78,7 +135,6 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def RequestNodes(
         self, request: pb.RequestNodesRequest, context: Context
     ) -> pb.RequestNodesResponse:
-        """Request nodes for a gang; answer when all are active, or after the wait."""
         gang = conversion.gang_record(request)
         seconds = conversion.wait_seconds(request.wait, _REQUEST_WAIT_SECONDS)
         await self._pool.request(gang)
@@ -92,7 +148,6 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def ReleaseNodes(
         self, request: pb.ReleaseNodesRequest, context: Context
     ) -> pb.ReleaseNodesResponse:
-        """Release a gang's nodes; tell when it may begin with its next batch."""
         key = request.run_id, request.gang_id
         tail = await self._pool.release(
             key,
@@ -107,7 +162,6 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def ListNodes(
         self, request: pb.ListNodesRequest, context: Context
     ) -> pb.ListNodesResponse:
-        """The nodes that serve a job, with its workers only; or all nodes and workers."""
         nodes = sorted(self._pool.state.nodes.values(), key=_node_id)
         if request.run_id:
             nodes = [node.seen_by(request.run_id) for node in nodes if request.run_id in node.runs]
@@ -119,7 +173,6 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def WatchAllocations(
         self, request: pb.WatchAllocationsRequest, context: Context
     ) -> AsyncIterator[pb.WatchAllocationsResponse]:
-        """Stream the audit log from a sequence on."""
         after = request.after_sequence
         if after < 0:
             raise invalid_argument("after_sequence", after, "it must not be negative")
@@ -136,7 +189,6 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def PlanAssignments(
         self, request: pb.PlanAssignmentsRequest, context: Context
     ) -> pb.PlanAssignmentsResponse:
-        """Dry run of requests, in a transaction that is not committed."""
         tx = self._pool.transaction()
         for entry in request.requests:
             tx.request(conversion.gang_record(entry))
@@ -156,20 +208,17 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def DrainNode(
         self, request: pb.DrainNodeRequest, context: Context
     ) -> pb.DrainNodeResponse:
-        """Start or end the draining of a node."""
         await self._pool.change(lambda tx: tx.drain(request.node_id, request.drain))
         return pb.DrainNodeResponse(node=self._message(self._pool.state.nodes[request.node_id]))
 
     async def SetRunPolicy(
         self, request: pb.SetRunPolicyRequest, context: Context
     ) -> pb.SetRunPolicyResponse:
-        """Set priority, quota and share of a job."""
         policy = conversion.run_policy_record(request)
         await self._pool.change(lambda tx: tx.set_run_policy(request.run_id, policy))
         return pb.SetRunPolicyResponse()
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
-        """Every job that has nodes, gangs or a policy."""
         runs = conversion.run_messages(self._pool.state)
         page, token = page_of(runs, _run_id, request.page_size, request.page_token)
         return pb.ListRunsResponse(runs=page, next_page_token=token)
@@ -177,7 +226,6 @@ class SchedulerServicer(SchedulerServiceServicer):
     async def PlanSplit(
         self, request: pb.PlanSplitRequest, context: Context
     ) -> pb.PlanSplitResponse:
-        """Compute a split of nodes between generation and training; changes nothing."""
         return split_message(request)
 
     def _message(self, node: Node) -> pb.Node:

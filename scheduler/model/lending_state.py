@@ -6,24 +6,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 _DECAY = 0.9
 """Weight of earlier measurements, against 1 for the newest cycle."""
-
-
-class LendingReason(StrEnum):
-    """Why a release was decided as it was."""
-
-    NO_CHOICE = "no choice"
-    CONFIGURED = "configured"
-    DECIDED = "decided before for the same batch"
-    BLOCK = "the mode's block is not over"
-    OTHER_FASTER = "the other mode is faster"
-    MEASURE_KEPT = "the kept mode is not measured"
-    EXPECTED_GAIN = "expected gain of lending"
-    RETRY = "retry of the slower mode"
-    FASTER = "the present mode is faster"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +20,7 @@ class BatchForecast:
     batch_rollouts: int
     """B: rollouts of a whole batch, above 0."""
     done_rollouts: int = 0
-    """Rollouts of batches finished since the last release; 0: unspecified."""
     done_tokens: int = 0
-    """Tokens of the newest batch that the gang finished; 0: unknown."""
 
     @property
     def share(self) -> float:
@@ -59,9 +42,7 @@ class DecayedMean:
     """
 
     total: float = 0.0
-    """Decayed sum of measurements."""
     weight: float = 0.0
-    """Decayed sum of their weights."""
 
     @property
     def value(self) -> float | None:
@@ -75,19 +56,12 @@ class DecayedMean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LendingDecision:
-    """The decision for one release."""
-
     lend: bool
     """True: lend the nodes; False: keep them for the gang."""
-    reason: LendingReason
-    """Why."""
     cause: str = ""
     """Why, with each quantity, for people."""
-
-    @property
-    def measured(self) -> bool:
-        """Whether the cycle that follows is a measurement of its mode."""
-        return self.reason is not LendingReason.NO_CHOICE
+    measured: bool = True
+    """Whether the cycle that follows is a measurement of its mode; not where there is no choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +83,11 @@ class LendingState:
     lends: bool = False
     """The present mode: True while nodes are lent."""
     cycles: int = 0
-    """Cycles ended in the present mode."""
     since: float | None = None
     """Start of the present cycle, seconds since 1970; None: it is not measured."""
     forecast: BatchForecast | None = None
     """The forecast at that time; None: the gang no longer waits for the batch."""
     batches: int = 0
-    """Batches requested in the present cycle."""
     batch: int = 0
     """Number of the newest batch, waited for or requested; 0: unspecified."""
 
@@ -175,5 +147,4 @@ class LendingState:
         )
 
     def abandon_cycle(self) -> LendingState:
-        """Discard the measurement of the present cycle."""
         return replace(self, since=None, forecast=None, batches=0)

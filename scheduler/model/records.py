@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from seamflow.scheduler.v1.scheduler_service_pb2 import NodeReport
+
 from scheduler.model.lending_state import LendingState
 from scheduler.model.stage_balance import StageBalance
 
@@ -24,8 +26,6 @@ GangKey = tuple[str, str]
 
 
 class NodeState(StrEnum):
-    """The state of a node."""
-
     IDLE = "idle"
     ACTIVATING = "activating"
     ACTIVE = "active"
@@ -67,11 +67,8 @@ class Worker:
     """A process of a node that serves rpcs."""
 
     tag: str
-    """Capability tag it serves."""
     address: str
-    """host:port."""
     run_id: str = ""
-    """Training job it works for; empty: the node's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,24 +76,9 @@ class Hardware:
     """The hardware of a node, all its devices together; 0: unknown."""
 
     memory_bytes_per_second: float = 0.0
-    """Of the device memory."""
     flops: float = 0.0
     """Dense floating-point operations per second in the training dtype."""
     device_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeReport:
-    """The latest measurements of a node agent."""
-
-    used_device_bytes: int = 0
-    num_turns: int = 0
-    """Turns that its rollout server runs or queues."""
-    tokens_per_second: float = 0.0
-    used_host_bytes: int = 0
-    """Host memory of its worker processes."""
-    max_running: int = 0
-    """Turns that its rollout server decodes at once; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,19 +86,15 @@ class Assignment:
     """What a node must do."""
 
     tag: str = ""
-    """Activity tag; empty while the node does nothing."""
     epoch: int = 0
     """Fencing number; 0 only before the first assignment."""
     gang_id: str = ""
-    """Gang it belongs to; empty for rollout."""
     lent: bool = False
-    """True for a node that does rollout while no gang needs it."""
     rank_offset: int = 0
     """Index of the node in its gang."""
     world_size: int = 0
     """Nodes of the gang; 0 outside a gang."""
     run_id: str = ""
-    """Training job it is for; empty: the node's own."""
 
     @property
     def work(self) -> tuple[str, str, str, int, int, bool]:
@@ -169,12 +147,10 @@ class Node:
 
     @property
     def assigned_run(self) -> str:
-        """The run of its assignment."""
         return self.assignment.run_id or self.run_id
 
     @property
     def gang_key(self) -> GangKey | None:
-        """The gang that holds it."""
         return self.gang_under(self.assignment)
 
     def gang_under(self, assignment: Assignment) -> GangKey | None:
@@ -227,7 +203,6 @@ class Gang:
 
     run_id: str
     gang_id: str
-    """Id of the request within its job."""
     tag: str
     num_nodes: int
     node_ids: tuple[str, ...] = ()
@@ -235,7 +210,6 @@ class Gang:
     arrival: int = 0
     """Position in the order of requests."""
     batch: int = 0
-    """Number of the batch that the nodes are for; 0: unspecified."""
     needed_time: float | None = None
     """Gets no node before this, seconds since 1970; None: immediately."""
     waits_for: str = ""
@@ -244,17 +218,13 @@ class Gang:
     """m: nodes that are enough for its run to generate while it holds its own; 0: all that are
     left, as its run goes on with the next batch or nothing is known."""
     unit_nodes: int = 0
-    """Nodes of a data-parallel unit, of which it can use more or fewer; 0: its size is fixed."""
     max_nodes: int = 0
-    """Most nodes that it can use, if its size is not fixed."""
     done_tokens: int = 0
-    """Tokens of the newest batch that it finished; 0: unknown."""
     parked: bool = False
     """It released its nodes but keeps them until another gang requests them (not lent)."""
 
     @property
     def key(self) -> GangKey:
-        """Unique name."""
         return self.run_id, self.gang_id
 
     def can_use(self, node_id: str) -> bool:
@@ -267,11 +237,8 @@ class RunPolicy:
     """Priority, quota and fair share of a run."""
 
     priority: int = 0
-    """Its gangs are placed before those of a lower priority, and preempt them."""
     max_nodes: int = 0
-    """Maximum number of nodes, gangs and rollout together; 0: no limit."""
     rollout_share: float = 1.0
-    """Its share of the nodes that no gang holds, relative to the other runs'; above 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,9 +246,7 @@ class AllocationEvent:
     """One entry of the audit log."""
 
     sequence: int
-    """Grows by one."""
     time: float
-    """Seconds since 1970."""
     kind: EventKind
     cause: str
     node: Node | None = None
@@ -301,13 +266,9 @@ class State:
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
     gangs: Mapping[GangKey, Gang] = field(default_factory=dict)
-    """Open requests."""
     runs: Mapping[str, RunPolicy] = field(default_factory=dict)
-    """Policies that were set, by run_id."""
     lendings: Mapping[GangKey, LendingState] = field(default_factory=dict)
-    """Lending measurements, by gang."""
     balances: Mapping[GangKey, StageBalance] = field(default_factory=dict)
-    """Stage times and advice, by gang."""
     last_epoch: int = 0
     """Newest epoch assigned or seen; never decreases."""
     last_arrival: int = 0

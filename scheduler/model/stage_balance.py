@@ -14,8 +14,6 @@ KEPT_BATCHES = 5
 
 
 class SplitAdvice(StrEnum):
-    """Advice for an operator or an autoscaler."""
-
     UNKNOWN = "unknown"
     KEEP = "keep"
     ADD_GENERATION = "add_generation"
@@ -28,7 +26,6 @@ class NodeCounts:
     generating: int
     """Nodes that generate permanently."""
     training: int
-    """Nodes of the gang."""
     lent: int = 0
     """Nodes of the gang that generate while it waits."""
 
@@ -38,15 +35,12 @@ class BatchTimes:
     """The times of one batch, and the nodes that generated it."""
 
     node_counts: NodeCounts
-    """Nodes during the wait for the batch."""
     waited: float
-    """Seconds the gang waited."""
     trained: float
     """T_train: seconds the gang trained."""
     load: float = 1.0
     """Share of what the nodes can sample that they sampled meanwhile."""
     tokens: int = 0
-    """Tokens of the batch; 0: unknown."""
 
     @property
     def seconds(self) -> float:

@@ -13,15 +13,17 @@ KEPT for a block -> LENT for a block, if the expected gain pays -> the faster mo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 from scheduler.model.lending_state import (
     BatchForecast,
     DecayedMean,
     LendingDecision,
-    LendingReason,
     LendingState,
 )
+from scheduler.model.records import ROLLOUT, Node
 
 _BLOCK = 3
 """Cycles before a mode is compared. The first is not measured: the mode before it affects it."""
@@ -58,44 +60,43 @@ def decide_lending(state: LendingState, inputs: LendingInputs) -> LendingDecisio
     """Decide a release; called after `end_cycle` of the cycle before."""
     if (decision := _without_choice(inputs)) is not None:
         return decision
-    lend, reason, detail = _choose(state, inputs)
+    lend, detail = _choose(state, inputs)
     means = f"T_ded {_seconds(state.dedicated)}, T_full {_seconds(state.full)}"
     cause = f"{'lent' if lend else 'kept'}: {detail}; {means}"
-    return LendingDecision(lend=lend, reason=reason, cause=cause)
+    return LendingDecision(lend=lend, cause=cause)
 
 
 def _without_choice(inputs: LendingInputs) -> LendingDecision | None:
     """The decision where generation needs the nodes, or has nothing for them."""
     if inputs.num_dedicated == 0:
         cause = "lent: no other node generates"
-        return LendingDecision(lend=True, reason=LendingReason.NO_CHOICE, cause=cause)
+        return LendingDecision(lend=True, cause=cause, measured=False)
     if inputs.forecast.remaining_rollouts == 0:
         cause = "kept: no rollout of the batch remains"
-        return LendingDecision(lend=False, reason=LendingReason.NO_CHOICE, cause=cause)
+        return LendingDecision(lend=False, cause=cause, measured=False)
     return None
 
 
-def _choose(state: LendingState, inputs: LendingInputs) -> tuple[bool, LendingReason, str]:
+def _choose(state: LendingState, inputs: LendingInputs) -> tuple[bool, str]:
     """Whether to lend, and why."""
     dedicated, full = state.dedicated.value, state.full.value
     present, other = (full, dedicated) if state.lends else (dedicated, full)
     margin = _MARGIN if state.cycles >= _BLOCK else _CLEAR_MARGIN
     if state.cycles > 1 and present and other and present > (1 + margin) * other:
-        return not state.lends, LendingReason.OTHER_FASTER, "the other mode is faster"
+        return not state.lends, "the other mode is faster"
     if state.cycles < _BLOCK:
         detail = f"cycle {state.cycles + 1} of {_BLOCK} before modes are compared"
-        return state.lends, LendingReason.BLOCK, detail
+        return state.lends, detail
     if dedicated is None or present is None:
-        return False, LendingReason.MEASURE_KEPT, "to measure a batch without lending"
+        return False, "to measure a batch without lending"
     if other is None:
-        pays, detail = _expected_gain(state, inputs, dedicated)
-        return pays, LendingReason.EXPECTED_GAIN, detail
+        return _expected_gain(state, inputs, dedicated)
     cycles = _retry_cycles(loss=other / present - 1)
     if state.cycles >= cycles:
         detail = f"to measure the other mode again after {state.cycles} cycles"
-        return not state.lends, LendingReason.RETRY, detail
+        return not state.lends, detail
     detail = f"cycle {state.cycles + 1} of {cycles} before the other mode is tried"
-    return state.lends, LendingReason.FASTER, detail
+    return state.lends, detail
 
 
 def _retry_cycles(loss: float) -> int:
@@ -120,3 +121,25 @@ def _expected_gain(
 
 def _seconds(mean: DecayedMean) -> str:
     return "not measured" if mean.value is None else f"{mean.value:.3g} s"
+
+
+_NEWEST = 0.5
+"""Weight of the newest switch in the mean of a node's switches."""
+
+
+def record_switch(node: Node, seconds: float) -> Node:
+    """The node with the seconds of a switch to its assignment added to its means."""
+    tag = node.assignment.tag
+    mean = node.switch_seconds.get(tag, seconds)
+    mean += _NEWEST * (seconds - mean)
+    return replace(node, switch_seconds={**node.switch_seconds, tag: mean})
+
+
+def round_trip_seconds(nodes: Collection[Node], tag: str) -> float:
+    """Mean seconds of a switch to rollout plus one to `tag`; one not measured equals the other."""
+    means = [
+        fmean(known)
+        for name in (ROLLOUT, tag)
+        if (known := [node.switch_seconds[name] for node in nodes if name in node.switch_seconds])
+    ]
+    return 2 * fmean(means) if means else 0.0

@@ -43,7 +43,6 @@ class Instance:
 
     @property
     def num_samples(self) -> int:
-        """Samples that have not ended."""
         return len(self._running) + len(self._waiting)
 
     def samples(self) -> list[tuple[int, int, int]]:
@@ -98,8 +97,6 @@ _SHARES = tuple(range(5, 100, 5))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredBatch:
-    """What a gang measured of a batch."""
-
     groups: tuple[tuple[int, ...], ...]
     """Tokens that each rollout of each group sampled, at least 1."""
     training_seconds: float
@@ -109,12 +106,10 @@ class MeasuredBatch:
 
     @property
     def num_rollouts(self) -> int:
-        """Rollouts of all groups."""
         return sum(map(len, self.groups))
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that all rollouts sampled."""
         return sum(map(sum, self.groups))
 
 

@@ -19,8 +19,7 @@ from statistics import fmean
 
 from scheduler.model.records import Gang
 from scheduler.model.stage_balance import BatchTimes, StageBalance
-from scheduler.model.stage_profile import Seconds, StageProfile
-from scheduler.policy.node_split import split_nodes
+from scheduler.policy.node_split import Seconds, StageProfile, split_nodes
 
 _WAITED = 0.05
 """Share of a batch's time that a gang waits for it at least, if generation is the slower stage."""
@@ -35,9 +34,7 @@ class SplitRule:
     """When a unit moves, and how far."""
 
     min_nodes: int = 1
-    """Least nodes of a gang."""
     max_nodes: int
-    """Most of them."""
     gain: float = 0.05
     """Share of the seconds of a batch that the best split must save."""
     batches: int = 3

@@ -14,15 +14,13 @@ from statistics import fmean
 from scheduler.model.lending_state import (
     BatchForecast,
     LendingDecision,
-    LendingReason,
     LendingState,
 )
 from scheduler.model.records import ROLLOUT, EventKind, Gang, GangKey, Node, State
 from scheduler.model.stage_balance import NodeCounts, StageBalance
 from scheduler.policy import split_advice, training_nodes
 from scheduler.policy.allocation_policy import AllocationPolicy
-from scheduler.policy.lending import LendingInputs
-from scheduler.policy.switch_stats import round_trip_seconds
+from scheduler.policy.lending import LendingInputs, round_trip_seconds
 from scheduler.policy.training_nodes import SplitRule
 
 _KEPT = 1024
@@ -40,7 +38,6 @@ class Allocation:
     """What decides how many nodes the gangs that can change their size should have."""
 
     rule: SplitRule
-    """When a unit moves."""
     load: Callable[[Iterable[str], float, float], float]
     """`GenerationLoad.share`."""
 
@@ -92,7 +89,7 @@ class GangMeasurements:
             self.balances[key] = self.balances.get(key, StageBalance()).waits()
             lend = lending.lends or not self._members(gang)
             cause = f"{'lent' if lend else 'kept'}: decided before for batch {batch}"
-            return LendingDecision(lend=lend, reason=LendingReason.DECIDED, cause=cause)
+            return LendingDecision(lend=lend, cause=cause)
         lending = lending.end_cycle(self._now, forecast.done)
         decision = self._decide_lending(gang, lending, forecast)
         self.lendings[key] = lending.start_cycle(decision, forecast, self._now, batch)
@@ -106,10 +103,10 @@ class GangMeasurements:
         lendable = self._lendable(gang)
         if not self._members(gang):
             cause = "it has no nodes"
-            return LendingDecision(lend=True, reason=LendingReason.NO_CHOICE, cause=cause)
+            return LendingDecision(lend=True, cause=cause, measured=False)
         if not lendable:
             cause = "kept: its nodes cannot do rollout"
-            return LendingDecision(lend=False, reason=LendingReason.NO_CHOICE, cause=cause)
+            return LendingDecision(lend=False, cause=cause, measured=False)
         inputs = LendingInputs(
             forecast=forecast,
             num_dedicated=len(self._generating(gang.run_id)),
@@ -170,7 +167,6 @@ class GangMeasurements:
         return self._allocation.load(names, balance.done_time, self._now)
 
     def _generating(self, run_id: str) -> list[Node]:
-        """Nodes that do rollout for the run."""
         return [
             node
             for node in self._nodes()

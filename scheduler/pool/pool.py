@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from seamflow.scheduler.v1.scheduler_service_pb2 import NodeReport
+
 from scheduler.model.lending_state import BatchForecast
 from scheduler.model.records import (
     AllocationEvent,
@@ -15,7 +17,6 @@ from scheduler.model.records import (
     Gang,
     GangKey,
     Node,
-    NodeReport,
     NodeState,
     State,
 )
@@ -121,7 +122,6 @@ class Pool:
 
     @property
     def state(self) -> State:
-        """The committed state."""
         return self._state
 
     def heartbeat_time(self, node_id: str) -> float | None:
@@ -129,7 +129,6 @@ class Pool:
         return self._heartbeat_times.get(node_id)
 
     def transaction(self) -> StateTransaction:
-        """A transaction for a dry run."""
         return self._transaction(self._state)
 
     async def register(self, node: Node) -> Node:
@@ -171,7 +170,6 @@ class Pool:
         return bool(events)
 
     async def change(self, change: Change) -> None:
-        """Commit a change."""
         await self._apply(change)
 
     async def request(self, gang: Gang) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from seamflow.scheduler.v1.scheduler_service_pb2 import NodeReport
+
 from scheduler.model.lending_state import (
     BatchForecast,
     LendingDecision,
-    LendingReason,
 )
 from scheduler.model.records import (
     AllocationEvent,
@@ -17,19 +18,18 @@ from scheduler.model.records import (
     Gang,
     GangKey,
     Node,
-    NodeReport,
     NodeState,
     RunPolicy,
     State,
 )
 from scheduler.model.stage_balance import StageBalance
 from scheduler.policy.allocation_policy import AllocationPolicy, Plan
-from scheduler.policy.switch_stats import record_switch
+from scheduler.policy.lending import record_switch
 from scheduler.policy.tail_migration import Tail
 from scheduler.pool.gang_measurements import Allocation, GangMeasurements
 from services.chassis.errors import already_exists, invalid_argument, not_found, stale_epoch
 
-_RELEASED = LendingDecision(lend=True, reason=LendingReason.NO_CHOICE)
+_RELEASED = LendingDecision(lend=True, measured=False)
 
 
 class StateTransaction:
@@ -70,7 +70,6 @@ class StateTransaction:
 
     @property
     def state(self) -> State:
-        """The state with the changes."""
         self._own_nodes = None  # shared now: the next change copies
         return State(
             nodes=self._nodes,

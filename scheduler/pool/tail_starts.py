@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from scheduler.model.records import ROLLOUT, Gang, GangKey, Node, State
-from scheduler.policy.switch_stats import round_trip_seconds
+from scheduler.policy.lending import round_trip_seconds
 from scheduler.policy.tail_migration import Engines, GangCosts, MeasuredBatch, Tail, best_tail
 from services.chassis import metrics
 from services.lib.decode_latency import MeasuredLatency

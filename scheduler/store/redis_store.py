@@ -21,15 +21,32 @@ from redis.exceptions import RedisError
 from scheduler.model.lending_state import LendingState
 from scheduler.model.records import AllocationEvent, Gang, GangKey, Node, RunPolicy, State
 from scheduler.model.stage_balance import StageBalance
-from scheduler.store import keys
 from services.chassis.redis.connect import store_errors
 from services.chassis.redis.pipeline import Pipelines
 from services.chassis.redis.scripts import Scripts
 
+COUNTERS = "sf:scheduler:{pool}:counters"
+"""Hash: `incarnation`, and the `last_*` counters of the state."""
+NODES = "sf:scheduler:{pool}:nodes"
+"""Hash: node_id -> JSON."""
+GANGS = "sf:scheduler:{pool}:gangs"
+"""Hash: [run_id, gang_id] as JSON -> JSON."""
+RUNS = "sf:scheduler:{pool}:runs"
+"""Hash: run_id -> its policy as JSON."""
+LENDINGS = "sf:scheduler:{pool}:lendings"
+"""Hash: [run_id, gang_id] as JSON -> its lending measurements as JSON."""
+BALANCES = "sf:scheduler:{pool}:balances"
+"""Hash: [run_id, gang_id] as JSON -> its stage times and advice as JSON."""
+EVENTS = "sf:scheduler:{pool}:events"
+"""Sorted set: JSON by sequence."""
+STORE = "sf:scheduler:{pool}:store"
+"""String: marks the store, to notice one that has come back empty."""
+
+
 _reader: Any = cache(TypeAdapter)
 Record = TypeVar("Record", Node, Gang, RunPolicy, LendingState, StageBalance, AllocationEvent)
 _COUNTERS = ("last_epoch", "last_arrival", "last_sequence")
-_HASHES = (keys.NODES, keys.GANGS, keys.RUNS, keys.LENDINGS, keys.BALANCES)
+_HASHES = (NODES, GANGS, RUNS, LENDINGS, BALANCES)
 
 
 class SupersededError(Exception):
@@ -50,24 +67,23 @@ class RedisStore:
     def __init__(self, redis: Redis, max_events: int) -> None:
         self._redis = redis
         self._max_events = max_events
-        self._pipelines = Pipelines(redis, mark=keys.STORE)
+        self._pipelines = Pipelines(redis, mark=STORE)
         self._scripts = Scripts(self._pipelines, Path(__file__).parent / "lua")
 
     async def open(self) -> int:
         """Take the store over; returns an incarnation greater than all earlier ones."""
-        (number,) = await self._scripts.read([("HINCRBY", keys.COUNTERS, "incarnation", 1)])
+        (number,) = await self._scripts.read([("HINCRBY", COUNTERS, "incarnation", 1)])
         return int(number)
 
     async def is_newest(self, incarnation: int) -> bool:
         """Whether no other scheduler opened the store since."""
-        (newest,) = await self._scripts.read([("HGET", keys.COUNTERS, "incarnation")])
+        (newest,) = await self._scripts.read([("HGET", COUNTERS, "incarnation")])
         return int(newest or 0) == incarnation
 
     async def load(self) -> State:
-        """The state as last committed."""
         with store_errors("load"):
             async with self._redis.pipeline(transaction=True) as pipeline:
-                pipeline.hmget(keys.COUNTERS, _COUNTERS)
+                pipeline.hmget(COUNTERS, _COUNTERS)
                 for key in _HASHES:
                     pipeline.hgetall(key)
                 counters, nodes, gangs, runs, lendings, balances = await pipeline.execute()
@@ -95,7 +111,7 @@ class RedisStore:
         """
         committed = await self._scripts.call(
             "commit",
-            keys=[keys.COUNTERS, keys.EVENTS, *_HASHES],
+            keys=[COUNTERS, EVENTS, *_HASHES],
             args=[incarnation, self._max_events, _changes(before, after, events)],
         )
         if not committed:
@@ -105,19 +121,17 @@ class RedisStore:
         """The oldest `limit` kept events with a greater sequence than `after`."""
         with store_errors("events"):
             found: Any = await self._redis.zrangebyscore(
-                keys.EVENTS, f"({after}", "+inf", start=0, num=limit
+                EVENTS, f"({after}", "+inf", start=0, num=limit
             )
         return [decode(AllocationEvent, entry) for entry in found]
 
     async def reachable(self) -> bool:
-        """True when the store answers."""
         try:
             return bool(await self._redis.ping()) and not self._pipelines.has_lost_data
         except RedisError:
             return False
 
     async def close(self) -> None:
-        """Close the connection."""
         await self._pipelines.aclose()
         await self._redis.aclose()
 
@@ -158,17 +172,14 @@ def encode(record: Node | Gang | RunPolicy | LendingState | StageBalance | Alloc
 
 
 def decode(kind: type[Record], text: bytes) -> Record:
-    """Decode a record of `encode`."""
     found: Record = _reader(kind).validate_python(json.loads(text))
     return found
 
 
 def encode_key(key: GangKey) -> str:
-    """Encode a gang's key, with any characters."""
     return json.dumps(key)
 
 
 def decode_key(text: bytes) -> GangKey:
-    """Decode a key of `encode_key`."""
     run_id, gang_id = json.loads(text)
     return run_id, gang_id

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from seamflow.client.rollout_client import Rollout
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 
 __all__ = ["Agent", "Task"]
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from seamflow.client import Rollout, Turn
 from seamflow.client.messages import Message
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 from seamflow.common.v1 import tokens_pb2
 from seamflow.environment import Endpoint, EnvironmentClient, OpenEpisode, Step
 from seamflow.errors import InvalidRequestError

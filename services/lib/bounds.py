@@ -1,4 +1,4 @@
-"""What a task and a sample may hold.
+"""What a task, a turn and a sample may hold.
 
 Names and payloads of tasks are checked by whoever makes tasks too, so that no run starts on one
 that the trajectory manager refuses. The numbers of samples are such that training in float32
@@ -9,6 +9,11 @@ they enter, the trainer rejects the rest.
 from __future__ import annotations
 
 import re
+
+from seamflow.common.v1.tokens_pb2 import SamplingParams
+
+from services.chassis.errors import invalid_argument
+from services.chassis.rpc.fields import not_negative, positive
 
 MIN_TEMPERATURE = 0.01
 """Of sampling: below it, log-probs differ between engine and trainer by rounding alone."""
@@ -34,3 +39,32 @@ MAX_ROW_NAME = 150
 def is_name(value: str) -> bool:
     """Whether `NAME_RULE` allows the value, which is safe in a Redis key then."""
     return _NAME.fullmatch(value) is not None
+
+
+_MAX_STOP_IDS = 64
+_MAX_STOPS = 16
+_MAX_STOP_CHARACTERS = 256
+
+
+def check_sampling(field: str, params: SamplingParams) -> None:
+    """Refuse what the contract does not allow; what is absent has its default.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT.
+    """
+    not_negative(f"{field}.temperature", params.temperature)
+    if params.HasField("top_p") and not 0 < params.top_p <= 1:
+        raise invalid_argument(f"{field}.top_p", params.top_p, "must be in (0, 1]")
+    if params.top_k < 0:
+        raise invalid_argument(f"{field}.top_k", params.top_k, "must be at least 0; 0 is off")
+    if not 0 <= params.min_p <= 1:
+        raise invalid_argument(f"{field}.min_p", params.min_p, "must be in [0, 1]")
+    if params.HasField("max_new_tokens"):
+        positive(f"{field}.max_new_tokens", params.max_new_tokens)
+    for name, most in (("stop_token_ids", _MAX_STOP_IDS), ("stop", _MAX_STOPS)):
+        if (number := len(getattr(params, name))) > most:
+            raise invalid_argument(f"{field}.{name}", f"{number} entries", f"give at most {most}")
+    for i, string in enumerate(params.stop):
+        if not 1 <= len(string) <= _MAX_STOP_CHARACTERS:
+            cure = f"must have 1 to {_MAX_STOP_CHARACTERS} characters"
+            raise invalid_argument(f"{field}.stop[{i}]", string[:40], cure)

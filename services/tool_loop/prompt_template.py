@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from string import Formatter
 from typing import Any
 
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 from seamflow.environment import EnvironmentFailed
 
 

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from typing import Any
 
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 from seamflow.environment import EnvironmentFailed
 from seamflow.environment.environment_class import reward_function
 from seamflow.user_code.user_calls import awaited

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 from seamflow.common.v1 import tokens_pb2
 from seamflow.environment import EnvironmentFailed
 

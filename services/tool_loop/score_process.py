@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from seamflow.client.plain_values import named_rewards
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 from seamflow.environment import EnvironmentFailed
 from seamflow.environment.environment_class import load_object
 from seamflow.user_code.user_calls import user_place

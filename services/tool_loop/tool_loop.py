@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from seamflow.client.messages import Message
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 from seamflow.environment import Step
 from seamflow.environment.environment_class import EnvironmentClass
 from seamflow.environment.mcp_connection import McpConnection

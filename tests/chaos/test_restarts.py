@@ -99,11 +99,11 @@ async def test_a_child_is_ended_by_the_signal_and_not_started_again(tmp_path: Pa
 
 async def test_the_control_does_not_resume_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the SDK repeats is raised."""
-    from seamflow.client import turn_stream
+    from seamflow.client import turn
 
     from tests.chaos.restarts import impatient_runner
 
-    await turn_stream._wait_or_raise(UnavailableError("gone"), Backoff())
-    monkeypatch.setattr(turn_stream, "_wait_or_raise", impatient_runner.at_once)
+    await turn._wait_or_raise(UnavailableError("gone"), Backoff())
+    monkeypatch.setattr(turn, "_wait_or_raise", impatient_runner.at_once)
     with pytest.raises(UnavailableError):
-        await turn_stream._wait_or_raise(UnavailableError("gone"), Backoff())
+        await turn._wait_or_raise(UnavailableError("gone"), Backoff())

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from scheduler.model.stage_profile import StageProfile
+from scheduler.policy.node_split import StageProfile
 from services.chassis.errors import ConfigError
 from services.node_agent.known_devices import Device
 from tools.plan.engine_size import EngineSize

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scheduler.model.stage_profile import StageProfile
-from scheduler.policy.roofline import attained_flops
+from scheduler.policy.node_split import StageProfile
+from scheduler.policy.placement import attained_flops
 from services.node_agent.known_devices import Device
 from tools.plan.engine_size import EngineSize
 from tools.plan.run_shape import RunShape

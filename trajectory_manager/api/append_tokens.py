@@ -17,7 +17,7 @@ from services.chassis.errors import ServiceError, invalid_argument
 from services.chassis.rpc import fields, status
 from services.chassis.rpc.request_budget import RequestBudget
 from trajectory_manager.api import conversion, validation
-from trajectory_manager.model.tokens import Append, Appended, RolloutFinish, TurnEnd
+from trajectory_manager.model.tokens import BYTES_PER_TOKEN, Appended, RolloutFinish
 from trajectory_manager.service.rollouts import Rollouts
 
 _END_REASONS = (
@@ -47,13 +47,13 @@ class AppendTokensHandler:
         """
         validation.bounded("appends", len(request.appends), _MAX_PARTS)
         validation.bounded("finishes", len(request.finishes), _MAX_PARTS)
-        parsed = self._parse(request.appends)
-        valid = [append for append in parsed if isinstance(append, Append)]
-        with self._inflight.reserve(sum(append.num_bytes for append in valid)):
+        checked = self._checked(request.appends)
+        valid = [each for each in checked if not isinstance(each, ServiceError)]
+        with self._inflight.reserve(sum(map(_num_bytes, valid))):
             appended, finished = await self._execute(valid, request.finishes)
         response, stored = pb.AppendTokensResponse(), iter(appended)
-        for append in parsed:
-            result = next(stored) if isinstance(append, Append) else append
+        for each in checked:
+            result = each if isinstance(each, ServiceError) else next(stored)
             if isinstance(result, ServiceError):
                 response.results.add(error=status.message(result))
             else:
@@ -66,47 +66,45 @@ class AppendTokensHandler:
         return response
 
     async def _execute(
-        self, appends: Sequence[Append], finishes: Sequence[pb.RolloutFinish]
+        self, appends: Sequence[pb.TokenAppend], finishes: Sequence[pb.RolloutFinish]
     ) -> tuple[list[_Result], list[ServiceError | None]]:
         """Concurrently, to share the store's round trips, unless a rollout is in both."""
         if not finishes:
             return await self._rollouts.append(appends), []
         finishing = {(finish.run_id, finish.rollout_id) for finish in finishes}
-        if any(append[:2] in finishing for append in appends):
+        if any((each.run_id, each.rollout_id) in finishing for each in appends):
             return await self._rollouts.append(appends), await self._finish(finishes)
         return await asyncio.gather(self._rollouts.append(appends), self._finish(finishes))
 
-    def _parse(self, messages: Sequence[pb.TokenAppend]) -> list[Append | ServiceError]:
+    def _checked(self, messages: Sequence[pb.TokenAppend]) -> list[pb.TokenAppend | ServiceError]:
         """Valid appends; one that follows an invalid append of its turn would leave a gap."""
         invalid: dict[tuple[str, str, str], ServiceError] = {}
-        parsed: list[Append | ServiceError] = []
+        checked: list[pb.TokenAppend | ServiceError] = []
         for message in messages:
+            turn = (message.run_id, message.rollout_id, message.turn_id)
             try:
-                append = self._append_from(message)
+                self._check(message)
             except ServiceError as error:
-                invalid.setdefault((message.run_id, message.rollout_id, message.turn_id), error)
-                parsed.append(error)
+                invalid.setdefault(turn, error)
+                checked.append(error)
             else:
-                parsed.append(invalid.get(append[:3], append) if invalid else append)
-        return parsed
+                checked.append(invalid.get(turn, message) if invalid else message)
+        return checked
 
-    def _append_from(self, message: pb.TokenAppend) -> Append:
-        offset = fields.not_negative("offset", message.offset)
-        append = Append(
-            *validation.turn_name(message.run_id, message.rollout_id, message.turn_id),
-            message.epoch,
-            offset,
-            conversion.packed_from("tokens", message.tokens),
-            _turn_end_from(message),
-            conversion.routed_experts_from(message),
-        )
-        end = offset + append.tokens.num_tokens
+    def _check(self, append: pb.TokenAppend) -> None:
+        offset = fields.not_negative("offset", append.offset)
+        validation.turn_name(append.run_id, append.rollout_id, append.turn_id)
+        validation.packed_tokens("tokens", append.tokens)
+        end = offset + len(append.tokens.token_ids) // BYTES_PER_TOKEN
+        _check_end(append)
+        is_routed = append.HasField("routed_experts")
+        if is_routed:
+            _check_routed(append.routed_experts, end)
         if end > self._max_turn_tokens:
             cure = f"a turn that adds at most {self._max_turn_tokens} tokens (max_turn_tokens)"
             raise invalid_argument("offset", f"{offset}, ending at {end}", cure)
-        if end == offset and append.end is None and append.routed is None:
+        if end == offset and not append.finish_reason and not is_routed:
             raise invalid_argument("tokens", "no token", "tokens, or a finish_reason")
-        return append
 
     async def _finish(self, messages: Sequence[pb.RolloutFinish]) -> list[ServiceError | None]:
         results: list[ServiceError | None] = [None] * len(messages)
@@ -128,15 +126,33 @@ class AppendTokensHandler:
         return results
 
 
-def _turn_end_from(message: pb.TokenAppend) -> TurnEnd | None:
-    if not message.finish_reason:
-        if message.HasField("drift"):
+def _num_bytes(append: pb.TokenAppend) -> int:
+    tokens = append.tokens
+    return len(tokens.token_ids) + len(tokens.logprobs) + len(append.routed_experts.experts)
+
+
+def _check_end(append: pb.TokenAppend) -> None:
+    if not append.finish_reason:
+        if append.HasField("drift"):
             raise invalid_argument("drift", "given", "absent without a finish_reason")
-        return None
-    if message.finish_reason not in _END_REASONS:
-        raise invalid_argument("finish_reason", message.finish_reason, "STOP, LENGTH or CANCELLED")
-    return TurnEnd(
-        reason=message.finish_reason,
-        answer_key=validation.optional_name("message_key", message.message_key),
-        drift=conversion.drift_from(message.drift) if message.HasField("drift") else "",
-    )
+        return
+    if append.finish_reason not in _END_REASONS:
+        raise invalid_argument("finish_reason", append.finish_reason, "STOP, LENGTH or CANCELLED")
+    validation.optional_name("message_key", append.message_key)
+    fields.not_negative("drift.position", append.drift.position)
+    validation.text("drift.recorded_text", append.drift.recorded_text)
+    validation.text("drift.retokenized_text", append.drift.retokenized_text)
+
+
+def _check_routed(given: tokens_pb2.RoutedExperts, end: int) -> None:
+    """Routed experts are of tokens before `end`, and as many as their sizes say."""
+    if given.start < 0 or given.num_tokens < 1 or given.start + given.num_tokens > end:
+        window = f"[{given.start}, {given.start + given.num_tokens})"
+        raise invalid_argument(
+            "routed_experts", window, f"at least one token before {end}, the turn's end"
+        )
+    ids = given.num_tokens * given.num_layers * given.num_chosen
+    if ids < 1 or len(given.experts) not in (ids, 2 * ids):
+        size = f"{given.num_tokens} tokens, {given.num_layers} layers, {given.num_chosen} choices"
+        cure = f"one byte or two for each of {size}, all at least 1"
+        raise invalid_argument("routed_experts.experts", f"{len(given.experts)} bytes", cure)

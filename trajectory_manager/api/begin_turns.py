@@ -17,10 +17,8 @@ from services.chassis import metrics
 from services.chassis.errors import Reason, ServiceError, exhausted, invalid_argument
 from services.chassis.log import get_logger
 from services.chassis.rpc import status
-from trajectory_manager.api import conversion, lease_token, sampling_params, validation
+from trajectory_manager.api import conversion, lease_token, validation
 from trajectory_manager.model.records import Purpose, Rollout, SlotName
-from trajectory_manager.model.tokens import TurnBegin
-from trajectory_manager.service.prefix_match import Divergence, Prompt
 from trajectory_manager.service.rollouts import Rollouts
 
 Part = TypeVar("Part", pb.NewRollout, pb.NewTurn)
@@ -41,8 +39,6 @@ _RETRY_SECONDS = 0.05
 
 
 class BeginTurnsHandler:
-    """Starts rollouts and begins turns."""
-
     def __init__(self, rollouts: Rollouts) -> None:
         self._rollouts = rollouts
 
@@ -74,37 +70,13 @@ class BeginTurnsHandler:
         return pb.NewRolloutResult(started=pb.StartedRollout(group_id=group_id))
 
     async def _begin_turn(self, new: pb.NewTurn) -> pb.NewTurnResult:
-        begun = await self._rollouts.begin_turn(
-            validation.run_name(new.run_id),
-            validation.name("rollout_id", new.rollout_id),
-            validation.digest("credential_digest", new.credential_digest),
-            TurnBegin(
-                turn_id=validation.name("turn_id", new.turn_id),
-                attempt_id=validation.name("attempt_id", new.attempt_id),
-                prompt_digest="",
-                parent_turn_id=validation.optional_name("parent_turn_id", new.parent_turn_id),
-                template_fingerprint=validation.text(
-                    "template_fingerprint", new.template_fingerprint
-                ),
-                sampling=sampling_params.stored("sampling", new.sampling),
-            ),
-            _prompt(new),
-        )
-        begin = begun.turn.begin
-        return pb.NewTurnResult(
-            begun=pb.BegunTurn(
-                epoch=begun.turn.epoch,
-                prefix_turn_id=begin.prefix_turn_id,
-                prefix_token_ids=begun.prefix_ids,
-                num_matched_messages=begin.num_matched_messages,
-                tokens=conversion.packed_to(begun.tokens),
-                finish_reason=begun.turn.finish_reason,  # type: ignore[arg-type]
-                pinned_weight_version=begun.rollout.pinned_weight_version,
-                divergence=_divergence_to(begun.divergence),
-                required_weight_version=begun.rollout.required_weight_version,
-                group_id=begun.rollout.group_id,
-            )
-        )
+        validation.turn_name(new.run_id, new.rollout_id, new.turn_id)
+        validation.digest("credential_digest", new.credential_digest)
+        validation.name("attempt_id", new.attempt_id)
+        validation.optional_name("parent_turn_id", new.parent_turn_id)
+        validation.text("template_fingerprint", new.template_fingerprint)
+        _check_prompt(new)
+        return pb.NewTurnResult(begun=await self._rollouts.begin_turn(new))
 
 
 async def _each(
@@ -163,26 +135,17 @@ def _nonce(new: pb.NewRollout) -> str | None:
     return None
 
 
-def _prompt(new: pb.NewTurn) -> Prompt:
+def _check_prompt(new: pb.NewTurn) -> None:
     kind = new.WhichOneof("prompt")
     if kind == "token_ids":
         validation.ids("token_ids", new.token_ids)
         if not new.token_ids:
             raise invalid_argument("token_ids", "empty", "at least one id")
-        return Prompt(ids=new.token_ids)
+        return
     if kind != "message_keys":
         raise invalid_argument("prompt", "absent", "token_ids or message_keys")
     keys = new.message_keys.keys
     if not 1 <= len(keys) <= _MAX_KEYS:
         raise invalid_argument("message_keys.keys", f"{len(keys)} keys", f"1 to {_MAX_KEYS}")
-    return Prompt(message_keys=tuple(validation.message_key("message_keys.keys", k) for k in keys))
-
-
-def _divergence_to(divergence: Divergence | None) -> pb.Divergence | None:
-    if divergence is None:
-        return None
-    return pb.Divergence(
-        turn_id=divergence.turn_id,
-        position=divergence.position,
-        token_ids=divergence.ids,
-    )
+    for key in keys:
+        validation.message_key("message_keys.keys", key)

@@ -19,13 +19,11 @@ from services.chassis.rpc import fields
 from services.lib.token_bytes import unpack_logprobs
 from trajectory_manager.api import conversion, lease_token, validation
 from trajectory_manager.model.records import Topic
-from trajectory_manager.model.runs import RunConfig
-from trajectory_manager.model.steps import StepLease
+from trajectory_manager.model.runs import RunConfig, StepLease
 from trajectory_manager.model.tokens import BYTES_PER_TOKEN
 from trajectory_manager.service import sample_builder
 from trajectory_manager.service.long_poll import LongPoll
 from trajectory_manager.store.redis.column_store import (
-    Backlog,
     CellFailure,
     ColumnLease,
     ColumnStore,
@@ -40,8 +38,6 @@ _FAILURES = (
 
 
 class ColumnServicer(pb_grpc.ColumnServiceServicer):
-    """Serves columns over gRPC."""
-
     def __init__(self, store: Store, waiting: LongPoll) -> None:
         self._store = store
         self._waiting = waiting
@@ -49,7 +45,6 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
     async def LeaseColumn(
         self, request: pb.LeaseColumnRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.LeaseColumnResponse:
-        """Lease samples whose column this caller computes; long poll."""
         run_id = validation.run_name(request.run_id)
         wait = validation.seconds("wait", request.wait)
         nonce = lease_token.nonce(validation.name("request_id", request.request_id))
@@ -94,7 +89,6 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
     async def WriteColumn(
         self, request: pb.WriteColumnRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.WriteColumnResponse:
-        """Write leased values; idempotent under the same lease. Unneeded samples are skipped."""
         run_id = validation.run_name(request.run_id)
         config = await self._store.runs.config(run_id)
         column = _column("column", request.column, config)
@@ -112,14 +106,10 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
             await self._store.columns.put(run_id, column, epoch, values, new=False)
         if request.returned_sample_ids:
             await self._store.columns.give_back(run_id, column, epoch, request.returned_sample_ids)
-        num_replaced = 0
         if failures:
-            num_replaced = await self._store.columns.fail(run_id, column, epoch, failures)
-        return pb.WriteColumnResponse(
-            num_written=written.num_written,
-            num_ready_groups=written.num_ready_groups,
-            num_replaced=num_replaced,
-        )
+            failed = self._store.columns.fail(run_id, column, epoch, failures)
+            written.num_replaced = await failed
+        return written
 
     async def _put(
         self,
@@ -148,43 +138,29 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
     async def GetColumnBacklog(
         self, request: pb.GetColumnBacklogRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.GetColumnBacklogResponse:
-        """How many samples lack a column; long poll for `min_samples`, or the last ones."""
         run_id = validation.run_name(request.run_id)
         wait = validation.seconds("wait", request.wait)
         column = _column("column", request.column, await self._store.runs.config(run_id))
         columns = self._store.columns
 
-        async def attempt() -> Backlog | None:
+        async def attempt() -> pb.GetColumnBacklogResponse | None:
             found = await columns.backlog(run_id, column)
             is_last = found.num_samples > 0 and not found.num_running_rollouts
             return found if is_last or found.num_samples >= max(request.min_samples, 1) else None
 
         backlog = await self._waiting.until(run_id, Topic.COLUMNS, wait, attempt)
-        backlog = backlog or await columns.backlog(run_id, column)
-        return pb.GetColumnBacklogResponse(
-            num_samples=backlog.num_samples, num_running_rollouts=backlog.num_running_rollouts
-        )
+        return backlog or await columns.backlog(run_id, column)
 
     async def ListSampleStatus(
         self, request: pb.ListSampleStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ListSampleStatusResponse:
-        """Which columns samples of uncommitted groups have."""
         run_id = validation.run_name(request.run_id)
         limit = validation.page_size(request.page_size)
         after = validation.optional_name("page_token", request.page_token)
         rows = await self._store.columns.status(run_id, after, limit)
         full = len({row.group_id for row in rows}) == limit
         return pb.ListSampleStatusResponse(
-            samples=[
-                pb.SampleStatus(
-                    sample_id=row.sample_id,
-                    group_id=row.group_id,
-                    ready_columns=row.ready,
-                    leased_columns=row.leased,
-                    leased_step=row.step,
-                )
-                for row in rows
-            ],
+            samples=rows,
             next_page_token=rows[-1].group_id if full else "",
         )
 

@@ -13,8 +13,8 @@ from seamflow.trajectory.v1 import task_service_pb2, trajectory_pb2, trajectory_
 from services.chassis.errors import invalid_argument
 from services.chassis.log import get_logger
 from services.chassis.rpc import fields
-from trajectory_manager.api import sampling_params, validation
-from trajectory_manager.model import prefix_tree
+from trajectory_manager.api import validation
+from trajectory_manager.model import prefix_tree, sampling
 from trajectory_manager.model.records import (
     DeadLetter,
     FailureClass,
@@ -27,12 +27,12 @@ from trajectory_manager.model.records import (
 )
 from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.tokens import (
-    BYTES_PER_TOKEN,
+    Origin,
     RolloutFinish,
-    RoutedExperts,
+    Span,
     Tokens,
     Turn,
-    TurnRecord,
+    VersionSource,
 )
 from trajectory_manager.service import sample_builder
 
@@ -50,69 +50,24 @@ _FAILURES = (
 )
 
 
-def packed_from(field: str, message: tokens_pb2.PackedTokens) -> Tokens:
-    """Validated tokens; there may be none."""
-    ids, logprobs = message.token_ids, message.logprobs
-    validation.packed_tokens(field, ids, logprobs)
-    return Tokens(ids, logprobs, validation.spans(message.spans, len(ids) // BYTES_PER_TOKEN))
-
-
-def routed_experts_from(message: trajectory_service_pb2.TokenAppend) -> RoutedExperts | None:
-    """The validated routed experts of an append; None if it has none."""
-    if not message.HasField("routed_experts"):
-        return None
-    given = message.routed_experts
-    end = message.offset + len(message.tokens.token_ids) // BYTES_PER_TOKEN
-    if given.start < 0 or given.num_tokens < 1 or given.start + given.num_tokens > end:
-        window = f"[{given.start}, {given.start + given.num_tokens})"
-        raise invalid_argument(
-            "routed_experts", window, f"at least one token before {end}, the turn's end"
-        )
-    ids = given.num_tokens * given.num_layers * given.num_chosen
-    if ids < 1 or len(given.experts) not in (ids, 2 * ids):
-        size = f"{given.num_tokens} tokens, {given.num_layers} layers, {given.num_chosen} choices"
-        cure = f"one byte or two for each of {size}, all at least 1"
-        raise invalid_argument("routed_experts.experts", f"{len(given.experts)} bytes", cure)
-    return RoutedExperts(
-        given.start, given.num_tokens, given.num_layers, given.num_chosen, given.experts
-    )
-
-
-def packed_to(tokens: Tokens) -> tokens_pb2.PackedTokens:
-    """The message that holds `tokens`."""
-    message = tokens_pb2.PackedTokens()
-    _fill_tokens(message, tokens)
-    return message
-
-
 def tokens_from(field: str, message: tokens_pb2.Tokens) -> Tokens:
     """Validated tokens of a turn, which equal packed ones on the wire."""
-    encoded = message.SerializeToString()
-    return packed_from(field, tokens_pb2.PackedTokens.FromString(encoded))
-
-
-def tokens_to(tokens: Tokens) -> tokens_pb2.Tokens:
-    """The message of a turn's tokens."""
-    return tokens_pb2.Tokens.FromString(packed_to(tokens).SerializeToString())
-
-
-def _fill_tokens(message: tokens_pb2.PackedTokens, tokens: Tokens) -> None:
-    message.token_ids, message.logprobs = tokens.ids, tokens.logprobs
-    start = 0
-    for span in tokens.spans:
-        message.spans.add(
-            start=start,
-            num_tokens=span.num_tokens,
-            origin=int(span.origin),
-            weight_version=span.weight_version,
-            version_source=int(span.version_source),
-            server_id=span.server_id,
+    packed = tokens_pb2.PackedTokens.FromString(message.SerializeToString())
+    validation.packed_tokens(field, packed)
+    spans = (
+        Span(
+            s.num_tokens,
+            Origin(s.origin),
+            s.weight_version,
+            VersionSource(s.version_source),
+            s.server_id,
         )
-        start += span.num_tokens
+        for s in packed.spans
+    )
+    return Tokens(packed.token_ids, packed.logprobs, tuple(spans))
 
 
 def purpose_from(field: str, value: int) -> Purpose:
-    """A required purpose."""
     if value not in set(Purpose):
         raise invalid_argument(field, value, "TRAIN or EVAL")
     return Purpose(value)
@@ -149,12 +104,10 @@ def pinned_from(
 
 
 def task_to(task: Task) -> trajectory_pb2.Task:
-    """The message of a task."""
     return fields.message_of(trajectory_pb2.Task, task, labels=dict(task.labels))
 
 
 def dead_letter_to(letter: DeadLetter) -> task_service_pb2.DeadLetter:
-    """The message of a dead letter."""
     return fields.message_of(
         task_service_pb2.DeadLetter,
         letter,
@@ -228,24 +181,24 @@ def _finish_outcome(message: trajectory_service_pb2.RolloutFinish) -> Outcome:
 
 
 def trajectory_to(
-    rollout: Rollout, turns: Sequence[TurnRecord], *, with_spans: bool = False
+    rollout: Rollout, turns: Sequence[Turn], *, with_spans: bool = False
 ) -> trajectory_pb2.Trajectory:
     """The message of a rollout.
 
     Turns of which only spans were read have no tokens, or with `with_spans` these spans.
     """
     outcome = rollout.outcome
-    message_keys = prefix_tree.message_keys([record.turn for record in turns])
+    message_keys = prefix_tree.message_keys(turns)
     return fields.message_of(
         trajectory_pb2.Trajectory,
         rollout,
         turns=[
             _turn_to(
-                record.turn,
-                record.tokens if record.tokens.ids or with_spans else None,
-                message_keys[record.turn.turn_id],
+                turn,
+                turn.tokens if turn.tokens.ids or with_spans else None,
+                message_keys[turn.turn_id],
             )
-            for record in turns
+            for turn in turns
         ],
         rewards=_rewards_to(outcome) if rollout.state is RolloutState.FINISHED else None,
         failure=_failure_to(outcome) if rollout.state is RolloutState.FAILED else None,
@@ -272,27 +225,15 @@ def _failure_to(outcome: Outcome) -> tokens_pb2.Failure:
 
 
 def _turn_to(turn: Turn, tokens: Tokens | None, message_keys: Sequence[str]) -> trajectory_pb2.Turn:
-    begin = turn.begin
+    packed = tokens.fill(tokens_pb2.PackedTokens()) if tokens and tokens.spans else None
     return fields.message_of(
         trajectory_pb2.Turn,
-        begin,
-        tokens=tokens_to(tokens) if tokens and tokens.spans else None,
-        finish_reason=turn.finish_reason,
-        epoch=turn.epoch,
+        turn,
+        tokens=packed and tokens_pb2.Tokens.FromString(packed.SerializeToString()),
         message_keys=message_keys,
-        sampling=sampling_params.message(begin.sampling),
+        sampling=sampling.message(turn.sampling),
         drift=_drift_to(turn.drift),
     )
-
-
-def drift_from(drift: tokens_pb2.Drift) -> str:
-    """The drift of a turn as JSON."""
-    facts = (
-        fields.not_negative("drift.position", drift.position),
-        validation.text("drift.recorded_text", drift.recorded_text),
-        validation.text("drift.retokenized_text", drift.retokenized_text),
-    )
-    return json.dumps(facts)
 
 
 def _drift_to(drift: str) -> tokens_pb2.Drift | None:
@@ -303,19 +244,17 @@ def _drift_to(drift: str) -> tokens_pb2.Drift | None:
 
 
 def sample_to(sample: sample_builder.Sample) -> trajectory_pb2.Sample:
-    """The message of a sample."""
     message = trajectory_pb2.Sample()
     fill_sample(message, sample)
     return message
 
 
 def fill_sample(message: trajectory_pb2.Sample, sample: sample_builder.Sample) -> None:
-    """Write a sample into `message`."""
     message.sample_id = sample.sample_id
     message.rollout_id = sample.rollout.rollout_id
     message.group_id = sample.rollout.group_id
     message.traceparent = sample.rollout.traceparent
-    _fill_tokens(message.tokens, sample.tokens)
+    sample.tokens.fill(message.tokens)
     message.loss_mask = sample.loss_mask
     whole = (reward for reward in sample.rollout.outcome.rewards if not reward.turn_id)
     message.rewards.extend(map(_reward_to, whole))
@@ -323,7 +262,7 @@ def fill_sample(message: trajectory_pb2.Sample, sample: sample_builder.Sample) -
         message.turns.add(
             turn_id=turn.turn_id,
             num_tokens=turn.num_tokens,
-            sampling=sampling_params.message(turn.sampling),
+            sampling=sampling.message(turn.sampling),
             rewards=map(_reward_to, turn.rewards),
             finish_reason=turn.finish_reason,
         )
@@ -338,7 +277,6 @@ def _reward_to(reward: Reward) -> tokens_pb2.Reward:
 
 
 def timestamp(seconds: float) -> Timestamp:
-    """Unix seconds as a message."""
     stamp = Timestamp()
     stamp.FromMicroseconds(round(seconds * 1e6))
     return stamp

@@ -18,7 +18,6 @@ def nonce(request_id: str, index: int = 0) -> str:
 
 
 def task_token(rollout_id: str, nonce: str) -> str:
-    """Token of a task lease."""
     return f"{nonce}.{rollout_id}"
 
 
@@ -31,19 +30,16 @@ def parse(token: str) -> tuple[str, str]:
 
 
 def column_token(epoch: int) -> str:
-    """Token of a column lease."""
     return str(epoch)
 
 
 def parse_column(token: str) -> int:
-    """Epoch of a column lease."""
     if not (_is_number(token) and len(token) < 20):
         raise invalid_argument("lease_token", token[:40], "a token from LeaseColumn")
     return int(token)
 
 
 def step_token(step: int, epoch: int) -> str:
-    """Token of a sample lease."""
     return f"{step}.{epoch}"
 
 

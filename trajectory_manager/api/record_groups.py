@@ -16,12 +16,12 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from services.chassis.errors import invalid_argument
 from services.chassis.rpc.request_budget import RequestBudget
 from services.lib.bounds import MIN_TEMPERATURE
-from trajectory_manager.api import conversion, sampling_params, validation
+from trajectory_manager.api import conversion, validation
 from trajectory_manager.model import sampling
-from trajectory_manager.model.records import Outcome, Purpose, Rollout, SlotName, Submitted, Task
+from trajectory_manager.model.records import Outcome, Purpose, Rollout, SlotName, Task
 from trajectory_manager.model.runs import RunConfig
-from trajectory_manager.model.tokens import Turn, TurnBegin, TurnRecord
-from trajectory_manager.service import outcomes
+from trajectory_manager.model.tokens import Turn
+from trajectory_manager.service import rollouts
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.errors import cold_training
 from trajectory_manager.store.redis.connect import Store
@@ -31,8 +31,6 @@ _ENDS = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
 
 
 class RecordGroupsHandler:
-    """Records whole groups."""
-
     def __init__(
         self, store: Store, rollouts: Rollouts, inflight: RequestBudget, max_turn_tokens: int
     ) -> None:
@@ -42,7 +40,7 @@ class RecordGroupsHandler:
         self._inflight = inflight
         self._max_turn_tokens = max_turn_tokens
 
-    async def record(self, request: pb.RecordGroupsRequest) -> Submitted:
+    async def record(self, request: pb.RecordGroupsRequest) -> pb.RecordGroupsResponse:
         """Record the groups of `request`; return how many were new and how many more are admitted.
 
         Raises:
@@ -62,11 +60,13 @@ class RecordGroupsHandler:
         ):
             admitted = await self._store.runs.admit_recorded(run_id, tasks)
             await self._rollouts.record(run_id, recorded)
-        return admitted
+        return pb.RecordGroupsResponse(
+            num_recorded=admitted.num_accepted, num_free=admitted.num_free
+        )
 
     def _rollouts_of(
         self, run_id: str, config: RunConfig, task: Task, index: int, group: pb.RecordedGroup
-    ) -> Iterator[tuple[Rollout, tuple[TurnRecord, ...]]]:
+    ) -> Iterator[tuple[Rollout, tuple[Turn, ...]]]:
         for slot, message in enumerate(group.rollouts):
             field = f"groups[{index}].rollouts[{slot}]"
             turns = tuple(self._turns(field, message))
@@ -74,18 +74,18 @@ class RecordGroupsHandler:
             _check_outcome(rollout.outcome, config, f"{field}.rewards", turns)
             yield rollout, turns
 
-    def _turns(self, field: str, message: pb.RecordedRollout) -> Iterator[TurnRecord]:
+    def _turns(self, field: str, message: pb.RecordedRollout) -> Iterator[Turn]:
         lengths: dict[str, int] = {}
         for i, turn in enumerate(message.turns):
             record = _turn(f"{field}.turns[{i}]", turn)
-            before, prefix = record.turn.begin.prefix_turn_id, record.turn.begin.prefix_length
-            if record.turn.turn_id in lengths:
+            before, prefix = record.prefix_turn_id, record.prefix_length
+            if record.turn_id in lengths:
                 cure = "each name once in a rollout"
-                raise invalid_argument(f"{field}.turns[{i}].turn_id", record.turn.turn_id, cure)
+                raise invalid_argument(f"{field}.turns[{i}].turn_id", record.turn_id, cure)
             if not 0 <= prefix <= lengths.get(before, 0):
                 cure = f"at most the tokens of turn {before!r} before it, {lengths.get(before, 0)}"
                 raise invalid_argument(f"{field}.turns[{i}].prefix_length", prefix, cure)
-            lengths[record.turn.turn_id] = prefix + record.tokens.num_tokens
+            lengths[record.turn_id] = prefix + record.tokens.num_tokens
             if record.tokens.num_tokens > self._max_turn_tokens:
                 cure = f"at most {self._max_turn_tokens} tokens (max_turn_tokens)"
                 given = record.tokens.num_tokens
@@ -104,12 +104,10 @@ def _task(field: str, group: pb.RecordedGroup) -> Task:
     )
 
 
-def _check_outcome(
-    outcome: Outcome, config: RunConfig, field: str, turns: Sequence[TurnRecord]
-) -> None:
-    names = {record.turn.turn_id for record in turns}
-    error = outcomes.missing_reward(outcome, config.reward_name, field)
-    if error := error or outcomes.unknown_turn(outcome, names, field):
+def _check_outcome(outcome: Outcome, config: RunConfig, field: str, turns: Sequence[Turn]) -> None:
+    names = {turn.turn_id for turn in turns}
+    error = rollouts.missing_reward(outcome, config.reward_name, field)
+    if error := error or rollouts.unknown_turn(outcome, names, field):
         raise error
 
 
@@ -126,20 +124,20 @@ def _rollout(run_id: str, name: SlotName, field: str, message: pb.RecordedRollou
     )
 
 
-def _turn(field: str, message: trajectory_pb2.Turn) -> TurnRecord:
+def _turn(field: str, message: trajectory_pb2.Turn) -> Turn:
     if message.finish_reason not in _ENDS:
         raise invalid_argument(f"{field}.finish_reason", message.finish_reason, "STOP or LENGTH")
     tokens = conversion.tokens_from(f"{field}.tokens", message.tokens)
-    params = sampling_params.stored(f"{field}.sampling", message.sampling)
+    params = sampling.stored(f"{field}.sampling", message.sampling)
     if (temperature := sampling.temperature(params)) < MIN_TEMPERATURE:
         raise cold_training(f"{field}.sampling.temperature", temperature)
-    begin = TurnBegin(
+    return Turn(
         turn_id=validation.name(f"{field}.turn_id", message.turn_id),
         attempt_id="-",
         prompt_digest=hashlib.sha256(tokens.ids).hexdigest(),
         prefix_turn_id=validation.optional_name(f"{field}.prefix_turn_id", message.prefix_turn_id),
         prefix_length=message.prefix_length,
         sampling=params,
+        finish_reason=message.finish_reason,
+        tokens=tokens,
     )
-    turn = Turn(begin=begin, epoch=0, finish_reason=message.finish_reason)
-    return TurnRecord(turn=turn, tokens=tokens)

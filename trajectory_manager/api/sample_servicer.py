@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc.aio
@@ -12,18 +13,81 @@ from google.protobuf.duration_pb2 import Duration
 from seamflow.trajectory.v1 import sample_service_pb2 as pb
 from seamflow.trajectory.v1 import sample_service_pb2_grpc as pb_grpc
 
+from services.chassis.errors import invalid_argument
 from services.chassis.rpc import fields
-from trajectory_manager.api import conversion, lease_token, step_samples, validation
+from trajectory_manager.api import conversion, lease_token, validation
 from trajectory_manager.api.column_servicer import add_columns
 from trajectory_manager.api.inspection.trained_samples import list_trained, record_trained
-from trajectory_manager.model.records import RolloutState, Topic
-from trajectory_manager.model.runs import RunCounts
-from trajectory_manager.model.steps import StepLease
-from trajectory_manager.model.tokens import TurnRecord
-from trajectory_manager.service import sample_builder
+from trajectory_manager.model.records import RolloutState, StalenessPolicy, Topic
+from trajectory_manager.model.runs import RunConfig, StepLease
+from trajectory_manager.model.tokens import Turn
+from trajectory_manager.service import metrics, sample_builder
 from trajectory_manager.service.long_poll import LongPoll
-from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.store.redis.connect import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    first: int
+    """Samples to skip."""
+    max_bytes: int
+    """Size of the response after which no sample is added; 0: no limit."""
+
+
+async def fill(
+    response: pb.LeaseSamplesResponse,
+    store: Store,
+    run_id: str,
+    lease: StepLease,
+    page: Page,
+) -> list[int]:
+    """Add the samples of a step to `response`, in the ledger's order, as `page` requests.
+
+    Samples are written in place: a step is too large to be copied.
+
+    Returns:
+        The staleness of each fresh sample added, in weight versions.
+    """
+    config = await store.runs.config(run_id)
+    names = (*lease.sample_ids, *lease.replayed_ids)
+    if page.first > len(names):
+        cure = f"next_sample of the answer before; the step has {len(names)} samples"
+        raise invalid_argument("first_sample", page.first, cure)
+    staleness, num_bytes = list[int](), 0
+    async with aclosing(_built(store, run_id, lease, config, names[page.first :])) as built:
+        async for sample, replayed in built:
+            message = response.samples.add(replayed=replayed)
+            conversion.fill_sample(message, sample)
+            num_bytes += conversion.add_routed_experts(message, sample)
+            if not replayed:
+                staleness.append(lease.base_weight_version - sample.min_weight_version)
+            num_bytes += sample.tokens.num_bytes + len(sample.loss_mask)
+            if 0 < page.max_bytes <= num_bytes:
+                break
+    end = page.first + len(response.samples)
+    response.next_sample = end if end < len(names) or lease.is_open else 0
+    await add_columns(store.columns, run_id, response.samples, config.required_columns)
+    return staleness
+
+
+async def _built(
+    store: Store, run_id: str, lease: StepLease, config: RunConfig, names: Sequence[str]
+) -> AsyncGenerator[tuple[sample_builder.Sample, bool], None]:
+    """The samples of a step named in `names`, and whether each is replayed."""
+    selected = set(names)
+    fresh = replace(lease, sample_ids=_selected(lease.sample_ids, selected))
+    async for sample in sample_builder.build(store.tokens, run_id, config, fresh):
+        yield sample, False
+    # Replayed samples are old by design: none of their tokens is masked.
+    whole = replace(config, staleness_policy=StalenessPolicy.DROP)
+    replayed = replace(lease, sample_ids=_selected(lease.replayed_ids, selected))
+    async for sample in sample_builder.build(store.tokens, run_id, whole, replayed):
+        yield sample, True
+
+
+def _selected(names: Sequence[str], selected: set[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if name in selected)
+
 
 # Bound on the size of one ListSamples response.
 _PAGE_BYTES = 16 << 20
@@ -32,35 +96,25 @@ _MAX_REJECTED = 1024
 
 
 class SampleServicer(pb_grpc.SampleServiceServicer):
-    """Serves the step ledger over gRPC."""
-
-    def __init__(self, store: Store, waiting: LongPoll, metrics: Metrics) -> None:
+    def __init__(self, store: Store, waiting: LongPoll) -> None:
         self._store = store
         self._waiting = waiting
-        self._metrics = metrics
 
     async def Reconcile(
         self, request: pb.ReconcileRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ReconcileResponse:
-        """Make this caller the trainer of the run, at the step of its checkpoint."""
-        reconciled = await self._store.ledger.reconcile(
+        return await self._store.ledger.reconcile(
             validation.run_name(request.run_id),
             fields.not_negative("step", request.step),
             validation.name("trainer_id", request.trainer_id),
-        )
-        return pb.ReconcileResponse(
-            epoch=reconciled.epoch,
-            pending_steps=reconciled.pending_steps,
-            open_step=reconciled.open_step,
         )
 
     async def LeaseSamples(
         self, request: pb.LeaseSamplesRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.LeaseSamplesResponse:
-        """Lease the samples of a step, or a page of them; long poll."""
         run_id = validation.run_name(request.run_id)
         wait = validation.seconds("wait", request.wait)
-        page = step_samples.Page(
+        page = Page(
             first=fields.not_negative("first_sample", request.first_sample),
             max_bytes=fields.not_negative("max_bytes", request.max_bytes),
         )
@@ -73,9 +127,9 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         response = pb.LeaseSamplesResponse()
         if lease is None:
             return response
-        staleness = await step_samples.fill(response, self._store, run_id, lease, page)
+        staleness = await fill(response, self._store, run_id, lease, page)
         for versions in staleness:
-            self._metrics.staleness(versions)
+            metrics.STALENESS.observe(versions)
         response.lease_token = lease_token.step_token(lease.step, request.epoch)
         response.max_staleness = max(staleness, default=0)
         response.num_deliveries = lease.num_deliveries
@@ -94,13 +148,12 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
             request.streaming,
         )
         if attempted.num_too_old:
-            self._metrics.discarded("staleness", attempted.num_too_old)
+            metrics.DISCARDED.labels("staleness").inc(attempted.num_too_old)
         return attempted.lease
 
     async def ExtendLease(
         self, request: pb.ExtendLeaseRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ExtendLeaseResponse:
-        """Renew the lease of a step."""
         run_id = validation.run_name(request.run_id)
         step, epoch = lease_token.parse_step(request.lease_token)
         seconds = await self._store.ledger.extend_samples(run_id, epoch, step)
@@ -111,7 +164,6 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
     async def CommitStep(
         self, request: pb.CommitStepRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.CommitStepResponse:
-        """Commit a step and all steps before it."""
         num_samples = await self._store.ledger.commit(
             validation.run_name(request.run_id),
             request.epoch,
@@ -122,7 +174,6 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
     async def RejectGroups(
         self, request: pb.RejectGroupsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.RejectGroupsResponse:
-        """Take groups that cannot be trained out of a leased step."""
         validation.bounded("groups", len(request.groups), _MAX_REJECTED)
         rejected = await self._store.ledger.reject(
             validation.run_name(request.run_id),
@@ -135,42 +186,38 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
                 for i, group in enumerate(request.groups)
             },
         )
-        self._metrics.discarded("rejected", rejected.num_rejected)
-        return pb.RejectGroupsResponse(num_rejected=rejected.num_rejected, open=rejected.is_open)
+        metrics.DISCARDED.labels("rejected").inc(rejected.num_rejected)
+        return rejected
 
     async def RecordTrainedSamples(
         self, request: pb.RecordTrainedSamplesRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.RecordTrainedSamplesResponse:
-        """Record what a step trained on: `api/inspection/trained_samples.py`."""
         return await record_trained(self._store.inspection, request)
 
     async def ListTrainedSamples(
         self, request: pb.ListTrainedSamplesRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ListTrainedSamplesResponse:
-        """Read what is recorded of a step."""
         return await list_trained(self._store.inspection, request)
 
     async def AwaitPublish(
         self, request: pb.AwaitPublishRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.AwaitPublishResponse:
-        """Whether the trainer may publish a weight version; long poll."""
         run_id = validation.run_name(request.run_id)
         version = fields.positive("weight_version", request.weight_version)
         wait = validation.seconds("wait", request.wait)
-        decision = PublishDecision(publish=False, num_blocking=0)
+        decision = pb.AwaitPublishResponse()
 
-        async def attempt() -> PublishDecision | None:
+        async def attempt() -> pb.AwaitPublishResponse | None:
             nonlocal decision
             decision = await decide(self._store, run_id, request.epoch, version)
             return decision if decision.publish else None
 
         await self._waiting.until(run_id, Topic.READY, wait, attempt)
-        return pb.AwaitPublishResponse(publish=decision.publish, num_blocking=decision.num_blocking)
+        return decision
 
     async def ListSamples(
         self, request: pb.ListSamplesRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ListSamplesResponse:
-        """A page of the samples of finished rollouts, oldest first."""
         run_id = validation.run_name(request.run_id)
         start, limit = validation.page(request.page_size, request.page_token)
         config = await self._store.runs.config(run_id)
@@ -208,25 +255,23 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
     async def GetReadiness(
         self, request: pb.GetReadinessRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.GetReadinessResponse:
-        """Counts of a run."""
         run_id = validation.run_name(request.run_id)
         counts = await self._store.runs.run_counts(run_id)
-        return pb.GetReadinessResponse(readiness=_readiness(counts))
+        return pb.GetReadinessResponse(readiness=counts)
 
     async def AwaitStep(
         self, request: pb.AwaitStepRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.AwaitStepResponse:
-        """Record that the trainer waits; counts of the run once enough groups are ready."""
         run_id = validation.run_name(request.run_id)
         wait = validation.seconds("wait", request.wait)
         min_groups = fields.not_negative("min_ready_groups", request.min_ready_groups)
         await self._await_step(run_id, request)
 
-        async def attempt() -> RunCounts | None:
+        async def attempt() -> pb.Readiness | None:
             # Until none is too old: while some were taken out, others may have completed.
             while True:
                 counts = await self._store.runs.run_counts(run_id)
-                if counts.num_leasable_groups < min_groups:
+                if counts.num_ready_groups - counts.num_kept_back_groups < min_groups:
                     return None
                 if not await self._await_step(run_id, request):
                     return counts
@@ -234,7 +279,7 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         counts = await self._waiting.until(run_id, Topic.READY, wait, attempt)
         if counts is None:
             counts = await self._store.runs.run_counts(run_id)
-        return pb.AwaitStepResponse(readiness=_readiness(counts))
+        return pb.AwaitStepResponse(readiness=counts)
 
     async def _await_step(self, run_id: str, request: pb.AwaitStepRequest) -> int:
         """Record the wait; the number of groups that were too old."""
@@ -245,12 +290,8 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
             fields.not_negative("base_weight_version", request.base_weight_version),
         )
         if num_too_old:
-            self._metrics.discarded("staleness", num_too_old)
+            metrics.DISCARDED.labels("staleness").inc(num_too_old)
         return num_too_old
-
-
-def _readiness(counts: RunCounts) -> pb.Readiness:
-    return pb.Readiness(**{name: getattr(counts, name) for name in RunCounts.__dataclass_fields__})
 
 
 def _satisfies(request: pb.LeaseSamplesRequest, lease: StepLease) -> bool:
@@ -261,16 +302,9 @@ def _satisfies(request: pb.LeaseSamplesRequest, lease: StepLease) -> bool:
 _BATCH = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishDecision:
-    """The answer to AwaitPublish."""
-
-    publish: bool
-    num_blocking: int
-    """Groups and rollouts that would become too old."""
-
-
-async def decide(store: Store, run_id: str, epoch: int, weight_version: int) -> PublishDecision:
+async def decide(
+    store: Store, run_id: str, epoch: int, weight_version: int
+) -> pb.AwaitPublishResponse:
     """Whether the trainer with `epoch` may publish `weight_version` now.
 
     Under WAIT no work in flight may become too old. The ledger has the versions of finished
@@ -282,20 +316,20 @@ async def decide(store: Store, run_id: str, epoch: int, weight_version: int) -> 
     """
     waits = await store.ledger.publish_wait(run_id, epoch, weight_version)
     if waits.seconds <= 0:
-        return PublishDecision(publish=True, num_blocking=waits.num_blocking_groups)
+        return pb.AwaitPublishResponse(publish=True, num_blocking=waits.num_blocking_groups)
     oldest = weight_version - (await store.runs.config(run_id)).max_staleness
     blocking = waits.num_blocking_groups
     for start in range(0, len(waits.running), _BATCH):
         batch = waits.running[start : start + _BATCH]
         found = await store.tokens.read(run_id, batch, spans_only=True)
         blocking += sum(_older(turns, oldest) for _, turns in filter(None, found))
-    return PublishDecision(publish=blocking == 0, num_blocking=blocking)
+    return pb.AwaitPublishResponse(publish=blocking == 0, num_blocking=blocking)
 
 
-def _older(turns: Sequence[TurnRecord], oldest: int) -> bool:
+def _older(turns: Sequence[Turn], oldest: int) -> bool:
     """Whether a trainable token has a version before `oldest`."""
     return any(
         span.trainable and span.weight_version < oldest
-        for record in turns
-        for span in record.tokens.spans
+        for turn in turns
+        for span in turn.tokens.spans
     )

@@ -17,8 +17,8 @@ from services.chassis.log import get_logger
 from trajectory_manager.api import conversion, lease_token, validation
 from trajectory_manager.model.records import EmptyReason, Purpose, Task, TaskLease, Topic
 from trajectory_manager.model.runs import RunConfig
+from trajectory_manager.service import metrics
 from trajectory_manager.service.long_poll import LongPoll
-from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.redis.connect import Store
 
@@ -34,21 +34,17 @@ _Lease = Callable[[], Awaitable[_Answer]]
 
 
 class TaskServicer(pb_grpc.TaskServiceServicer):
-    """Serves the task feed over gRPC."""
-
     def __init__(
         self,
         store: Store,
         rollouts: Rollouts,
         waiting: LongPoll,
-        metrics: Metrics,
         max_queued_tasks: int,
     ) -> None:
         """`max_queued_tasks` bounds the queue of a run, for each purpose."""
         self._store = store
         self._rollouts = rollouts
         self._waiting = waiting
-        self._metrics = metrics
         self._max_queued_tasks = max_queued_tasks
         # By run and queue: why the newest attempt found nothing.
         self._reasons: dict[tuple[str, str], _Answer] = {}
@@ -56,22 +52,17 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
     async def SubmitTasks(
         self, request: pb.SubmitTasksRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.SubmitTasksResponse:
-        """Queue tasks that are new, or none."""
         run_id = validation.run_name(request.run_id)
         config = await self._store.runs.config(run_id)
         tasks = [
             conversion.task_from(f"tasks[{index}]", task, config)
             for index, task in enumerate(request.tasks)
         ]
-        submitted = await self._store.runs.submit(run_id, tasks, self._max_queued_tasks)
-        return pb.SubmitTasksResponse(
-            num_accepted=submitted.num_accepted, num_free=submitted.num_free
-        )
+        return await self._store.runs.submit(run_id, tasks, self._max_queued_tasks)
 
     async def LeaseTasks(
         self, request: pb.LeaseTasksRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.LeaseTasksResponse:
-        """Lease slots of queued tasks, evaluations first, or of an agent's own task; long poll."""
         run_id = validation.run_name(request.run_id)
         validation.name("request_id", request.request_id)
         agent_id = validation.optional_name("agent_id", request.agent_id)
@@ -80,7 +71,7 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
             leases, reason = await self._own(run_id, request, wait)
         else:
             leases, reason = await self._queued(run_id, request, wait)
-        self._metrics.leases("leased", len(leases))
+        metrics.LEASES.labels("leased").inc(len(leases))
         names = [lease.rollout_id for lease in leases]
         log = get_logger()
         log.debug("tasks_leased", run_id=run_id, rollout_ids=names, agent_id=agent_id)
@@ -156,15 +147,14 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
     async def ExtendTasks(
         self, request: pb.ExtendTasksRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ExtendTasksResponse:
-        """Extend task leases; the response names those that are lost."""
         run_id = validation.run_name(request.run_id)
         validation.bounded("lease_tokens", len(request.lease_tokens), _MAX_EXTENDED)
         config = await self._store.runs.config(run_id)
         leases = [lease_token.parse(token) for token in request.lease_tokens]
         held = await self._store.runs.extend_tasks(run_id, leases)
         lost = [token for token, ok in zip(request.lease_tokens, held, strict=True) if not ok]
-        self._metrics.leases("extended", len(held) - len(lost))
-        self._metrics.leases("lost", len(lost))
+        metrics.LEASES.labels("extended").inc(len(held) - len(lost))
+        metrics.LEASES.labels("lost").inc(len(lost))
         return pb.ExtendTasksResponse(
             lost_lease_tokens=lost, lease_duration=to_duration(config.lease_seconds)
         )
@@ -172,7 +162,6 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
     async def ListDeadLetters(
         self, request: pb.ListDeadLettersRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ListDeadLettersResponse:
-        """A page of the dead letters of a run."""
         run_id = validation.run_name(request.run_id)
         start, limit = validation.page(request.page_size, request.page_token)
         letters = await self._store.runs.dead_letters(
@@ -186,18 +175,16 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
     async def RequeueDeadLetters(
         self, request: pb.RequeueDeadLettersRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.RequeueDeadLettersResponse:
-        """Queue the tasks of dead letters again."""
         run_id = validation.run_name(request.run_id)
         validation.bounded("task_ids", len(request.task_ids), _MAX_REQUEUED)
         task_ids = [validation.name("task_ids", task_id) for task_id in request.task_ids]
         number = await self._store.runs.requeue(run_id, task_ids)
-        self._metrics.requeued(number)
+        metrics.REQUEUED.inc(number)
         return pb.RequeueDeadLettersResponse(num_requeued=number)
 
     async def CancelTasks(
         self, request: pb.CancelTasksRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.CancelTasksResponse:
-        """Take EVAL tasks back; the sweep fails their running rollouts."""
         run_id = validation.run_name(request.run_id)
         validation.bounded("task_ids", len(request.task_ids), _MAX_REQUEUED)
         task_ids = [validation.name("task_ids", task_id) for task_id in request.task_ids]

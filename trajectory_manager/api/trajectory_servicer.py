@@ -21,9 +21,9 @@ from trajectory_manager.api.inspection.search_rollouts import SearchRolloutsHand
 from trajectory_manager.api.record_groups import RecordGroupsHandler
 from trajectory_manager.model.prefix_tree import Piece, PrefixTree
 from trajectory_manager.model.records import RolloutState
-from trajectory_manager.model.tokens import Cut, TurnRecord, cut_spans, joined
-from trajectory_manager.service.retention import Retention
+from trajectory_manager.model.tokens import Cut, Turn, cut_spans, joined
 from trajectory_manager.service.rollouts import Rollouts
+from trajectory_manager.service.sweeper import Retention
 from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.redis.connect import Store
 from trajectory_manager.store.redis.token_store import TokenStore
@@ -34,8 +34,6 @@ _MAX_DELETED = 1000
 
 
 class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
-    """Serves the record of rollouts over gRPC."""
-
     def __init__(
         self,
         store: Store,
@@ -65,40 +63,29 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
     async def BeginTurns(
         self, request: pb.BeginTurnsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.BeginTurnsResponse:
-        """Start rollouts and begin turns: `api/begin_turns.py`."""
         return await self._begin_turns.begin(request)
 
     async def AppendTokens(
         self, request: pb.AppendTokensRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.AppendTokensResponse:
-        """Append tokens, end turns and finish rollouts: `api/append_tokens.py`."""
         return await self._append_tokens.append(request)
 
     async def RecordGroups(
         self, request: pb.RecordGroupsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.RecordGroupsResponse:
-        """Record groups that were generated elsewhere: `api/record_groups.py`."""
-        recorded = await self._record_groups.record(request)
-        return pb.RecordGroupsResponse(
-            num_recorded=recorded.num_accepted, num_free=recorded.num_free
-        )
+        return await self._record_groups.record(request)
 
     async def DeleteTrajectories(
         self, request: pb.DeleteTrajectoriesRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.DeleteTrajectoriesResponse:
-        """Delete finished rollouts that no step needs any more."""
         run_id = validation.run_name(request.run_id)
         validation.bounded("rollout_ids", len(request.rollout_ids), _MAX_DELETED)
         names = [validation.name("rollout_ids", name) for name in request.rollout_ids]
-        deleted = await self._retention.delete(run_id, names)
-        return pb.DeleteTrajectoriesResponse(
-            num_deleted=deleted.num_deleted, needed_rollout_ids=deleted.needed
-        )
+        return await self._retention.delete(run_id, names)
 
     async def GetTrajectory(
         self, request: pb.GetTrajectoryRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.GetTrajectoryResponse:
-        """Read one trajectory."""
         run_id, rollout_id = _rollout_name(request)
         if request.credential_digest:
             await self._check_credential(run_id, rollout_id, request.credential_digest)
@@ -108,19 +95,16 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
     async def SearchRollouts(
         self, request: pb.SearchRolloutsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.SearchRolloutsResponse:
-        """Find rollouts, newest first: `api/inspection/search_rollouts.py`."""
         return await self._search.search(request)
 
     async def ReadTokens(
         self, request: pb.ReadTokensRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ReadTokensResponse:
-        """Read a part of a turn's whole sequence: see `read_tokens`."""
         return await read_tokens(self._store.tokens, request)
 
     async def ListTrajectories(
         self, request: pb.ListTrajectoriesRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ListTrajectoriesResponse:
-        """A page of the rollouts of a run, oldest first."""
         run_id = validation.run_name(request.run_id)
         start, limit = validation.page(request.page_size, request.page_token)
         names = await self._store.runs.listed(run_id, start, limit + 1)
@@ -135,7 +119,6 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
     async def WatchTrajectory(
         self, request: pb.WatchTrajectoryRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.WatchTrajectoryResponse]:
-        """The record of a rollout whenever it changed, until it finishes."""
         run_id, rollout_id = _rollout_name(request)
         interval = validation.seconds("interval", request.interval) or _DEFAULT_WATCH_SECONDS
         last = None
@@ -194,7 +177,7 @@ async def read_tokens(store: TokenStore, request: pb.ReadTokensRequest) -> pb.Re
     turns = await _turns(store, run_id, rollout_id)
     if turn_id not in turns:
         raise store_error("UNKNOWN_TURN", turn_id)
-    tree = PrefixTree([each.turn for each in turns.values()], list(map(_length, turns.values())))
+    tree = PrefixTree(list(turns.values()))
     total = tree.whole_length(turn_id)
     cuts = list(_cuts(tree.pieces(turn_id), start, min(start + number, total)))
     found = await store.windows(run_id, rollout_id, cuts) if cuts else []
@@ -202,18 +185,16 @@ async def read_tokens(store: TokenStore, request: pb.ReadTokensRequest) -> pb.Re
         tokens._replace(spans=tuple(cut_spans(turns[cut.turn_id].tokens.spans, *cut[1:])))
         for cut, tokens in zip(cuts, found, strict=True)
     )
-    return pb.ReadTokensResponse(tokens=conversion.packed_to(joined(parts)), total=total)
+    response = pb.ReadTokensResponse(total=total)
+    joined(parts).fill(response.tokens)
+    return response
 
 
-async def _turns(store: TokenStore, run_id: str, rollout_id: str) -> dict[str, TurnRecord]:
+async def _turns(store: TokenStore, run_id: str, rollout_id: str) -> dict[str, Turn]:
     (found,) = await store.read(run_id, [rollout_id], spans_only=True)
     if found is None:
         raise store_error("UNKNOWN_ROLLOUT", rollout_id)
-    return {record.turn.turn_id: record for record in found[1]}
-
-
-def _length(record: TurnRecord) -> int:
-    return sum(span.num_tokens for span in record.tokens.spans)
+    return {turn.turn_id: turn for turn in found[1]}
 
 
 def _cuts(pieces: Sequence[Piece], start: int, stop: int) -> Iterator[Cut]:

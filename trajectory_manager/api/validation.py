@@ -21,7 +21,7 @@ from services.lib.bounds import (
     is_name,
 )
 from services.lib.token_bytes import unpack_logprobs
-from trajectory_manager.model.tokens import BYTES_PER_TOKEN, Origin, Span, VersionSource
+from trajectory_manager.model.tokens import BYTES_PER_TOKEN, Origin, VersionSource
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _COLUMN = re.compile(r"[a-z0-9_]{1,60}")
@@ -39,7 +39,6 @@ _MAX_LABEL_VALUE = 256
 
 
 def run_name(value: str) -> str:
-    """A run_id."""
     if not _RUN_NAME.fullmatch(value):
         raise invalid_argument("run_id", value, "1 to 100 of A-Z a-z 0-9 . _ -")
     return value
@@ -59,7 +58,6 @@ def turn_name(run_id: str, rollout_id: str, turn_id: str) -> tuple[str, str, str
 
 
 def optional_name(field: str, value: str) -> str:
-    """An id, or empty."""
     return name(field, value) if value else ""
 
 
@@ -72,7 +70,6 @@ def message_key(field: str, value: str) -> str:
 
 
 def column(field: str, value: str) -> str:
-    """The name of a column."""
     if not _COLUMN.fullmatch(value):
         raise invalid_argument(field, value, "1 to 60 of a-z 0-9 _")
     return value
@@ -148,8 +145,9 @@ def ids(field: str, data: bytes) -> None:
         raise invalid_argument(field, "a negative id", "ids of at least 0")
 
 
-def packed_tokens(field: str, token_ids: bytes, logprobs: bytes) -> None:
-    """Arrays as bytes, of equal length, maybe empty; ids of at least 0 and possible log-probs."""
+def packed_tokens(field: str, tokens: tokens_pb2.PackedTokens) -> None:
+    """Arrays of equal length, maybe empty: ids of at least 0, possible log-probs; whole spans."""
+    token_ids, logprobs = tokens.token_ids, tokens.logprobs
     ids(f"{field}.token_ids", token_ids)
     if len(logprobs) != len(token_ids):
         cure = f"as many as token_ids, which are {len(token_ids)}"
@@ -157,6 +155,7 @@ def packed_tokens(field: str, token_ids: bytes, logprobs: bytes) -> None:
     # Looks at single values only where a highest byte allows an impossible one.
     if logprobs[3::4].translate(None, _POSSIBLE):
         _check_logprobs(f"{field}.logprobs", unpack_logprobs(logprobs))
+    _check_spans(tokens.spans, len(token_ids) // BYTES_PER_TOKEN)
 
 
 def _check_logprobs(field: str, values: Sequence[float]) -> None:
@@ -166,38 +165,29 @@ def _check_logprobs(field: str, values: Sequence[float]) -> None:
             raise invalid_argument(field, value, cure)
 
 
-def spans(messages: Iterable[tokens_pb2.Span], num_tokens: int) -> tuple[Span, ...]:
-    """Contiguous spans that cover `num_tokens`."""
-    found, end = list[Span](), 0
-    for index, message in enumerate(messages):
-        start, length = message.start, message.num_tokens
-        kind = _kind(
-            message.origin, message.weight_version, message.version_source, message.server_id
-        )
-        if start != end or length < 1 or kind is None:
-            raise _invalid_span(f"tokens.spans[{index}]", message, end)
-        found.append(Span(length, *kind))
+def _check_spans(spans: Iterable[tokens_pb2.Span], num_tokens: int) -> None:
+    """They are contiguous and cover `num_tokens`."""
+    end = 0
+    for index, span in enumerate(spans):
+        length = span.num_tokens
+        known = _is_kind(span.origin, span.weight_version, span.version_source, span.server_id)
+        if span.start != end or length < 1 or not known:
+            raise _invalid_span(f"tokens.spans[{index}]", span, end)
         end += length
     if end != num_tokens:
         raise invalid_argument("tokens.spans", f"{end} tokens", f"spans that cover {num_tokens}")
-    return tuple(found)
 
 
-# Cached: enum lookups would dominate the validation of an append.
+# Cached: looking at the name would dominate the validation of an append.
 @lru_cache(maxsize=4096)
-def _kind(
-    origin: int, weight_version: int, version_source: int, server_id: str
-) -> tuple[Origin, int, VersionSource, str] | None:
-    """The common fields of a span's tokens; None if they are invalid."""
-    is_valid = (
+def _is_kind(origin: int, weight_version: int, version_source: int, server_id: str) -> bool:
+    """Whether the fields that a span's tokens share are valid."""
+    return (
         origin in _ORIGINS
         and version_source in _VERSION_SOURCES
         and weight_version >= 0
         and (not server_id or is_name(server_id))
     )
-    if not is_valid:
-        return None
-    return Origin(origin), weight_version, VersionSource(version_source), server_id
 
 
 def _invalid_span(field: str, span: tokens_pb2.Span, end: int) -> ServiceError:

@@ -36,25 +36,25 @@ class SamplePlan:
 class PrefixTree:
     """The turns of one rollout and how many tokens each added."""
 
-    def __init__(self, turns: Sequence[Turn], lengths: Sequence[int]) -> None:
-        """`turns` in the order they began; `lengths` counts own tokens."""
+    def __init__(self, turns: Sequence[Turn]) -> None:
+        """`turns` in the order they began, each with at least its spans."""
         self._turns = {turn.turn_id: turn for turn in turns}
-        self._lengths = dict(zip(self._turns, lengths, strict=True))
+        self._lengths = {turn.turn_id: turn.length for turn in turns}
 
     def whole_length(self, turn_id: str) -> int:
         """Tokens of the turn's whole sequence, shared ones included."""
-        return self._turns[turn_id].begin.prefix_length + self._lengths[turn_id]
+        return self._turns[turn_id].prefix_length + self._lengths[turn_id]
 
     def pieces(self, turn_id: str, length: int | None = None) -> tuple[Piece, ...]:
         """The first `length` tokens (default: all) of the turn's whole sequence, from the root."""
         remaining = self.whole_length(turn_id) if length is None else length
         pieces: list[Piece] = []
         while remaining > 0:
-            begin = self._turns[turn_id].begin
-            if remaining > begin.prefix_length:
-                pieces.append(Piece(turn_id=turn_id, stop=remaining - begin.prefix_length))
-                remaining = begin.prefix_length
-            turn_id = begin.prefix_turn_id
+            turn = self._turns[turn_id]
+            if remaining > turn.prefix_length:
+                pieces.append(Piece(turn_id=turn_id, stop=remaining - turn.prefix_length))
+                remaining = turn.prefix_length
+            turn_id = turn.prefix_turn_id
         return tuple(reversed(pieces))
 
     def is_whole(self, piece: Piece) -> bool:
@@ -98,10 +98,9 @@ def message_keys(turns: Sequence[Turn]) -> dict[str, tuple[str, ...]]:
     """Keys of each turn's conversation, with its answer; `turns` in the order they began."""
     whole: dict[str, tuple[str, ...]] = {"": ()}
     for turn in turns:
-        begin = turn.begin
-        matched = whole[begin.prefix_turn_id][: begin.num_matched_messages]
+        matched = whole[turn.prefix_turn_id][: turn.num_matched_messages]
         answer = (turn.answer_key,) if turn.answer_key else ()
-        whole[turn.turn_id] = (*matched, *begin.new_message_keys, *answer)
+        whole[turn.turn_id] = (*matched, *turn.new_message_keys, *answer)
     return whole
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-
-from trajectory_manager.model.rollout_summary import RolloutSummary
+from typing import NamedTuple
 
 MAX_REPLACEMENTS = 10
 """Failed samples after which a group is discarded: its task is probably broken."""
@@ -20,15 +19,11 @@ MAX_DEAD_LETTERS = 10_000
 
 
 class Purpose(IntEnum):
-    """Training or evaluation."""
-
     TRAIN = 1
     EVAL = 2
 
 
 class RolloutState(IntEnum):
-    """State of a rollout."""
-
     RUNNING = 1
     FINISHED = 2
     FAILED = 3
@@ -122,10 +117,8 @@ class Reward:
     """A named number for a rollout or one of its turns."""
 
     name: str
-    """What is measured."""
     value: float
     turn_id: str = ""
-    """The turn it belongs to; empty: the whole rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,14 +126,10 @@ class Outcome:
     """How a rollout ended."""
 
     rewards: tuple[Reward, ...] = ()
-    """Rewards the agent gave."""
     failure_class: FailureClass = FailureClass.NONE
-    """Who caused the failure, if it failed."""
     failure_message: str = ""
-    """For people."""
     untrained_turn_ids: tuple[str, ...] = ()
     truncated: bool = False
-    """Whether its agent says that a limit cut it off."""
 
     @property
     def state(self) -> RolloutState:
@@ -166,23 +155,15 @@ class Rollout:
     rollout_id: str
     purpose: Purpose
     group_id: str = ""
-    """Group of its lease; empty without one."""
     credential_digest: str = ""
-    """SHA-256 of the credential its agent holds."""
     pinned_weight_version: int | None = None
-    """Version to generate with, EVAL only."""
     required_weight_version: int = 0
-    """Oldest version to generate with."""
     traceparent: str = ""
-    """Trace context it began under."""
     state: RolloutState = RolloutState.RUNNING
     outcome: Outcome = Outcome()
     create_time: float = 0.0
-    """Unix seconds by the store's clock."""
     finish_time: float = 0.0
-    """Unix seconds; 0 while it runs."""
     labels: Labels = ()
-    """Given when it was started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,17 +171,13 @@ class Task:
     """What an agent works on; becomes a group."""
 
     task_id: str
-    """Unique in the run."""
     payload_json: str
-    """JSON object, opaque here."""
     num_samples: int
     purpose: Purpose
     labels: Labels = ()
-    """For people."""
     own: bool = False
     """An agent's own: never queued, leased by its name only."""
     pinned_weight_version: int | None = None
-    """EVAL only: its rollouts sample with this version; None: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +195,9 @@ class TaskLease:
 
     task: Task
     rollout_id: str
-    """Name of the rollout: task, slot and attempt."""
     nonce: str
     """Proves the lease together with rollout_id."""
     seconds: float
-    """Life of the lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,11 +223,8 @@ class RolloutResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettleResult:
-    """The effect of settling a rollout."""
-
     effect: Effect
     reason: str = ""
-    """Why a group was discarded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +251,6 @@ class DeadLetter:
 
     @property
     def rollout_ids(self) -> list[str]:
-        """All rollouts of the group."""
         return [
             str(SlotName(self.task.task_id, slot, attempt))
             for slot, newest in enumerate(self.attempts)
@@ -287,22 +258,11 @@ class DeadLetter:
         ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
-    """The answer to submitted tasks."""
-
-    num_accepted: int
-    """Tasks that were new."""
-    num_free: int
-    """Tasks the queue still takes."""
-
-
 @dataclass(frozen=True, slots=True)
 class SlotName:
     """Which attempt at which sample of which group a leased rollout is."""
 
     task_id: str
-    """Group."""
     slot: int
     """Sample of the group, from 0."""
     attempt: int
@@ -318,3 +278,28 @@ class SlotName:
         if len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
             return None
         return cls(parts[0], int(parts[1]), int(parts[2]))
+
+
+class RolloutSummary(NamedTuple):
+    """A rollout as lists show it; enums are the contract's numbers."""
+
+    rollout_id: str
+    purpose: int
+    state: int
+    failure_class: int
+    finish_reason: int
+    """FinishReason of its last turn; 0 while that runs."""
+    truncated: bool
+    in_group: bool
+    num_turns: int
+    num_tokens: int
+    num_policy_tokens: int
+    min_weight_version: int
+    """Oldest version that sampled some; -1: nothing is sampled."""
+    max_weight_version: int
+    """Newest such version; -1 likewise."""
+    reward: float | None
+    """Of the run's name; None: it has none."""
+    create_time: float
+    finish_time: float
+    step: int

@@ -1,4 +1,4 @@
-"""Runs, their rules and their counts as plain data."""
+"""Runs and their rules as plain data."""
 
 from __future__ import annotations
 
@@ -14,52 +14,32 @@ class Replay:
     strategy: ReplayStrategy
     """RECENCY weighs 1 / (1 + age in steps), REWARD exp((mean reward - highest) / temperature)."""
     capacity_groups: int
-    """Committed groups kept; the oldest leave first."""
     groups_per_step: int
-    """Replayed groups per step, in addition to the fresh ones."""
     reward_name: str = ""
-    """Reward that weighs, for REWARD."""
     temperature: float = 1.0
-    """Of the weights, for REWARD."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """Rules of a run, fixed when it is created."""
+    """Rules of a run, fixed when it is created: fields as in `RunConfig` of the contract."""
 
     group_size: int
-    """Samples per group (G)."""
     groups_per_step: int
-    """Groups a training step consumes (B)."""
     max_staleness: int
-    """Greatest difference between a step's base version and a sample's oldest version."""
     staleness_policy: StalenessPolicy
-    """Treatment of groups beyond max_staleness."""
     lease_seconds: float
-    """Life of a lease without extension."""
     zero_variance_reward: str
-    """Drop groups whose samples all have the same reward of this name; empty: keep all."""
     durability: Durability
-    """Durability class that the run requires of its store."""
     num_extra_samples: int = 0
-    """Samples a group starts beyond those it needs (k)."""
     fifo_window: int = 0
-    """Groups from the oldest unleased one that a step may take from; 0: order of completion."""
     publish_wait_seconds: float = 0.0
-    """WAIT: longest time a publish waits."""
     required_columns: tuple[str, ...] = ()
-    """Columns that samples must have before their group is ready."""
     replay: Replay | None = None
     max_deliveries: int = 0
-    """Deliveries of a step without a commit before it goes to the dead letters; 0: any number."""
     max_stored_tokens: int = 0
-    """Tokens of the run beyond which admission is closed; 0: any number."""
     retention_steps: int = 0
-    """Steps after whose commit rollouts are deleted; 0: never."""
     reward_name: str = ""
-    """Reward that every finished TRAIN rollout has; empty: any."""
     labels: Labels = ()
-    """For people."""
 
     def max_outstanding_groups(self, *, training: bool = False) -> int:
         """Groups that may be admitted and not yet leased to a step: B * (max_staleness + 1).
@@ -80,59 +60,45 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run and where it stands."""
-
     run_id: str
     config: RunConfig
     create_time: float
-    """Unix seconds by the store's clock."""
     end_time: float = 0.0
-    """Unix seconds; 0 while it runs."""
     committed_step: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunCounts:
-    """Counts of a run."""
+class StepLease:
+    """A ledger entry: which samples a step trains on."""
 
-    num_ready_groups: int
-    """Complete groups that wait for the trainer."""
-    num_running_groups: int
-    """Admitted groups whose samples are not complete."""
-    num_admissible_groups: int
-    """Groups that admission accepts now."""
-    num_queued_tasks: int
-    """Tasks waiting to be admitted."""
-    num_running_rollouts: int
-    """Leased rollouts."""
-    groups_per_step: int
-    """Groups that a step consumes (B)."""
-    committed_step: int
-    leased_step: int
-    num_admitted_groups: int
-    """Since the run began."""
-    num_discarded_groups: int
-    """Since the run began."""
-    num_replaced_samples: int
-    """Since the run began."""
-    num_incomplete_groups: int
-    """Complete groups that wait for a required column."""
-    num_replay_groups: int
-    """Committed groups kept for replay."""
-    num_dead_letters: int
-    """Dead letters that can be requeued."""
-    num_stored_tokens: int
-    """Tokens stored for the run, as of the last sweep."""
-    num_kept_back_groups: int
-    """Ready groups outside the fifo_window: no step may take them yet."""
-    num_open_groups: int
-    """Groups of the open step: neither ready nor running."""
-    num_column_failures: int
-    """Failed tries to compute a column of a sample."""
-    column_failure: str = ""
-    """The newest of these by column, unless the column was written since."""
+    step: int
+    base_weight_version: int
+    """Version staleness is counted from; fixed when the step was first leased."""
+    sample_ids: tuple[str, ...]
+    """Fresh samples in order, members of a group adjacent; never part of another step."""
+    replayed_ids: tuple[str, ...] = ()
+    """Samples of earlier groups that are trained again, in order, after the fresh ones."""
+    num_deliveries: int = 1
+    is_open: bool = False
+    streamed: bool = False
+    """Whether it took its last groups as they became ready: a repeated step is cut as before."""
 
-    @property
-    def num_leasable_groups(self) -> int:
-        """Groups that a step may take now."""
-        return self.num_ready_groups - self.num_kept_back_groups
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseAttempt:
+    lease: StepLease | None
+    """None: not enough fresh groups yet."""
+    num_too_old: int = 0
+    """Groups that this call discarded or withheld as too old."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishWait:
+    """What a publish under WAIT waits for."""
+
+    seconds: float
+    """How much longer it waits at most, by the store's clock; 0: publish now."""
+    num_blocking_groups: int = 0
+    """Groups with a finished sample that would be too old."""
+    running: tuple[str, ...] = ()
+    """Rollouts under way of the other groups that are not leased to a step."""

@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
+
+from seamflow.common.v1 import tokens_pb2
+
+from services.lib.bounds import check_sampling
 
 Value = float | int | bool | list[int] | list[str]
 
@@ -37,7 +42,40 @@ def decode(stored: str) -> dict[str, Value]:
 
 
 def temperature(stored: str) -> float:
-    """The temperature among stored parameters."""
     found = decode(stored).get("temperature", DEFAULTS["temperature"])
     assert isinstance(found, float | int), "a temperature is a number"
     return float(found)
+
+
+def stored(field: str, message: tokens_pb2.SamplingParams) -> str:
+    """The JSON that is equal for equal parameters; absent ones count as their defaults.
+
+    Raises:
+        ServiceError: INVALID_ARGUMENT.
+    """
+    encoded = message.SerializeToString()
+    return _stored(field, encoded) if encoded else "{}"
+
+
+# Cached: most turns of a run have the same parameters.
+@lru_cache(maxsize=1024)
+def _stored(field: str, encoded: bytes) -> str:
+    message = tokens_pb2.SamplingParams.FromString(encoded)
+    check_sampling(field, message)
+    params: dict[str, Value] = {
+        descriptor.name: value for descriptor, value in message.ListFields()
+    }
+    # Their order means nothing.
+    params["stop_token_ids"] = sorted(set(message.stop_token_ids))
+    params["stop"] = sorted(set(message.stop))
+    return encode(params)
+
+
+def message(stored_params: str) -> tokens_pb2.SamplingParams:
+    return tokens_pb2.SamplingParams.FromString(_encoded(stored_params))
+
+
+@lru_cache(maxsize=1024)
+def _encoded(stored_params: str) -> bytes:
+    found = tokens_pb2.SamplingParams(**decode(stored_params))  # type: ignore[arg-type]
+    return found.SerializeToString()

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+from seamflow.common.v1 import tokens_pb2
+
 from trajectory_manager.model.records import Outcome
 
 BYTES_PER_TOKEN = 4
@@ -32,18 +34,13 @@ class VersionSource(IntEnum):
 
 
 class Span(NamedTuple):
-    """Tokens of one origin; spans are contiguous, so their starts are implied."""
+    """`Span` of the contract; spans are contiguous, so their starts are implied."""
 
     num_tokens: int
-    """Length in tokens, at least 1."""
     origin: Origin
-    """Who made them."""
     weight_version: int = 0
-    """Weights that sampled them."""
     version_source: VersionSource = VersionSource.UNKNOWN
-    """How the version is known."""
     server_id: str = ""
-    """Rollout server that sampled them."""
 
     @property
     def trainable(self) -> bool:
@@ -63,16 +60,13 @@ class Tokens(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens."""
         return len(self.ids) // BYTES_PER_TOKEN
 
     @property
     def num_bytes(self) -> int:
-        """Size of both arrays."""
         return len(self.ids) + len(self.logprobs)
 
     def cut(self, start: int, stop: int) -> Tokens:
-        """The tokens [start, stop)."""
         if start == 0 and stop == self.num_tokens:
             return self
         window = slice(start * BYTES_PER_TOKEN, stop * BYTES_PER_TOKEN)
@@ -80,8 +74,26 @@ class Tokens(NamedTuple):
         return Tokens(ids=self.ids[window], logprobs=self.logprobs[window], spans=spans)
 
     def joined(self, other: Tokens) -> Tokens:
-        """These tokens, then `other`."""
         return joined((self, other))
+
+    def fill(self, message: tokens_pb2.PackedTokens) -> tokens_pb2.PackedTokens:
+        """Write the tokens into `message`, and return it."""
+        message.token_ids, message.logprobs = self.ids, self.logprobs
+        start = 0
+        for span in self.spans:
+            message.spans.add(
+                start=start,
+                num_tokens=span.num_tokens,
+                origin=int(span.origin),
+                weight_version=span.weight_version,
+                version_source=int(span.version_source),
+                server_id=span.server_id,
+            )
+            start += span.num_tokens
+        return message
+
+
+NO_TOKENS = Tokens()
 
 
 class Cut(NamedTuple):
@@ -99,15 +111,10 @@ class RoutedExperts(NamedTuple):
     """Experts that a model's routers chose for consecutive tokens: see the contract."""
 
     start: int
-    """Index of the first token, in its turn or sample."""
     num_tokens: int
-    """Length in tokens, at least 1."""
     num_layers: int
-    """Layers of the model."""
     num_chosen: int
-    """Experts chosen for a token in a layer."""
     experts: bytes
-    """Ids by token, layer and choice."""
 
     def placed(self, first: int, stop: int) -> RoutedExperts | None:
         """The part before token `stop` of its turn, which begins at `first` of a sample."""
@@ -157,79 +164,13 @@ def join_spans(first: Sequence[Span], second: Sequence[Span]) -> tuple[Span, ...
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFinish:
-    """A rollout to finish, and its outcome."""
-
     rollout_id: str
     credential_digest: str | None
     """Credential of its agent; None: the manager fails it, even if it never started."""
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnBegin:
-    """How a turn began: its prompt, matched against the record."""
-
-    turn_id: str
-    """Client-made name."""
-    attempt_id: str
-    """Name of the gateway call; another one takes the turn over."""
-    prompt_digest: str
-    """Digest of the prompt: a turn never changes its prompt."""
-    parent_turn_id: str = ""
-    """Turn that the agent named as its parent; empty if there is none."""
-    prefix_turn_id: str = ""
-    """Turn whose tokens it continues; empty at the root."""
-    prefix_length: int = 0
-    """Tokens shared with that turn's whole sequence."""
-    num_matched_messages: int = 0
-    """Messages those tokens cover."""
-    new_message_keys: tuple[str, ...] = ()
-    """Key of each message of the prompt after those; `prefix_tree.message_keys` has them all."""
-    num_prompt_tokens: int = 0
-    """Tokens of a prompt of ids; 0 for one of messages."""
-    template_fingerprint: str = ""
-    """Chat template that rendered it."""
-    sampling: str = "{}"
-    """Sampling parameters as JSON, defaults left out: see `sampling.py`."""
-
-
-class TurnEnd(NamedTuple):
-    """How a turn ended."""
-
-    reason: int
-    """Contract's FinishReason."""
-    answer_key: str = ""
-    """Key of the answer as a message; empty for ids."""
-    drift: str = ""
-    """Retokenization drift of its prompt, as JSON; empty if there is none."""
-
-
-class Append(NamedTuple):
-    """Tokens for a turn, and optionally its end."""
-
-    run_id: str
-    rollout_id: str
-    turn_id: str
-    epoch: int
-    """Fencing number of the writer."""
-    offset: int
-    """Tokens of the turn before these."""
-    tokens: Tokens = Tokens()
-    """What to append; may be empty."""
-    end: TurnEnd | None = None
-    """Ends the turn after these tokens."""
-    routed: RoutedExperts | None = None
-    """Of tokens of the turn, these included."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of what is appended."""
-        return self.tokens.num_bytes + (len(self.routed.experts) if self.routed else 0)
-
-
 class Appended(NamedTuple):
-    """The result of an append."""
-
     num_tokens: int
     """Tokens of the turn now stored."""
     num_new: int
@@ -242,31 +183,34 @@ FINISHED_BY_LENGTH = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A turn without its tokens."""
+    """A turn: how it first began, where it stands, and its own tokens; names are the contract's."""
 
-    begin: TurnBegin
-    """How it first began."""
-    epoch: int
-    """Fencing number of its current writer."""
+    turn_id: str
+    attempt_id: str
+    prompt_digest: str
+    """Digest of the prompt: a turn never changes its prompt."""
+    parent_turn_id: str = ""
+    prefix_turn_id: str = ""
+    prefix_length: int = 0
+    num_matched_messages: int = 0
+    new_message_keys: tuple[str, ...] = ()
+    """Key of each message of the prompt after those; `prefix_tree.message_keys` has them all."""
+    num_prompt_tokens: int = 0
+    """Tokens of a prompt of ids; 0 for one of messages."""
+    template_fingerprint: str = ""
+    sampling: str = "{}"
+    """Sampling parameters as JSON, defaults left out: see `sampling.py`."""
+    epoch: int = 0
     finish_reason: int = 0
-    """Contract's FinishReason; 0 while it runs."""
     answer_key: str = ""
     """Key of the answer as a message; empty while it runs or for ids."""
     drift: str = ""
-    """Retokenization drift of its prompt, as JSON; empty if there is none."""
-
-    @property
-    def turn_id(self) -> str:
-        """Client-made name."""
-        return self.begin.turn_id
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnRecord:
-    """A turn and its own tokens."""
-
-    turn: Turn
-    tokens: Tokens
+    tokens: Tokens = NO_TOKENS
     """Its own tokens; without ids and log-probs where only spans were read."""
     routed: tuple[RoutedExperts, ...] = ()
     """What is recorded for them, in order of the first token; read with whole rollouts only."""
+
+    @property
+    def length(self) -> int:
+        """Own tokens, also where only spans were read."""
+        return sum(span.num_tokens for span in self.tokens.spans)

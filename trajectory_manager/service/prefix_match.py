@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from trajectory_manager.model.prefix_tree import common_tokens, message_keys
 from trajectory_manager.model.tokens import (
@@ -17,34 +19,11 @@ from trajectory_manager.model.tokens import (
     Origin,
     Tokens,
     Turn,
-    TurnBegin,
-    TurnRecord,
 )
 from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.redis.token_store import TokenStore
 
 _MAX_DIVERGENT_IDS = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """The prompt of a turn: ids or message digests."""
-
-    ids: bytes = b""
-    """int32: whole prompt as ids."""
-    message_keys: tuple[str, ...] = ()
-    """Or the key of each message: "digest" or "digest:digest of its reasoning"."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of ids."""
-        return len(self.ids) // BYTES_PER_TOKEN
-
-    @property
-    def digest(self) -> str:
-        """Equal for equal prompts, whether or not their keys have digests of reasoning."""
-        keys = "\0".join(map(_without_reasoning, self.message_keys)).encode()
-        return hashlib.sha256(self.ids + b"|" + keys).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,130 +33,115 @@ class Match:
     prefix_turn_id: str = ""
     """Turn that matched; empty if there is none."""
     prefix_length: int = 0
-    """Tokens shared with its whole sequence."""
     num_messages: int = 0
-    """Messages they cover."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Divergence:
-    """Where a prompt of ids diverges from a stored sequence within sampled tokens."""
-
-    turn_id: str
-    """Turn of that sequence."""
-    position: int
-    """Index in that sequence of the first differing token."""
-    ids: bytes
-    """int32: the sampled ids from there on, at most 64."""
-
-
-@dataclass(slots=True, kw_only=True)
 class PrefixMatch:
-    """The search for one prompt in one rollout. Each turn's tokens are read at most once."""
+    """The search for one prompt in its rollout. Each turn's tokens are read at most once."""
 
-    store: TokenStore
-    run_id: str
-    rollout_id: str
-    prompt: Prompt
-    _known: dict[str, Turn] = field(default_factory=dict)
-    _read: dict[str, Tokens] = field(default_factory=dict)
+    def __init__(self, store: TokenStore, new: pb.NewTurn) -> None:
+        """`new` has the prompt: int32 ids, or the key of each message."""
+        self._store = store
+        self._new = new
+        self._keys = tuple(new.message_keys.keys)
+        self._known: dict[str, Turn] = {}
+        self._read: dict[str, Tokens] = {}
 
-    async def match(self, begin: TurnBegin) -> Match:
-        """The longest match of the prompt on turns with the template of `begin`.
+    async def match(self) -> Match:
+        """The longest match of the prompt on turns with its template.
 
         With a parent named, only turns on its path match.
 
         Raises:
             ServiceError: NOT_FOUND for a parent that does not exist.
         """
-        if self.prompt.ids:
-            newest = await self.store.newest_turn(self.run_id, self.rollout_id)
-            if newest is None and not begin.parent_turn_id:
+        if self._new.token_ids:
+            newest = await self._store.newest_turn(self._new.run_id, self._new.rollout_id)
+            if newest is None and not self._new.parent_turn_id:
                 return Match()
-            if newest is not None and (match := self._continuation(begin, newest)):
+            if newest is not None and (match := self._continuation(newest)):
                 return match
         await self._learn_turns()
-        if begin.turn_id in self._known:
+        if self._new.turn_id in self._known:
             return Match()  # begun before: its match is final
-        turns = self._candidates(begin)
-        if self.prompt.message_keys:
+        turns = self._candidates()
+        if self._keys:
             return await self._match_messages(turns)
         return await self._match_ids(turns)
 
     async def prefix(self, turn: Turn) -> bytes:
         """int32 ids that a begun turn shares with its prefix turn's whole sequence."""
-        length = turn.begin.prefix_length
-        if self.prompt.ids:
-            return self.prompt.ids[: length * BYTES_PER_TOKEN]
+        length = turn.prefix_length
+        if self._new.token_ids:
+            return self._new.token_ids[: length * BYTES_PER_TOKEN]
         if not length:
             return b""
-        path = await self._path(turn.begin.prefix_turn_id)
+        path = await self._path(turn.prefix_turn_id)
         stored = await self._tokens([ancestor.turn_id for ancestor in path])
         prefix = b""
         # From the root: each turn keeps what it shares and adds its own.
         for ancestor, own in zip(reversed(path), reversed(stored), strict=True):
-            prefix = prefix[: ancestor.begin.prefix_length * BYTES_PER_TOKEN] + own.ids
+            prefix = prefix[: ancestor.prefix_length * BYTES_PER_TOKEN] + own.ids
         return prefix[: length * BYTES_PER_TOKEN]
 
-    async def divergence(self, turn: Turn) -> Divergence | None:
+    async def divergence(self, turn: Turn) -> pb.Divergence | None:
         """Where the prompt of a begun turn leaves its prefix turn's sampled tokens, or None."""
-        position = turn.begin.prefix_length
-        given = self.prompt.ids[position * BYTES_PER_TOKEN :]
+        position = turn.prefix_length
+        given = self._new.token_ids[position * BYTES_PER_TOKEN :]
         if not (position and given):
             return None
-        shared = (await self._path(turn.begin.prefix_turn_id))[0]
+        shared = (await self._path(turn.prefix_turn_id))[0]
         (own,) = await self._tokens([shared.turn_id])
-        sampled = _sampled_from(own, position - shared.begin.prefix_length)
+        sampled = _sampled_from(own, position - shared.prefix_length)
         if not sampled or common_tokens(sampled, given):
             return None
         ids = sampled[: _MAX_DIVERGENT_IDS * BYTES_PER_TOKEN]
-        return Divergence(turn_id=shared.turn_id, position=position, ids=ids)
+        return pb.Divergence(turn_id=shared.turn_id, position=position, token_ids=ids)
 
-    def _continuation(self, begin: TurnBegin, newest: TurnRecord) -> Match | None:
+    def _continuation(self, turn: Turn) -> Match | None:
         """The match, if the prompt of ids continues the whole newest turn."""
-        turn, own = newest.turn, newest.tokens
+        own = turn.tokens
         self._known[turn.turn_id], self._read[turn.turn_id] = turn, own
-        search = _Search([turn], self.prompt.ids)
+        search = _Search([turn], self._new.token_ids)
         fits = (
             turn.finish_reason
             and own.num_tokens
-            and turn.begin.template_fingerprint == begin.template_fingerprint
-            and begin.parent_turn_id in ("", turn.turn_id)
+            and turn.template_fingerprint == self._new.template_fingerprint
+            and self._new.parent_turn_id in ("", turn.turn_id)
             and search.next_turns()
         )
         if not fits:
             return None
         search.compare(turn, own)
-        whole = turn.begin.prefix_length + own.num_tokens
+        whole = turn.prefix_length + own.num_tokens
         if search.shared[turn.turn_id] < whole:
             return None
         return Match(prefix_turn_id=turn.turn_id, prefix_length=whole)
 
-    def _candidates(self, begin: TurnBegin) -> list[Turn]:
+    def _candidates(self) -> list[Turn]:
         """Turns of the same template; with a parent given only those on its path."""
-        parent = begin.parent_turn_id
+        parent = self._new.parent_turn_id
         if parent and parent not in self._known:
             raise store_error("UNKNOWN_TURN", parent)
         path = {turn.turn_id for turn in self._ancestors(parent)} if parent else self._known
         return [
             turn
             for turn in self._known.values()
-            if turn.turn_id in path
-            and turn.begin.template_fingerprint == begin.template_fingerprint
+            if turn.turn_id in path and turn.template_fingerprint == self._new.template_fingerprint
         ]
 
     async def _match_messages(self, turns: Sequence[Turn]) -> Match:
         """The finished turn whose conversation is the longest prefix; ties: the newest."""
-        keys = tuple(map(_without_reasoning, self.prompt.message_keys))
+        keys = tuple(map(_without_reasoning, self._keys))
         digests = _key_digests(keys, map(_num_messages, turns))
         # Needed only to compare reasoning.
-        stored = message_keys([*self._known.values()]) if keys != self.prompt.message_keys else {}
+        stored = message_keys([*self._known.values()]) if keys != self._keys else {}
         found: Turn | None = None
         for turn in turns:
             length = _num_messages(turn)
             is_prefix = (
                 turn.answer_key
-                and digests.get(length) == turn.begin.prompt_digest
+                and digests.get(length) == turn.prompt_digest
                 and keys[length : length + 1] == (_without_reasoning(turn.answer_key),)
                 and self._has_reasoning_of(stored.get(turn.turn_id, ()))
             )
@@ -188,13 +152,13 @@ class PrefixMatch:
         (own,) = await self._tokens([found.turn_id])
         return Match(
             prefix_turn_id=found.turn_id,
-            prefix_length=found.begin.prefix_length + own.num_tokens,
+            prefix_length=found.prefix_length + own.num_tokens,
             num_messages=_num_messages(found) + 1,
         )
 
     def _has_reasoning_of(self, stored: Sequence[str]) -> bool:
         """Whether all keys of the prompt that have a digest of reasoning equal the stored ones."""
-        pairs = zip(self.prompt.message_keys, stored, strict=False)
+        pairs = zip(self._keys, stored, strict=False)
         return all(key == known for key, known in pairs if ":" in key)
 
     async def _match_ids(self, turns: Sequence[Turn]) -> Match:
@@ -204,7 +168,7 @@ class PrefixMatch:
         their common prefix, so the others cannot share more. Only where two turns hold the same
         tokens (begun at the same time, or sampled equally by chance) may the result share less.
         """
-        search = _Search(turns, self.prompt.ids)
+        search = _Search(turns, self._new.token_ids)
         while batch := search.next_turns():
             stored = await self._tokens([turn.turn_id for turn in batch])
             for turn, own in zip(batch, stored, strict=True):
@@ -218,7 +182,7 @@ class PrefixMatch:
 
     async def _tokens(self, turn_ids: Sequence[str]) -> list[Tokens]:
         unread = [turn_id for turn_id in turn_ids if turn_id not in self._read]
-        stored = await self.store.tokens(self.run_id, self.rollout_id, unread)
+        stored = await self._store.tokens(self._new.run_id, self._new.rollout_id, unread)
         self._read.update(zip(unread, stored, strict=True))
         return [self._read[turn_id] for turn_id in turn_ids]
 
@@ -232,11 +196,11 @@ class PrefixMatch:
         path: list[Turn] = []
         while turn_id in self._known:
             path.append(self._known[turn_id])
-            turn_id = path[-1].begin.prefix_turn_id
+            turn_id = path[-1].prefix_turn_id
         return path
 
     async def _learn_turns(self) -> None:
-        turns = await self.store.turns(self.run_id, self.rollout_id)
+        turns = await self._store.turns(self._new.run_id, self._new.rollout_id)
         self._known = {turn.turn_id: turn for turn in turns}
 
 
@@ -251,29 +215,28 @@ class _Search:
         self.shared = dict.fromkeys(self._unread, 0)
         for turn in reversed(turns):  # children first
             self._raise(turn.turn_id, self._proven(turn))
-            parent, prefix = turn.begin.prefix_turn_id, turn.begin.prefix_length
+            parent, prefix = turn.prefix_turn_id, turn.prefix_length
             if parent in self.shared:
                 self._raise(parent, min(self.shared[turn.turn_id], prefix))
 
     def next_turns(self) -> list[Turn]:
         """Unread turns that may share the longest prefix; empty when it is known."""
         for turn in self._turns:  # parents first
-            begin = turn.begin
             if turn.turn_id in self._unread:
-                start = self.shared.get(begin.prefix_turn_id, 0)
-                self._raise(turn.turn_id, min(start, begin.prefix_length))
+                start = self.shared.get(turn.prefix_turn_id, 0)
+                self._raise(turn.turn_id, min(start, turn.prefix_length))
         reach = max(map(self._depth, self.shared), default=0)
         whole = len(self._ids) // BYTES_PER_TOKEN
         return [
             turn
             for name, turn in self._unread.items()
-            if self._depth(name) == reach and turn.begin.prefix_length <= self.shared[name] < whole
+            if self._depth(name) == reach and turn.prefix_length <= self.shared[name] < whole
         ]
 
     def compare(self, turn: Turn, own: Tokens) -> None:
         """Compare the own tokens of a turn with the prompt."""
         del self._unread[turn.turn_id]
-        start = turn.begin.prefix_length
+        start = turn.prefix_length
         rest = self._ids[start * BYTES_PER_TOKEN :]
         self.shared[turn.turn_id] = start + common_tokens(rest, own.ids)
 
@@ -283,24 +246,30 @@ class _Search:
 
     def _proven(self, turn: Turn) -> int:
         # Only the prefix it shared when it began: its own tokens may not be stored yet.
-        return turn.begin.prefix_length if turn.turn_id in self._claims else 0
+        return turn.prefix_length if turn.turn_id in self._claims else 0
 
     def _raise(self, turn_id: str, shared: int) -> None:
         self.shared[turn_id] = max(self.shared[turn_id], shared)
 
 
+def prompt_digest(ids: bytes, keys: Sequence[str]) -> str:
+    """Equal for equal prompts, whether or not their keys have digests of reasoning."""
+    joined = "\0".join(map(_without_reasoning, keys)).encode()
+    return hashlib.sha256(ids + b"|" + joined).hexdigest()
+
+
 def _claims(turns: Sequence[Turn], ids: bytes) -> dict[str, int]:
     """Lengths of the turns' prompts that `ids` begins with, by their digests."""
-    digests = _id_digests(ids, (turn.begin.num_prompt_tokens for turn in turns))
+    digests = _id_digests(ids, (turn.num_prompt_tokens for turn in turns))
     return {
-        turn.turn_id: turn.begin.num_prompt_tokens
+        turn.turn_id: turn.num_prompt_tokens
         for turn in turns
-        if digests.get(turn.begin.num_prompt_tokens) == turn.begin.prompt_digest
+        if digests.get(turn.num_prompt_tokens) == turn.prompt_digest
     }
 
 
 def _id_digests(ids: bytes, lengths: Iterable[int]) -> dict[int, str]:
-    """`Prompt.digest` of the first n tokens, for each n of `lengths` in range."""
+    """`prompt_digest` of the first n tokens, for each n of `lengths` in range."""
     whole, start, digests = hashlib.sha256(), 0, dict[int, str]()
     for length in sorted(set(lengths) - {0}):
         stop = length * BYTES_PER_TOKEN
@@ -314,7 +283,7 @@ def _id_digests(ids: bytes, lengths: Iterable[int]) -> dict[int, str]:
 
 
 def _key_digests(keys: Sequence[str], lengths: Iterable[int]) -> dict[int, str]:
-    """`Prompt.digest` of the first n messages, for each n of `lengths` in range."""
+    """`prompt_digest` of the first n messages, for each n of `lengths` in range."""
     whole, required, digests = hashlib.sha256(b"|"), set(lengths), dict[int, str]()
     for length, key in enumerate(keys, 1):
         whole.update(key.encode() if length == 1 else b"\0" + key.encode())
@@ -329,8 +298,7 @@ def _without_reasoning(key: str) -> str:
 
 
 def _num_messages(turn: Turn) -> int:
-    """Messages of the turn's prompt."""
-    return turn.begin.num_matched_messages + len(turn.begin.new_message_keys)
+    return turn.num_matched_messages + len(turn.new_message_keys)
 
 
 def _sampled_from(own: Tokens, start: int) -> bytes:

@@ -9,46 +9,45 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from trajectory_manager.model.records import Rollout, RolloutState, SlotName
-from trajectory_manager.model.rollout_summary import RolloutSummary, Wanted
+from seamflow.trajectory.v1.trajectory_service_pb2 import SearchRolloutsRequest
+
+from trajectory_manager.model.records import Rollout, RolloutState, RolloutSummary, SlotName
 from trajectory_manager.model.runs import RunConfig
-from trajectory_manager.model.tokens import Origin, TurnRecord
+from trajectory_manager.model.tokens import Origin, Turn
 from trajectory_manager.store.redis.connect import Store
 from trajectory_manager.store.redis.inspection_store import Row
 
 _MAX_ROWS, _MAX_HEADERS = 5000, 300
 """What one call reads at most."""
 _BATCH, _HEADER_BATCH = 500, 50
+_NUMBERS = (
+    *("purpose", "state", "failure_class", "min_tokens", "max_tokens", "min_turns", "max_turns"),
+)
+"""What a search may ask for, beside rewards; 0: nothing."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Found:
-    """A page of a search."""
-
     summaries: list[RolloutSummary] = field(default_factory=list)
-    """Rollouts that are wanted."""
     next_start: int = 0
     """Where the search continues; 0: it is over."""
     num_searched: int = 0
-    """Rollouts that were looked at."""
     num_started: int = 0
-    """Rollouts that the run ever started."""
     num_unindexed: int = 0
-    """The oldest of these, which are not found any more."""
 
 
 class RolloutSearch:
-    """Searches the rollouts of runs."""
-
     def __init__(self, store: Store, *, keeps_rows: bool = True) -> None:
         """`keeps_rows`: whether rows are added that were missing."""
         self._store = store
         self._keeps_rows = keeps_rows
 
-    async def newest(self, run_id: str, wanted: Wanted, before: int, limit: int) -> Found:
+    async def newest(
+        self, run_id: str, wanted: SearchRolloutsRequest, before: int, limit: int
+    ) -> Found:
         """Rollouts that were started before number `before`; 0: from the newest."""
         found, num_headers = Found(next_start=before), 0
-        batch = limit if wanted.anything else _BATCH
+        batch = _BATCH if _asks(wanted) else limit
         while found.num_searched < _MAX_ROWS and num_headers < _MAX_HEADERS:
             page = await self._store.inspection.newest(run_id, found.next_start, batch)
             found.num_started, found.num_unindexed = page.num_started, page.num_unindexed
@@ -63,7 +62,12 @@ class RolloutSearch:
         return await self._with_steps(run_id, found)
 
     async def among(
-        self, run_id: str, wanted: Wanted, rollout_ids: Sequence[str], start: int, limit: int
+        self,
+        run_id: str,
+        wanted: SearchRolloutsRequest,
+        rollout_ids: Sequence[str],
+        start: int,
+        limit: int,
     ) -> Found:
         """Those of `rollout_ids` from place `start` on, in their order."""
         found, names = Found(), rollout_ids[start : start + _BATCH]
@@ -73,13 +77,18 @@ class RolloutSearch:
         return await self._with_steps(run_id, found)
 
     async def _collect(
-        self, run_id: str, wanted: Wanted, rows: Sequence[Row], limit: int, found: Found
+        self,
+        run_id: str,
+        wanted: SearchRolloutsRequest,
+        rows: Sequence[Row],
+        limit: int,
+        found: Found,
     ) -> int:
         """Add the wanted ones of `rows` to `found` until it has `limit`; how many were seen."""
         num_seen = 0
         async for row in self._read(run_id, rows):
             num_seen += 1
-            if row.summary is not None and wanted.matches(row.summary):
+            if row.summary is not None and _is_wanted(wanted, row.summary):
                 found.summaries.append(row.summary)
             if len(found.summaries) == limit:
                 break
@@ -121,6 +130,33 @@ class RolloutSearch:
         return found
 
 
+def _asks(wanted: SearchRolloutsRequest) -> bool:
+    """Whether some rollouts will not do."""
+    rewards = (wanted.HasField("min_reward"), wanted.HasField("max_reward"))
+    return any(rewards) or any(getattr(wanted, name) for name in _NUMBERS)
+
+
+def _is_wanted(wanted: SearchRolloutsRequest, found: RolloutSummary) -> bool:
+    return (
+        wanted.purpose in (0, found.purpose)
+        and wanted.state in (0, found.state)
+        and wanted.failure_class in (0, found.failure_class)
+        and found.num_tokens >= wanted.min_tokens
+        and (not wanted.max_tokens or found.num_tokens <= wanted.max_tokens)
+        and found.num_turns >= wanted.min_turns
+        and (not wanted.max_turns or found.num_turns <= wanted.max_turns)
+        and _has_reward(wanted, found.reward)
+    )
+
+
+def _has_reward(wanted: SearchRolloutsRequest, reward: float | None) -> bool:
+    is_least, is_most = wanted.HasField("min_reward"), wanted.HasField("max_reward")
+    if reward is None:
+        return not (is_least or is_most)
+    is_enough = not is_least or wanted.min_reward <= reward
+    return is_enough and (not is_most or reward <= wanted.max_reward)
+
+
 def _lacks_summary(row: Row) -> bool:
     return row.summary is None and not row.deleted
 
@@ -138,9 +174,9 @@ def _is_final(rollout_id: str, summary: RolloutSummary | None) -> bool:
     return summary.state != int(RolloutState.RUNNING)
 
 
-def summary_of(rollout: Rollout, turns: Sequence[TurnRecord], config: RunConfig) -> RolloutSummary:
+def summary_of(rollout: Rollout, turns: Sequence[Turn], config: RunConfig) -> RolloutSummary:
     """The summary of a rollout, whose turns have at least their spans."""
-    spans = [span for record in turns for span in record.tokens.spans]
+    spans = [span for turn in turns for span in turn.tokens.spans]
     sampled = [span for span in spans if span.origin is Origin.POLICY]
     versions = [span.weight_version for span in sampled] or [-1]
     return RolloutSummary(
@@ -148,7 +184,7 @@ def summary_of(rollout: Rollout, turns: Sequence[TurnRecord], config: RunConfig)
         purpose=int(rollout.purpose),
         state=int(rollout.state),
         failure_class=int(rollout.outcome.failure_class),
-        finish_reason=turns[-1].turn.finish_reason if turns else 0,
+        finish_reason=turns[-1].finish_reason if turns else 0,
         truncated=rollout.outcome.truncated,
         in_group=bool(rollout.group_id),
         num_turns=len(turns),

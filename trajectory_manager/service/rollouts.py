@@ -8,10 +8,12 @@ sweep, another replica) completes what a killed process began.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from services.chassis.errors import Reason, ServiceError
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+
+from services.chassis.errors import Reason, ServiceError, invalid_argument
 from services.lib.bounds import MIN_TEMPERATURE
 from trajectory_manager.model import sampling
 from trajectory_manager.model.records import (
@@ -25,20 +27,59 @@ from trajectory_manager.model.records import (
 )
 from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.tokens import (
-    Append,
+    BYTES_PER_TOKEN,
     Appended,
     RolloutFinish,
-    Tokens,
     Turn,
-    TurnBegin,
-    TurnRecord,
 )
-from trajectory_manager.service import outcomes, sample_builder
-from trajectory_manager.service.metrics import Metrics
-from trajectory_manager.service.prefix_match import Divergence, PrefixMatch, Prompt
+from trajectory_manager.service import metrics, sample_builder
+from trajectory_manager.service.prefix_match import PrefixMatch, prompt_digest
 from trajectory_manager.service.rollout_index import summary_of
 from trajectory_manager.store import errors
 from trajectory_manager.store.redis.connect import Store
+
+
+def missing_reward(
+    outcome: Outcome, reward_name: str, field: str = "rewards"
+) -> ServiceError | None:
+    """INVALID_ARGUMENT for a TRAIN rollout that counts without the reward it is trained on.
+
+    Args:
+        outcome: of the rollout.
+        reward_name: the run's reward_name; empty: any reward will do.
+        field: name of the `Rewards` in the request.
+    """
+    if outcome.state is not RolloutState.FINISHED:
+        return None
+    names = sorted({reward.name for reward in outcome.rewards})
+    if not names:
+        cure = "a TRAIN rollout finishes with at least one reward, or with a failure"
+        return invalid_argument(f"{field}.rewards", names, cure)
+    if reward_name and reward_name not in names:
+        cure = f"one of them must be {reward_name!r}, the run's reward_name"
+        return invalid_argument(f"{field}.rewards", names, cure)
+    return None
+
+
+def names_turns(outcome: Outcome) -> bool:
+    """Whether the outcome is about single turns too."""
+    return bool(outcome.untrained_turn_ids) or any(r.turn_id for r in outcome.rewards)
+
+
+def unknown_turn(
+    outcome: Outcome, turn_ids: Collection[str], field: str = "rewards"
+) -> ServiceError | None:
+    """INVALID_ARGUMENT for a reward or an untrained turn that is none of `turn_ids`."""
+    cure = "a turn of the rollout that has begun"
+    for index, reward in enumerate(outcome.rewards):
+        if reward.turn_id and reward.turn_id not in turn_ids:
+            name = f"{field}.rewards[{index}].turn_id"
+            return invalid_argument(name, reward.turn_id, cure)
+    for index, turn_id in enumerate(outcome.untrained_turn_ids):
+        if turn_id not in turn_ids:
+            return invalid_argument(f"untrained_turn_ids[{index}]", turn_id, cure)
+    return None
+
 
 EXPIRED = Outcome(
     failure_class=FailureClass.INFRASTRUCTURE,
@@ -59,28 +100,11 @@ _RECORD_BATCH = 32
 _MAX_WITHOUT_TURNS = 65_536
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BegunTurn:
-    """A begun turn, its prefix, and what it already has."""
-
-    turn: Turn
-    prefix_ids: bytes
-    """int32 ids of the shared prefix."""
-    tokens: Tokens
-    """What earlier attempts recorded."""
-    rollout: Rollout
-    divergence: Divergence | None
-    """Where its prompt diverges from sampled tokens."""
-
-
 class Rollouts:
-    """Starts, continues, finishes and settles rollouts."""
-
-    def __init__(self, store: Store, metrics: Metrics, *, keeps_rows: bool = True) -> None:
+    def __init__(self, store: Store, *, keeps_rows: bool = True) -> None:
         """`keeps_rows`: whether finished rollouts get a row of the index."""
         self._store = store
         self._keeps_rows = keeps_rows
-        self._metrics = metrics
         # Tokens stored since the run's last sweep; a killed process leaves them uncounted.
         self._new_tokens = Counter[str]()
         # Runs of which something was recorded since the last sweep of all.
@@ -107,7 +131,8 @@ class Rollouts:
             await self._store.tokens.start_rollout(rollout, leased=False)
             return ""
         if leased.purpose is Purpose.TRAIN and rollout.pinned_weight_version is not None:
-            raise errors.pinned_training(rollout.pinned_weight_version)
+            cure = "absent: the leased task is for TRAIN, only EVAL is pinned"
+            raise invalid_argument("pinned_weight_version", rollout.pinned_weight_version, cure)
         name = SlotName.parse(rollout.rollout_id)
         assert name is not None  # it was leased
         known = replace(
@@ -119,75 +144,46 @@ class Rollouts:
         await self._store.tokens.start_rollout(known, leased=True)
         return name.task_id
 
-    async def begin_turn(
-        self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin, prompt: Prompt
-    ) -> BegunTurn:
+    async def begin_turn(self, new: pb.NewTurn) -> pb.BegunTurn:
         """Match the prompt against the record and begin the turn.
 
         Raises:
             ServiceError: as `TokenStore.begin_turn`; NOT_FOUND for a parent that does not exist;
-                INVALID_ARGUMENT for a TRAIN rollout that samples greedily, or nearly.
+                INVALID_ARGUMENT for sampling parameters, also of a TRAIN rollout that samples
+                greedily, or nearly.
         """
-        tokens = self._store.tokens
-        if (temperature := sampling.temperature(begin.sampling)) < MIN_TEMPERATURE:
-            await self._check_not_trained(run_id, rollout_id, temperature)
-        if (run_id, rollout_id) in self._without_turns and not begin.parent_turn_id:
-            first = await self._begin_first_turn(
-                run_id, rollout_id, credential_digest, begin, prompt
-            )
-            if first is not None:
-                return first
-        matching = PrefixMatch(store=tokens, run_id=run_id, rollout_id=rollout_id, prompt=prompt)
-        match = await matching.match(begin)
-        begin = replace(
-            begin,
-            prompt_digest=prompt.digest,
+        tokens, name, digest = (
+            self._store.tokens,
+            (new.run_id, new.rollout_id),
+            new.credential_digest,
+        )
+        turn = _turn_of(new)
+        if (temperature := sampling.temperature(turn.sampling)) < MIN_TEMPERATURE:
+            await self._check_not_trained(*name, temperature)
+        if name in self._without_turns and not new.parent_turn_id:
+            # There is nothing to match, and so nothing to read.
+            del self._without_turns[name]
+            first = await tokens.begin_first_turn(*name, digest, turn)
+            if first is not None and not first[1].prefix_turn_id:
+                return _begun(*first)
+        matching = PrefixMatch(tokens, new)
+        match = await matching.match()
+        turn = replace(
+            turn,
             prefix_turn_id=match.prefix_turn_id,
             prefix_length=match.prefix_length,
             num_matched_messages=match.num_messages,
-            new_message_keys=prompt.message_keys[match.num_messages :],
-            num_prompt_tokens=prompt.num_tokens,
+            new_message_keys=turn.new_message_keys[match.num_messages :],
         )
-        rollout, record = await tokens.begin_turn(run_id, rollout_id, credential_digest, begin)
-        return BegunTurn(
-            turn=record.turn,
-            prefix_ids=await matching.prefix(record.turn),
-            tokens=record.tokens,
-            rollout=rollout,
-            divergence=await matching.divergence(record.turn),
-        )
-
-    async def _begin_first_turn(
-        self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin, prompt: Prompt
-    ) -> BegunTurn | None:
-        """Begin a turn that has nothing to match, without reading; None: there are turns."""
-        del self._without_turns[run_id, rollout_id]
-        begin = replace(
-            begin,
-            prompt_digest=prompt.digest,
-            new_message_keys=prompt.message_keys,
-            num_prompt_tokens=prompt.num_tokens,
-        )
-        begun = await self._store.tokens.begin_first_turn(
-            run_id, rollout_id, credential_digest, begin
-        )
-        if begun is None or begun[1].turn.begin.prefix_turn_id:
-            return None
-        rollout, record = begun
-        return BegunTurn(
-            turn=record.turn,
-            prefix_ids=b"",
-            tokens=record.tokens,
-            rollout=rollout,
-            divergence=None,
-        )
+        rollout, turn = await tokens.begin_turn(*name, digest, turn)
+        return _begun(rollout, turn, await matching.prefix(turn), await matching.divergence(turn))
 
     async def _check_not_trained(self, run_id: str, rollout_id: str, temperature: float) -> None:
         rollout = await self._store.tokens.rollout(run_id, rollout_id)
         if rollout is not None and rollout.purpose is Purpose.TRAIN:
             raise errors.cold_training("sampling.temperature", temperature)
 
-    async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
+    async def append(self, appends: Sequence[pb.TokenAppend]) -> list[Appended | ServiceError]:
         """Record tokens; a result is an error where an append failed, as in `TokenStore.append`.
 
         A gap fails the rollout and replaces its sample.
@@ -197,14 +193,16 @@ class Rollouts:
         for append, answer in zip(appends, answers, strict=True):
             if isinstance(answer, Appended):
                 num_new += answer.num_new
-                num_repeated += append.tokens.num_tokens - answer.num_new
+                given = len(append.tokens.token_ids) // BYTES_PER_TOKEN
+                num_repeated += given - answer.num_new
                 self._new_tokens[append.run_id] += answer.num_new
                 self._active.add(append.run_id)
                 continue
-            self._metrics.append_failed(answer.reason)
+            metrics.FAILED_APPENDS.labels(str(answer.reason)).inc()
             if answer.reason is Reason.OFFSET_GAP:
                 await self.settle(append.run_id, [append.rollout_id])
-        self._metrics.appended(num_new, num_repeated)
+        metrics.APPENDED.inc(num_new)
+        metrics.DUPLICATE.inc(num_repeated)
         return answers
 
     async def finish(
@@ -231,23 +229,22 @@ class Rollouts:
         self, run_id: str, config: RunConfig, finish: RolloutFinish
     ) -> ServiceError | None:
         """Why the outcome is refused; the usual one needs no read."""
-        error = outcomes.missing_reward(finish.outcome, config.reward_name)
-        names_turns = outcomes.names_turns(finish.outcome)
-        if error is None and not names_turns:
+        error = missing_reward(finish.outcome, config.reward_name)
+        if error is None and not names_turns(finish.outcome):
             return None
         rollout = await self._store.tokens.rollout(run_id, finish.rollout_id)
         if rollout is None or rollout.credential_digest != finish.credential_digest:
             return None  # refused when it is finished
         if error is not None and rollout.purpose is Purpose.TRAIN:
             return error
-        if not names_turns:
+        if not names_turns(finish.outcome):
             return None
         turns = await self._store.tokens.turns(run_id, finish.rollout_id)
-        return outcomes.unknown_turn(finish.outcome, {turn.turn_id for turn in turns})
+        return unknown_turn(finish.outcome, {turn.turn_id for turn in turns})
 
     async def _finish(
         self, run_id: str, finishes: Sequence[RolloutFinish]
-    ) -> list[tuple[Rollout, list[TurnRecord]] | ServiceError]:
+    ) -> list[tuple[Rollout, list[Turn]] | ServiceError]:
         leased = {c.rollout_id for c in finishes if SlotName.parse(c.rollout_id) is not None}
         if leased:
             await self._store.runs.add_outbox_marks(run_id, sorted(leased))
@@ -280,24 +277,22 @@ class Rollouts:
         if errors:
             raise errors[0]
 
-    async def record(
-        self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
-    ) -> None:
+    async def record(self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[Turn]]]) -> None:
         """Store finished rollouts of admitted groups and settle them, in order. Idempotent."""
         for start in range(0, len(recorded), _RECORD_BATCH):
             await self._record(run_id, recorded[start : start + _RECORD_BATCH])
 
     async def _record(
-        self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
+        self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[Turn]]]
     ) -> None:
         are_new = await self._store.tokens.record(run_id, recorded)
         num_new = sum(
-            record.tokens.num_tokens
+            turn.tokens.num_tokens
             for (_, turns), is_new in zip(recorded, are_new, strict=True)
-            for record in turns
+            for turn in turns
             if is_new
         )
-        self._metrics.appended(num_new, 0)
+        metrics.APPENDED.inc(num_new)
         self._new_tokens[run_id] += num_new
         await self.settle_finished(run_id, recorded)
 
@@ -313,7 +308,7 @@ class Rollouts:
         return active
 
     async def settle_finished(
-        self, run_id: str, closed: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
+        self, run_id: str, closed: Sequence[tuple[Rollout, Sequence[Turn]]]
     ) -> None:
         """Apply finished rollouts to their groups. Idempotent."""
         if not closed:
@@ -329,7 +324,9 @@ class Rollouts:
         ]
         for settled in await self._store.runs.settle(run_id, facts):
             if settled.effect is not Effect.IGNORED:
-                self._metrics.settled(settled)
+                metrics.SETTLED.labels(settled.effect.value).inc()
+            if settled.effect is Effect.DISCARDED:
+                metrics.DISCARDED.labels(settled.reason).inc()
 
     async def _count_tokens(self, run_id: str) -> None:
         """Add the tokens appended since the last sweep to the run's count."""
@@ -349,14 +346,47 @@ class Rollouts:
         for outcome, surplus in ((SURPLUS, True), (EXPIRED, False)):
             names = [lease.rollout_id for lease in lost if lease.surplus is surplus]
             await self.fail(run_id, names, outcome)
-            self._metrics.leases("surplus" if surplus else "expired", len(names))
+            metrics.LEASES.labels("surplus" if surplus else "expired").inc(len(names))
         unsettled = await self._store.runs.unsettled(run_id, _SWEEP_BATCH)
         await self.settle(run_id, unsettled)
         return len(lost) + len(unsettled)
 
 
+def _turn_of(new: pb.NewTurn) -> Turn:
+    """The turn as it begins where nothing is recorded."""
+    keys = tuple(new.message_keys.keys)
+    return Turn(
+        turn_id=new.turn_id,
+        attempt_id=new.attempt_id,
+        prompt_digest=prompt_digest(new.token_ids, keys),
+        parent_turn_id=new.parent_turn_id,
+        new_message_keys=keys,
+        num_prompt_tokens=len(new.token_ids) // BYTES_PER_TOKEN,
+        template_fingerprint=new.template_fingerprint,
+        sampling=sampling.stored("sampling", new.sampling),
+    )
+
+
+def _begun(
+    rollout: Rollout, turn: Turn, prefix: bytes = b"", divergence: pb.Divergence | None = None
+) -> pb.BegunTurn:
+    begun = pb.BegunTurn(
+        epoch=turn.epoch,
+        prefix_turn_id=turn.prefix_turn_id,
+        prefix_token_ids=prefix,
+        num_matched_messages=turn.num_matched_messages,
+        finish_reason=turn.finish_reason,  # type: ignore[arg-type]
+        pinned_weight_version=rollout.pinned_weight_version,
+        divergence=divergence,
+        required_weight_version=rollout.required_weight_version,
+        group_id=rollout.group_id,
+    )
+    turn.tokens.fill(begun.tokens)
+    return begun
+
+
 def _finish_error(
-    finish: RolloutFinish, closed: tuple[Rollout, Sequence[TurnRecord]] | ServiceError
+    finish: RolloutFinish, closed: tuple[Rollout, Sequence[Turn]] | ServiceError
 ) -> ServiceError | None:
     """Why a rollout did not finish as requested; None: it did."""
     if isinstance(closed, ServiceError):

@@ -20,15 +20,13 @@ from trajectory_manager.model.records import (
     RolloutState,
     StalenessPolicy,
 )
-from trajectory_manager.model.runs import RunConfig
-from trajectory_manager.model.steps import StepLease
+from trajectory_manager.model.runs import RunConfig, StepLease
 from trajectory_manager.model.tokens import (
     FINISHED_BY_LENGTH,
     RoutedExperts,
     Span,
     Tokens,
     Turn,
-    TurnRecord,
     VersionSource,
     cut_spans,
     joined,
@@ -45,9 +43,7 @@ class SampleTurn:
 
     turn_id: str
     num_tokens: int
-    """Its own tokens in the sample."""
     sampling: str
-    """Parameters it was sampled with: see `sampling.py`."""
     rewards: tuple[Reward, ...]
     """Its rewards; none where the sample has only a part of the turn."""
     finish_reason: int
@@ -59,24 +55,19 @@ class Sample:
     """One linear token sequence to train on."""
 
     sample_id: str
-    """Rollout and leaf turn."""
     rollout: Rollout
     tokens: Tokens
-    """The whole sequence."""
     loss_mask: bytes
     """One byte per token: 1 where the loss counts."""
     min_weight_version: int
     """Oldest version among trainable tokens; the step's base version if there are none."""
     max_weight_version: int
-    """Newest such version."""
     turns: tuple[SampleTurn, ...]
     """From the root to the leaf; they cover the sample."""
     truncated: bool
     """Whether it ends with the last turn of a rollout that a limit cut off."""
     rollout_truncated: bool
-    """Whether a limit cut its rollout off, wherever that ends."""
     routed: tuple[RoutedExperts, ...] = ()
-    """What is recorded for its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,16 +83,14 @@ def sample_id(rollout_id: str, leaf_turn_id: str) -> str:
     return f"{rollout_id}#{leaf_turn_id}"
 
 
-def rollout_result(
-    rollout: Rollout, turns: Sequence[TurnRecord], reward_name: str
-) -> RolloutResult:
+def rollout_result(rollout: Rollout, turns: Sequence[Turn], reward_name: str) -> RolloutResult:
     """The result of a finished `rollout` for its group; without trainable tokens it failed."""
     outcome = rollout.outcome
     if rollout.state is not RolloutState.FINISHED:
         message = f"{outcome.failure_class.name}: {outcome.failure_message}"
         return RolloutResult(rollout_id=rollout.rollout_id, finished=False, failure_message=message)
     spans = _loss_spans(rollout, turns)
-    plans = list(_tree(turns).sample_plans(spans, outcome.untrained_turn_ids))
+    plans = list(PrefixTree(turns).sample_plans(spans, outcome.untrained_turn_ids))
     versions = [
         part.span.weight_version for plan in plans for part in _parts(plan, spans) if part.trained
     ]
@@ -136,7 +125,7 @@ async def build(
 
 
 def of_rollout(
-    rollout: Rollout, turns: Sequence[TurnRecord], base: int = 0, oldest: int | None = None
+    rollout: Rollout, turns: Sequence[Turn], base: int = 0, oldest: int | None = None
 ) -> list[Sample]:
     """The samples of a rollout: strict prefix merge, each token trained in exactly one.
 
@@ -146,8 +135,8 @@ def of_rollout(
         base: version of a sample without trainable tokens.
         oldest: oldest version to train; None: all.
     """
-    stored = {record.turn.turn_id: record for record in turns}
-    spans, tree = _loss_spans(rollout, turns), _tree(turns)
+    stored = {turn.turn_id: turn for turn in turns}
+    spans, tree = _loss_spans(rollout, turns), PrefixTree(turns)
     cut_off = _cut_off_turn(rollout, turns)
     samples = []
     for plan in tree.sample_plans(spans, rollout.outcome.untrained_turn_ids):
@@ -166,7 +155,7 @@ def of_rollout(
                 min_weight_version=min(versions, default=base),
                 max_weight_version=max(versions, default=base),
                 turns=tuple(
-                    _sample_turn(rollout, stored[piece.turn_id].turn, piece, tree.is_whole(piece))
+                    _sample_turn(rollout, stored[piece.turn_id], piece, tree.is_whole(piece))
                     for piece in plan.pieces
                 ),
                 truncated=plan.leaf_turn_id == cut_off,
@@ -177,7 +166,7 @@ def of_rollout(
     return samples
 
 
-def _routed(plan: SamplePlan, stored: Mapping[str, TurnRecord]) -> Iterator[RoutedExperts]:
+def _routed(plan: SamplePlan, stored: Mapping[str, Turn]) -> Iterator[RoutedExperts]:
     first = 0
     for piece in plan.pieces:
         for record in stored[piece.turn_id].routed:
@@ -186,11 +175,11 @@ def _routed(plan: SamplePlan, stored: Mapping[str, TurnRecord]) -> Iterator[Rout
         first += piece.stop
 
 
-def _cut_off_turn(rollout: Rollout, turns: Sequence[TurnRecord]) -> str | None:
+def _cut_off_turn(rollout: Rollout, turns: Sequence[Turn]) -> str | None:
     """The turn at which a limit cut the rollout off: its last one; None: it ended by itself."""
     if not turns:
         return None
-    last = turns[-1].turn
+    last = turns[-1]
     is_cut_off = rollout.outcome.truncated or last.finish_reason == FINISHED_BY_LENGTH
     return last.turn_id if is_cut_off else None
 
@@ -199,7 +188,7 @@ def _sample_turn(rollout: Rollout, turn: Turn, piece: Piece, is_whole: bool) -> 
     return SampleTurn(
         turn_id=turn.turn_id,
         num_tokens=piece.stop,
-        sampling=turn.begin.sampling,
+        sampling=turn.sampling,
         rewards=_rewards(rollout, turn.turn_id) if is_whole else (),
         finish_reason=turn.finish_reason if is_whole else 0,
     )
@@ -209,24 +198,19 @@ def _rewards(rollout: Rollout, turn_id: str) -> tuple[Reward, ...]:
     return tuple(reward for reward in rollout.outcome.rewards if reward.turn_id == turn_id)
 
 
-def _loss_spans(rollout: Rollout, turns: Sequence[TurnRecord]) -> dict[str, tuple[Span, ...]]:
+def _loss_spans(rollout: Rollout, turns: Sequence[Turn]) -> dict[str, tuple[Span, ...]]:
     """The spans of each turn as the loss counts them: those of untrained turns never."""
     untrained = rollout.outcome.untrained_turn_ids
     return {
-        record.turn.turn_id: tuple(map(_untrained, record.tokens.spans))
-        if record.turn.turn_id in untrained
-        else record.tokens.spans
-        for record in turns
+        turn.turn_id: tuple(map(_untrained, turn.tokens.spans))
+        if turn.turn_id in untrained
+        else turn.tokens.spans
+        for turn in turns
     }
 
 
 def _untrained(span: Span) -> Span:
     return span._replace(version_source=VersionSource.UNKNOWN)
-
-
-def _tree(turns: Sequence[TurnRecord]) -> PrefixTree:
-    lengths = [sum(span.num_tokens for span in record.tokens.spans) for record in turns]
-    return PrefixTree([record.turn for record in turns], lengths)
 
 
 def _parts(plan: SamplePlan, spans: dict[str, tuple[Span, ...]]) -> Iterator[_Trained]:

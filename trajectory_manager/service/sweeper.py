@@ -7,18 +7,72 @@ another one records, that one sweeps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from seamflow.trajectory.v1.sample_service_pb2 import Readiness
+from seamflow.trajectory.v1.trajectory_service_pb2 import DeleteTrajectoriesResponse
 
 from services.chassis.errors import ServiceError
 from services.chassis.log import get_logger
 from services.chassis.steady_clock import SteadyClock
 from trajectory_manager.model.records import Rollout, RolloutState
-from trajectory_manager.model.runs import RunCounts
-from trajectory_manager.service.metrics import Metrics
-from trajectory_manager.service.retention import Retention
+from trajectory_manager.service import metrics
 from trajectory_manager.service.rollouts import UNFINISHED, Rollouts
 from trajectory_manager.store.redis.connect import Store
+from trajectory_manager.store.redis.retention_store import Erased
+
+_SWEEP_GROUPS = 128
+
+
+class Retention:
+    """Deletes rollouts that no step needs, and keeps the count of a run's stored tokens.
+
+    A rollout is needed while its group is running, incomplete, ready or leased, while it may be
+    replayed or a leased step replays it, and until it is settled. Rollouts are deleted before the
+    record of their group, so that the next sweep completes an interrupted one.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store.retention
+        self._runs = store.runs
+        self._inspection = store.inspection
+
+    async def delete(self, run_id: str, rollout_ids: Sequence[str]) -> DeleteTrajectoriesResponse:
+        """Delete the finished rollouts among `rollout_ids` that are not needed. Idempotent.
+
+        Raises:
+            ServiceError: NOT_FOUND (run).
+        """
+        asked = list(dict.fromkeys(rollout_ids))
+        needed = await self._store.needed(run_id, asked)
+        free = [name for name in asked if name not in needed]
+        erased = dict(zip(free, await self._delete(run_id, free), strict=True))
+        needed |= {name for name, one in erased.items() if one.running}
+        return DeleteTrajectoriesResponse(
+            num_deleted=sum(one.existed and not one.running for one in erased.values()),
+            needed_rollout_ids=[name for name in asked if name in needed],
+        )
+
+    async def sweep(self, run_id: str) -> int:
+        """Delete the rollouts of groups that are past retention_steps; return how many groups."""
+        due = await self._store.due(run_id, _SWEEP_GROUPS)
+        names = [name for group in due for name in group.rollout_ids]
+        erased = dict(zip(names, await self._delete(run_id, names), strict=True))
+        # A surplus rollout of the group may still run until its lease is swept.
+        done = [g for g in due if not any(erased[name].running for name in g.rollout_ids)]
+        await self._store.forget(run_id, done)
+        return len(done)
+
+    async def _delete(self, run_id: str, rollout_ids: Sequence[str]) -> list[Erased]:
+        erased = await self._store.delete(run_id, rollout_ids)
+        gone = zip(rollout_ids, erased, strict=True)
+        await self._inspection.forget(run_id, [name for name, one in gone if not one.running])
+        num_tokens = sum(one.num_tokens for one in erased)
+        if num_tokens:
+            await self._runs.add_stored_tokens(run_id, -num_tokens)
+        return erased
+
 
 _MAX_PAUSE = 16
 """Sweeps after which an idle run is swept again."""
@@ -30,7 +84,7 @@ _UNLEASED_BATCH = 256
 class _Swept:
     """What is known of a run."""
 
-    counts: RunCounts | None = None
+    counts: Readiness | None = None
     pause: int = 0
     due: int = 0
     start: int = 0
@@ -45,7 +99,6 @@ class Sweeper:
         self,
         store: Store,
         rollouts: Rollouts,
-        metrics: Metrics,
         unleased_seconds: float = 0.0,
         clock: Callable[[], float] | None = None,
         *,
@@ -56,14 +109,12 @@ class Sweeper:
         Args:
             store: with the runs.
             rollouts: settles them.
-            metrics: gets the counts of all runs.
             unleased_seconds: after their start rollouts without a lease fail; 0: never.
             clock: Unix seconds.
             max_indexed: rollouts of a run that keep a row of the index; 0: there is none.
         """
         self._store = store
         self._rollouts = rollouts
-        self._metrics = metrics
         self._retention = Retention(store)
         self._unleased_seconds = unleased_seconds
         self._clock = clock or SteadyClock()
@@ -130,6 +181,6 @@ class Sweeper:
     def _publish(self) -> None:
         self._has_changed = False
         counts = [swept.counts for swept in self._runs.values() if swept.counts is not None]
-        names = [each.name for each in fields(RunCounts) if each.name != "column_failure"]
-        totals = {name: sum(getattr(each, name) for each in counts) for name in names}
-        self._metrics.depth(RunCounts(**totals))
+        for stage in metrics.STAGES:
+            metrics.DEPTH.labels(stage).set(sum(getattr(each, f"num_{stage}") for each in counts))
+        metrics.STORED.set(sum(each.num_stored_tokens for each in counts))

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from seamflow.scheduler.v1.scheduler_service_pb2 import NodeReport
+
 from bench.sim.costs import Costs
 from bench.sim.modes import Split
 from bench.sim.simulator.decoding import Work
@@ -18,7 +20,6 @@ from scheduler.model.records import (
     EventKind,
     Gang,
     Node,
-    NodeReport,
     NodeState,
     State,
 )

@@ -291,7 +291,7 @@ class _Run:
                 expected_tokens=float(work.tokens - work.sampled),
                 continues=continues,
             )
-            server: Server = await gateway.acquire(turn, None)  # type: ignore[assignment]
+            server: Server = await gateway.acquire(turn)  # type: ignore[assignment]
             group.oldest.setdefault(number, (self._version, self._published))
             whole = await server.node.sample(work)
             gateway.release(server)  # type: ignore[arg-type]

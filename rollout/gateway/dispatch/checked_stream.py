@@ -15,10 +15,11 @@ A response with a bad verdict is never passed on, so it is never recorded.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import grpc
@@ -35,19 +36,80 @@ from seamflow.errors import (
 from seamflow.retry import Backoff
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 
-from rollout.gateway.dispatch.impossible_output import fault_of
+from rollout.gateway.record import packed_tokens
 from rollout.gateway.record.packed_tokens import num_tokens
 from services.chassis import metrics
 from services.chassis.errors import Reason, deadline_exceeded, failed_precondition
 from services.chassis.rpc.status import from_dependency
+from services.lib.token_bytes import unpack_ids, unpack_logprobs
 
 if TYPE_CHECKING:
     from rollout.gateway.dispatch.outlier_ejection import OutlierEjection
     from rollout.gateway.dispatch.policies import TurnRequest
     from rollout.gateway.dispatch.server_pool import ServerPool
     from rollout.gateway.dispatch.server_state import Server
+    from rollout.gateway.record.turn_record import TurnRecord
+
+_MOST_LOGPROB = 1e-3
+"""Log-probs are at most 0, but for rounding."""
+_LEAST_LOGPROB = -3e38
+_SERVER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:@+=/-]{0,199}")
+_SOURCES = frozenset(tokens_pb2.VersionSource.values())
+
+
+def fault_of(tokens: tokens_pb2.PackedTokens, vocabulary_size: int, most: int) -> str:
+    """What is impossible about tokens of which at most `most` were asked for; else empty."""
+    number = packed_tokens.num_tokens(tokens)
+    if len(tokens.token_ids) % 4 or len(tokens.logprobs) != len(tokens.token_ids):
+        return f"{len(tokens.token_ids)} bytes of ids with {len(tokens.logprobs)} of log-probs"
+    if number > most:
+        return f"{number} tokens where at most {most} were asked for"
+    return (
+        _fault_of_ids(tokens.token_ids, vocabulary_size)
+        or _fault_of_logprobs(tokens.logprobs)
+        or _fault_of_spans(tokens, number)
+    )
+
+
+def _fault_of_ids(packed: bytes, vocabulary_size: int) -> str:
+    ids = unpack_ids(packed)
+    for token_id in (min(ids, default=0), max(ids, default=0)):
+        if not 0 <= token_id < vocabulary_size:
+            return f"token id {token_id} where the model's are 0 … {vocabulary_size - 1}"
+    return ""
+
+
+def _fault_of_logprobs(packed: bytes) -> str:
+    logprobs = unpack_logprobs(packed)
+    # NaN and infinity propagate to the sum.
+    extremes = min(logprobs, default=0.0), max(logprobs, default=0.0), sum(logprobs)
+    if extremes[0] >= _LEAST_LOGPROB and extremes[1] <= _MOST_LOGPROB and isfinite(extremes[2]):
+        return ""
+    bad = next(each for each in logprobs if not _LEAST_LOGPROB <= each <= _MOST_LOGPROB)
+    return f"log-prob {bad:g}, which must be finite and at most 0"
+
+
+def _fault_of_spans(tokens: tokens_pb2.PackedTokens, number: int) -> str:
+    end = 0
+    for span in tokens.spans:
+        if span.start != end or span.num_tokens < 1 or not _is_known(span):
+            return f"a false span [{span.start}, {span.start + span.num_tokens})"
+        end += span.num_tokens
+    return "" if end == number else f"spans of {end} tokens for {number}"
+
+
+def _is_known(span: tokens_pb2.Span) -> bool:
+    return (
+        span.origin == tokens_pb2.ORIGIN_POLICY
+        and span.weight_version >= 0
+        and span.version_source in _SOURCES
+        and (not span.server_id or _SERVER_ID.fullmatch(span.server_id) is not None)
+    )
+
 
 Response = pb.GenerateTokensResponse
+Request = Callable[[], tuple[pb.GenerateTokensRequest, float | None]]
+"""Builds the request once a server is known, and the seconds for it; None: no deadline."""
 
 _REPEATED = 3
 """Verdicts of one server that count where no other serves."""
@@ -56,24 +118,6 @@ _EMPTY_TOKENS = 1
 _CONTINUED = metrics.counter(
     "rollout_gateway", "turns_continued_total", "Streams continued from a recorded prefix."
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamTerms:
-    """What a turn asks of its next stream, and what the answer may be."""
-
-    turn: TurnRequest
-    """What the server is chosen by; its numbers are those at the start of the stream."""
-    request: Callable[[], tuple[pb.GenerateTokensRequest, float | None]]
-    """Builds the request once a server is known, and the seconds for it; None: no deadline."""
-    num_sampled: int
-    """Tokens that earlier streams of the turn have sampled."""
-    pinned_version: int | None
-    """The only weight version that may sample; None if any allowed one may."""
-    vocabulary_size: int
-    """Token ids are less than this."""
-    has_deadline: bool
-    """Whether the agent has set one."""
 
 
 class TurnFailures:
@@ -118,9 +162,20 @@ class TurnFailures:
 class CheckedStream:
     """One stream of a turn; `failures` outlive it, as they count over all streams of the turn."""
 
-    def __init__(self, terms: StreamTerms, servers: ServerPool, failures: TurnFailures) -> None:
-        self._terms = terms
+    def __init__(
+        self,
+        turn: TurnRequest,
+        request: Request,
+        servers: ServerPool,
+        failures: TurnFailures,
+        vocabulary_size: int,
+    ) -> None:
+        """`turn` is as it is at the start of the stream; ids are less than `vocabulary_size`."""
+        self._turn = turn
+        self._request = request
         self._servers = servers
+        self._vocabulary_size = vocabulary_size
+        self._has_deadline = False
         self._failures = failures
         self._num_received = 0  # tokens that were passed on
 
@@ -152,10 +207,11 @@ class CheckedStream:
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[tuple[Server, AsyncIterator[Response]]]:
         """Wait for a server and call it; on exit the server's work ends and its slot is free."""
-        waiting, terms = self._servers.waiting, self._terms
-        server = await waiting.acquire(terms.turn, terms.pinned_version)
+        waiting = self._servers.waiting
+        server = await waiting.acquire(self._turn)
         try:
-            request, timeout = terms.request()
+            request, timeout = self._request()
+            self._has_deadline = timeout is not None
             call = server.stub.GenerateTokens(request, timeout=timeout)
             try:
                 yield server, aiter(call)
@@ -173,15 +229,15 @@ class CheckedStream:
         if self._is_of_another_version(response):
             self._servers.suspect(server)  # it swapped since its last report
             return True
-        most = self._terms.turn.max_new_tokens - self._num_received
-        if fault := fault_of(response.tokens, self._terms.vocabulary_size, most):
+        most = self._turn.max_new_tokens - self._num_received
+        if fault := fault_of(response.tokens, self._vocabulary_size, most):
             self._handle_fault(server, fault)
             return True
         return self._has_doubtful_end(server, response)
 
     def _is_of_another_version(self, response: Response) -> bool:
         """Whether tokens are of another version than the rollout is pinned to."""
-        pinned = self._terms.pinned_version
+        pinned = self._turn.pinned_weight_version
         return pinned is not None and any(
             span.origin == tokens_pb2.ORIGIN_POLICY and span.weight_version != pinned
             for span in response.tokens.spans
@@ -199,7 +255,7 @@ class CheckedStream:
         Each server is doubted once: the second time its word counts.
         """
         outliers = self._servers.outliers
-        number = self._num_sampled + num_tokens(response.tokens)
+        number = self._turn.num_sampled + self._num_received + num_tokens(response.tokens)
         is_believed = server.address in self._failures.avoided or not outliers.doubts_empty(server)
         if not is_empty_answer(response.finish_reason, number) or is_believed:
             return False
@@ -210,7 +266,7 @@ class CheckedStream:
     async def _handle_failure(self, server: Server, error: grpc.aio.AioRpcError) -> None:
         """Raise what another server would answer too; else go on there after a while."""
         failure = decode(error)
-        if isinstance(failure, DeadlineError) and self._terms.has_deadline:
+        if isinstance(failure, DeadlineError) and self._has_deadline:
             raise deadline_exceeded("the agent's deadline passed during its turn")
         if isinstance(failure, InvalidRequestError):
             if self._is_too_long(server, failure) or self._failures.add_verdict(
@@ -225,14 +281,7 @@ class CheckedStream:
         """Whether other servers report too that the prompt does not fit."""
         if failure.reason != Reason.CONTEXT_LENGTH_EXCEEDED:
             return False
-        return self._servers.agree_too_long(
-            server, self._terms.turn.num_tokens + self._num_received
-        )
-
-    @property
-    def _num_sampled(self) -> int:
-        """Tokens of the turn's answer so far."""
-        return self._terms.num_sampled + self._num_received
+        return self._servers.agree_too_long(server, self._turn.num_tokens + self._num_received)
 
 
 def is_empty_answer(finish_reason: tokens_pb2.FinishReason.ValueType, num_sampled: int) -> bool:
@@ -251,3 +300,43 @@ def _raise_if_cancelled() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+_FEATURE = "routed_experts"
+"""Of a server that records them.
+
+An engine may report experts only when a request ends, as SGLang does. A turn that a stop string or
+the end of a forced answer cuts is aborted before: one more token is requested
+after it and dropped, and with it the engine reports what it chooses for the turn's tokens."""
+_EXPERTS_SECONDS = 60.0
+
+
+async def add_experts(
+    response: pb.GenerateTokensResponse, server: Server, record: TurnRecord
+) -> None:
+    """Request the routed experts up to the tokens of a response that was cut, in place.
+
+    Args:
+        response: what the turn keeps of it.
+        server: it has sent the response.
+        record: of the turn, before the response.
+    """
+    if response.HasField("routed_experts") or _FEATURE not in server.features:
+        return
+    begin = record.begin
+    request = pb.GenerateTokensRequest(
+        run_id=begin.run_id,
+        attempt_id=f"{begin.turn_id}/{begin.attempt_id}/experts",
+        token_ids=record.packed_ids + response.tokens.token_ids,
+        sampling=tokens_pb2.SamplingParams(max_new_tokens=1),
+        routed_experts_from=record.routed_from,
+    )
+    call = server.stub.GenerateTokens(request, timeout=_EXPERTS_SECONDS)
+    try:
+        with suppress(grpc.aio.AioRpcError):
+            async for answer in call:
+                if answer.HasField("routed_experts"):
+                    response.routed_experts.CopyFrom(answer.routed_experts)
+                    return
+    finally:
+        call.cancel()

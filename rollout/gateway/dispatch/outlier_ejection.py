@@ -52,14 +52,12 @@ class OutlierEjection:
         self._clock = clock
 
     def state(self, server: Server) -> pb.Ejection.ValueType:
-        """Whether it gets turns."""
         until = server.standing.ejected_until
         if until is None:
             return pb.EJECTION_NONE
         return pb.EJECTION_EJECTED if self._clock() < until else pb.EJECTION_PROBED
 
     def seconds_left(self, server: Server) -> float:
-        """Seconds until its next probe."""
         return max((server.standing.ejected_until or 0.0) - self._clock(), 0.0)
 
     def failed(self, server: Server, cause: str) -> None:
@@ -117,7 +115,6 @@ class OutlierEjection:
 
     @property
     def enabled(self) -> bool:
-        """Whether servers are ejected at all."""
         return limits.EJECTION_FAILURES > 0
 
     def _is_alone_in_silence(self, server: Server) -> bool:

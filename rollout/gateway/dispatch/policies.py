@@ -38,8 +38,12 @@ class TurnRequest:
     """Predicted number of tokens it samples, at most `max_new_tokens`."""
     continues: bool = False
     """Whether it is the rest of a turn that another server has not finished."""
+    num_sampled: int = 0
+    """Tokens that other servers have sampled of it."""
     required_weight_version: int = 0
     """Servers with older weights are excluded: the group would be too stale to train on."""
+    pinned_weight_version: int | None = None
+    """The only weight version that may sample it; None if any allowed one may."""
     avoided: frozenset[str] = frozenset()
     """Addresses of servers that have failed it: it goes there only if no other serves."""
     arrived: float = 0.0
@@ -110,7 +114,6 @@ class LeastLoad:
         return -math.inf if turn.continues else 0.0
 
     def choose(self, turn: TurnRequest, candidates: Sequence[Candidate]) -> Candidate:
-        """The least loaded server."""
         return least_loaded(candidates)
 
 

@@ -61,13 +61,10 @@ class ServerPool:
             serving=self._serving,
             latency=config.server_latency(),
         )
-        """Turns without a server."""
         self.outliers = OutlierEjection(lambda: list(self._servers.values()))
         """Takes servers whose turns fail out of the choice."""
         self.keep_planning = self.waiting.keep_planning
-        """Lets the dispatch policy plan; runs until cancelled."""
         self.lengths = load_lengths(config)
-        """Predicts how long turns will be."""
 
     def suspect(self, server: Server) -> bool:
         """Send it no turns until it reports again, as one failed; False if that is so already."""
@@ -97,7 +94,6 @@ class ServerPool:
         return max((info.weight_version for info in self._reports()), default=0)
 
     def uses(self) -> list[rollout_pb.ServerUse]:
-        """How each server is used, by address."""
         return [self.outliers.use(server) for _, server in sorted(self._servers.items())]
 
     async def watch_servers(self) -> None:
@@ -122,7 +118,6 @@ class ServerPool:
             await self._follow_versions(stub)
 
     async def close(self) -> None:
-        """Disconnect from all servers."""
         await self._set_known(())
         await self.lengths.close()
 

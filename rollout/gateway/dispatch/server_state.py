@@ -24,19 +24,15 @@ class Standing:
     failures: float = 0.0
     """Failed turns, less what good ones since make up for."""
     cause: str = ""
-    """Why its last turn failed."""
     ejected_until: float | None = None
     """Seconds of the clock; None: in use."""
     num_ejections: int = 0
     """Ejections with hardly any time between them; each lasts twice as long."""
     num_probes: int = 0
-    """Good turns since it is probed."""
     restored: float = 0.0
-    """When it came back."""
     num_empty: int = 0
     """Empty answers in a row."""
     num_answers: int = 0
-    """Turns that it has ended."""
     num_not_empty: int = 0
     """Of these, with more than what ends an answer, since it was ejected."""
 
@@ -46,7 +42,6 @@ class Server:
     """A server's address, last report and number of turns."""
 
     address: str
-    """host:port."""
     channel: grpc.aio.Channel
     """Open while the server is in the pool."""
     stub: RolloutServerServiceAsyncStub
@@ -57,9 +52,7 @@ class Server:
     num_foreign: int = 0
     """Turns of other gateways there, from its last report."""
     polling: asyncio.Task[None] | None = field(default=None)
-    """Task that polls `info`."""
     standing: Standing = field(default_factory=Standing)
-    """What its turns were like."""
 
     @property
     def features(self) -> Collection[str]:

@@ -31,12 +31,9 @@ _UNDERESTIMATE = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLoad:
-    """Turns and servers of a step."""
-
     num_turns: int
     """Waiting and running turns (|P|)."""
     num_servers: int
-    """Servers (N)."""
     slots: int
     """Turns that a server decodes concurrently."""
     recent: Sequence[float]
@@ -48,7 +45,6 @@ class TailSplit:
     """Servers reserved for the longest turns. The default reserves none."""
 
     num_long_turns: int = 0
-    """Turns of the tail."""
     num_long_servers: int = 0
     """Servers reserved for it."""
     long_tokens: float = math.inf
@@ -153,7 +149,6 @@ class SkewAware:
         return best_split(load, latency)
 
     def order(self, turn: TurnRequest) -> float:
-        """Like `LongestFirst`."""
         if not turn.continues:
             self._recent.add(turn.expected_tokens)
         return self._longest_first.order(turn)

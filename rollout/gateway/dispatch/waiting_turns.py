@@ -82,10 +82,9 @@ class WaitingTurns:
         self._queues: dict[_Needs, list[_Entry]] = {}
 
     def __len__(self) -> int:
-        """Number of waiting turns."""
         return sum(map(len, self._queues.values()))
 
-    async def acquire(self, turn: TurnRequest, pinned: int | None) -> Server:
+    async def acquire(self, turn: TurnRequest) -> Server:
         """Wait for a server with an allowed version and count the turn there.
 
         Raises:
@@ -96,17 +95,17 @@ class WaitingTurns:
             async with asyncio.timeout(
                 self._weights_timeout if turn.required_weight_version else None
             ):
-                return await self._server(turn, pinned)
+                return await self._server(turn)
         except TimeoutError:
             _log.warning("required_weights_timeout", weight_version=turn.required_weight_version)
-            return await self._server(replace(turn, required_weight_version=0), pinned)
+            return await self._server(replace(turn, required_weight_version=0))
 
-    async def _server(self, turn: TurnRequest, pinned: int | None) -> Server:
+    async def _server(self, turn: TurnRequest) -> Server:
         turn = replace(turn, arrived=self._clock())
         self._num_arrived += 1
         key = (self._policy.order(turn), self._num_arrived)
         server: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
-        needs = (pinned, turn.required_weight_version, turn.avoided)
+        needs = (turn.pinned_weight_version, turn.required_weight_version, turn.avoided)
         queue = self._queues.setdefault(needs, [])
         insort(queue, (key, turn, server), key=itemgetter(0))
         _WAITING.inc()
@@ -122,7 +121,6 @@ class WaitingTurns:
             _SECONDS.observe(self._clock() - turn.arrived)
 
     def release(self, server: Server) -> None:
-        """Take a turn off `server`."""
         server.num_turns -= 1
         self._num_taken -= 1
         self.assign()
@@ -135,7 +133,6 @@ class WaitingTurns:
             await asyncio.sleep(_PLAN_SECONDS)
 
     def assign(self) -> None:
-        """Assign waiting turns to servers with capacity."""
         if self._planner is not None:
             num_turns = len(self) + self._num_taken
             if 8 * abs(num_turns - self._num_planned) > self._num_planned:

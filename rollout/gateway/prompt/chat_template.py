@@ -29,8 +29,7 @@ from rollout.gateway.prompt.left_out import (
     parts_left_out,
     with_joined_system,
 )
-from rollout.gateway.prompt.stop_strings import StopStrings
-from rollout.gateway.prompt.token_texts import TokenTexts
+from rollout.gateway.prompt.token_text import StopStrings, TokenTexts
 from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
 from services.lib.model_files.end_ids import end_ids, warn_of_end
@@ -72,14 +71,12 @@ class ChatTemplate:
         self._tokenizer = _load_tokenizer(folder)
         _check_vocabulary(folder)
         self.name = folder.resolve().name
-        """Name of the folder."""
         self.source: str = self._tokenizer.chat_template or ""
         """The template; empty: the model has none."""
         parts = [self.source, _vocabulary_digest(folder)]
         self.fingerprint = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         """Changes whenever the same messages could give other ids."""
         self.stop_token_ids = end_ids(folder)
-        """Ids that end an answer."""
         self.vocabulary_size = len(self._tokenizer)
         """Ids below this are valid in a prompt."""
         self.model_vocabulary_size = max(vocabulary_size(folder) or _ANY_ID, self.vocabulary_size)
@@ -92,12 +89,10 @@ class ChatTemplate:
         self.marker_ids = self._special_ids | self.stop_token_ids
         """Special tokens, and those that end an answer: no part of its text."""
         self.token_bytes = TokenTexts(self._tokenizer, _added_tokens(self._tokenizer)).bytes_of
-        """The bytes of a token."""
         self._stops = [special.get(i) or self.text([i]) for i in sorted(self.stop_token_ids)]
         self.format = load_response_format(
             response_format, self._tokenizer, [*special.values()], self._stops
         )
-        """Parses answers."""
         # gpt-oss names reasoning in its own way.
         self._says_thinking = ".thinking" in self.source and "reasoning_content" not in self.source
         # Digests of conversations whose history is known to be kept, oldest first.

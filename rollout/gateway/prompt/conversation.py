@@ -32,9 +32,7 @@ class Conversation:
 
     messages: Sequence[TemplateMessage]
     tools: Sequence[Mapping[str, Any]] = ()
-    """JSON Schemas of functions."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the template."""
     prompt_end: str | None = None
     """What the template writes after the last message; None: not rendered yet."""
     num_before: int = 0
@@ -108,7 +106,6 @@ def answer_message(message: TemplateMessage) -> pb.Message:
 
 
 def message_keys(messages: Sequence[TemplateMessage]) -> list[str]:
-    """The key of each message."""
     return [message_key(message) for message in messages]
 
 

@@ -12,7 +12,6 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 from seamflow.trajectory.v1.trajectory_pb2 import Turn
 
-from rollout.gateway.config import GatewayConfig
 from rollout.gateway.prompt.answer.answer_parser import Delta
 from rollout.gateway.prompt.answer.recorded_answer import RecordedTurns
 from rollout.gateway.prompt.answer.response_format import Answer
@@ -27,34 +26,10 @@ from rollout.gateway.prompt.conversation import (
     split_prefill,
 )
 from rollout.gateway.prompt.left_out import check_parts, check_system_messages
-from rollout.gateway.prompt.text_stream import TextStream
+from rollout.gateway.prompt.token_text import TextStream
 from rollout.gateway.prompt.validation import check_ids
 from services.chassis.errors import ServiceError, invalid_argument
-from services.chassis.rpc.request_budget import RequestBudget
 from services.lib.token_bytes import pack_ids, unpack_ids
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompting:
-    """What all prompts of a gateway share."""
-
-    template: ChatTemplate
-    """Tokenizer and chat template of the model."""
-    config: GatewayConfig
-    """What happens to rewritten messages, and the limits of requests."""
-    budget: RequestBudget
-    """Bounds the requests in progress."""
-
-    def prompt(self, request: pb.GenerateRequest, recorded: Sequence[Turn]) -> Prompt:
-        """The prompt of a checked request; takes long for a long one.
-
-        Raises:
-            ServiceError: INVALID_ARGUMENT; NOT_FOUND, it names a turn that is none of `recorded`.
-        """
-        config = self.config
-        limit = config.max_prompt_tokens
-        return Prompt.parse(request, self.template, config.history, limit, recorded)
-
 
 _MAX_CHARACTERS = 200
 # Tokens decoded before the difference: a token's text may depend on its neighbour, and a character
@@ -104,7 +79,6 @@ class Prompt:
     """Immutable. The store matches it with the record by `message_keys` if any, else by `ids`."""
 
     template: ChatTemplate
-    """Renders and encodes the messages."""
     conversation: Conversation | None = None
     """The messages; None for a prompt of ids."""
     message_keys: Sequence[str] = ()

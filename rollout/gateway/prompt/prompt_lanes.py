@@ -110,7 +110,6 @@ class _Lane:
         return next(free, None)
 
     def _next(self, owner: str) -> _Job:
-        """The oldest job of `owner`."""
         queue = self._queues[owner]
         job = queue.popleft()
         self._count(-1)

@@ -13,11 +13,9 @@ from rollout.gateway import limits
 from rollout.gateway.config import GatewayConfig
 from services.chassis.errors import context_length_exceeded, invalid_argument
 from services.chassis.rpc.fields import not_empty, not_negative, positive
+from services.lib.bounds import check_sampling
 
 _MAX_INTERVAL_SECONDS = 86_400.0
-_MAX_STOP_TOKENS = 64
-_MAX_STOP_STRINGS = 16
-_MAX_STOP_LENGTH = 256
 
 
 def check_start(request: pb.StartRolloutRequest) -> None:
@@ -58,7 +56,8 @@ def check_generate(
             raise invalid_argument("token_ids.token_ids", f"{number} ids", cure)
     else:
         check_sizes(request.messages, config)
-    _check_sampling(request.sampling, vocabulary_size)
+    check_sampling("sampling", request.sampling)
+    check_ids("sampling.stop_token_ids", request.sampling.stop_token_ids, vocabulary_size)
 
 
 def check_context(num_tokens: int, longest_context: int) -> None:
@@ -122,30 +121,3 @@ def interval_seconds(name: str, interval: Duration) -> float:
         cure = f"must be 0 to {_MAX_INTERVAL_SECONDS:g} seconds; 0 is the gateway's default"
         raise invalid_argument(name, seconds, cure)
     return seconds
-
-
-def _check_sampling(sampling: tokens_pb2.SamplingParams, vocabulary_size: int) -> None:
-    not_negative("sampling.temperature", sampling.temperature)
-    if not 0 < sampling.top_p <= 1:
-        raise invalid_argument("sampling.top_p", sampling.top_p, "must be in (0, 1]")
-    if sampling.top_k < 0:
-        raise invalid_argument("sampling.top_k", sampling.top_k, "must be at least 0; 0 is off")
-    if not 0 <= sampling.min_p <= 1:
-        raise invalid_argument("sampling.min_p", sampling.min_p, "must be in [0, 1]")
-    positive("sampling.max_new_tokens", sampling.max_new_tokens)
-    number = len(sampling.stop_token_ids)
-    if number > _MAX_STOP_TOKENS:
-        cure = f"give at most {_MAX_STOP_TOKENS}"
-        raise invalid_argument("sampling.stop_token_ids", f"{number} ids", cure)
-    check_ids("sampling.stop_token_ids", sampling.stop_token_ids, vocabulary_size)
-    _check_stop_strings(sampling.stop)
-
-
-def _check_stop_strings(strings: Sequence[str]) -> None:
-    if len(strings) > _MAX_STOP_STRINGS:
-        cure = f"give at most {_MAX_STOP_STRINGS}"
-        raise invalid_argument("sampling.stop", f"{len(strings)} strings", cure)
-    for i, string in enumerate(strings):
-        if not 1 <= len(string) <= _MAX_STOP_LENGTH:
-            cure = f"must have 1 to {_MAX_STOP_LENGTH} characters"
-            raise invalid_argument(f"sampling.stop[{i}]", string[:40], cure)

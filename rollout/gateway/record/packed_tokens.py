@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from seamflow.common.v1 import tokens_pb2
 
 from services.lib.token_bytes import BYTES_PER_TOKEN, pack_ids
 
 Packed = tokens_pb2.PackedTokens
+Spans = RepeatedCompositeFieldContainer[tokens_pb2.Span]
 
 
 def num_tokens(tokens: Packed) -> int:
-    """How many there are."""
     return len(tokens.token_ids) // BYTES_PER_TOKEN
 
 
@@ -39,22 +40,22 @@ def before(tokens: Packed, stop: int) -> Packed:
     return _cut(tokens, 0, stop)
 
 
-def extend(tokens: Packed, more: Packed) -> None:
-    """Append `more` to `tokens`, in place."""
-    start = num_tokens(tokens)
-    tokens.token_ids += more.token_ids
-    tokens.logprobs += more.logprobs
-    for span in more.spans:
-        moved = tokens.spans.add()
+def extend_spans(spans: Spans, more: Spans, start: int) -> None:
+    """Append `more` to `spans`, in place; `start` tokens come before them."""
+    for span in more:
+        moved = spans.add()
         moved.CopyFrom(span)
         moved.start += start
 
 
 def joined(first: Packed, second: Packed) -> Packed:
     """Concatenation, with all spans counted from the start of `first`."""
-    whole = Packed()
-    whole.CopyFrom(first)
-    extend(whole, second)
+    whole = Packed(
+        token_ids=first.token_ids + second.token_ids,
+        logprobs=first.logprobs + second.logprobs,
+        spans=first.spans,
+    )
+    extend_spans(whole.spans, second.spans, num_tokens(first))
     return whole
 
 

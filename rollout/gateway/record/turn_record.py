@@ -7,9 +7,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from seamflow.common.v1 import tokens_pb2
+from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
-from rollout.gateway.prompt.stop_strings import StopStrings
+from rollout.gateway.prompt.token_text import StopStrings
 from rollout.gateway.record import packed_tokens
 from services.chassis.errors import already_exists
 from services.lib.token_bytes import BYTES_PER_TOKEN, pack_ids, unpack_ids
@@ -36,8 +37,8 @@ class TurnRecord:
         recorder: Recorder,
     ) -> None:
         self.begin = begin
-        """What opened the turn in the store."""
-        self._prompt = prompt
+        self.begun = begun
+        self.prompt = prompt
         self._recorder = recorder
         self._epoch = begun.epoch
         self._num_stored = packed_tokens.num_tokens(begun.tokens)
@@ -54,7 +55,6 @@ class TurnRecord:
         """The shared prefix and this turn's environment tokens."""
         self._packed_answer = bytearray(stored.token_ids[end:])
         self.drift = prompt.drift(begun)
-        """Retokenization drift of the prompt."""
         self.prefix_turn_id = begun.prefix_turn_id
         """Turn that the prompt continues; empty if there is none."""
         self.prefix_length = len(begun.prefix_token_ids) // BYTES_PER_TOKEN
@@ -62,7 +62,6 @@ class TurnRecord:
         self.stop_strings = StopStrings(
             prompt.template, begin.sampling.stop, self.sampled_ids if begin.sampling.stop else ()
         )
-        """Stop strings of the turn."""
         self.answer_end = prompt.constraint.end(prompt.template, prompt.conversation)
         """Finds where its answer has to end; None: only where the policy ends it."""
         self._is_complete = self._has_complete_answer()
@@ -83,7 +82,6 @@ class TurnRecord:
 
     @property
     def sampled_ids(self) -> list[int]:
-        """Their ids."""
         return unpack_ids(bytes(self._packed_answer))
 
     @property
@@ -104,24 +102,21 @@ class TurnRecord:
     @cached_property
     def answer(self) -> Answer:
         """The sampled tokens as a message. Only for a turn that has ended."""
-        return self._prompt.parse_answer(self.sampled_ids, self.stop)
+        return self.prompt.parse_answer(self.sampled_ids, self.stop)
 
-    async def append(
-        self,
-        new: tokens_pb2.PackedTokens,
-        finish_reason: tokens_pb2.FinishReason.ValueType,
-        routed: tokens_pb2.RoutedExperts | None = None,
-    ) -> None:
+    async def append(self, response: server_pb.GenerateTokensResponse) -> None:
         """Record sampled tokens; returns when the store has acknowledged them.
 
-        `routed` are experts of tokens up to these, counted from the first of the prefix.
+        Routed experts are of tokens up to these, counted from the first of the prefix.
 
         Raises:
             ServiceError: the store refused this append.
         """
-        self.finish_reason = finish_reason
+        new = response.tokens
+        self.finish_reason = response.finish_reason
         self._packed_answer += new.token_ids
-        experts = None if routed is None else self._own(routed)
+        is_routed = response.HasField("routed_experts")
+        experts = self._own(response.routed_experts) if is_routed else None
         if new.token_ids or experts is not None:
             await self._append(new, experts)
 
@@ -174,7 +169,7 @@ class TurnRecord:
         )
         if self.has_ended:
             append.finish_reason = self.finish_reason
-            append.message_key = self._prompt.answer_key(self.answer.message)
+            append.message_key = self.prompt.answer_key(self.answer.message)
             if self.drift is not None:
                 append.drift.CopyFrom(self.drift)
         await self._recorder.record(append)
@@ -192,7 +187,7 @@ class TurnRecord:
         sampling = self.begin.sampling
         stop_token_ids: Sequence[int] = sampling.stop_token_ids
         if not sampling.ignore_eos:
-            stop_token_ids = [*stop_token_ids, *self._prompt.template.stop_token_ids]
+            stop_token_ids = [*stop_token_ids, *self.prompt.template.stop_token_ids]
         sampled_ids = self.sampled_ids
         if sampled_ids and sampled_ids[-1] in stop_token_ids:
             return tokens_pb2.FINISH_REASON_STOP

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rollout.http_gateway.api_error import CONTEXT_LENGTH_EXCEEDED, ApiError, invalid
-from rollout.http_gateway.dialects.answer_options import AnswerFormat, schema_of
+from rollout.http_gateway.api_error import CONTEXT_LENGTH_EXCEEDED, ApiError
 from rollout.http_gateway.dialects.dialect import (
     Dialect,
     EventStream,
@@ -19,8 +18,18 @@ from rollout.http_gateway.dialects.dialect import (
     rest,
     seamflow_fields,
 )
-from rollout.http_gateway.dialects.request_model import NotText, RequestPart
-from rollout.http_gateway.dialects.sampling import Budget, SamplingRequest
+from rollout.http_gateway.dialects.request_model import (
+    AnswerFormat,
+    Budget,
+    NotText,
+    RequestPart,
+    SamplingRequest,
+    TextPart,
+    check_is_text,
+    required,
+    schema_of,
+    text_of,
+)
 
 if TYPE_CHECKING:
     from seamflow.client import Turn
@@ -39,9 +48,7 @@ _KINDS = {
 }
 
 
-class _Block(RequestPart):
-    type: str
-    text: str = ""
+class _Block(TextPart):
     thinking: str = ""
     id: str | None = None
     name: str | None = None
@@ -70,7 +77,7 @@ class _ToolChoice(RequestPart):
 
     def as_sdk(self) -> str | Json:
         if self.type == "tool":
-            return {"name": _required("tool_choice.name", self.name)}
+            return {"name": required("tool_choice.name", self.name)}
         return "required" if self.type == "any" else self.type
 
 
@@ -107,8 +114,6 @@ class _Request(SamplingRequest):
 
 
 class AnthropicMessages(Dialect):
-    """Messages."""
-
     NAMES: ClassVar[Mapping[str, str]] = {
         "response_schema_json": "output_config.format",
         "tool_choice.one_call": "tool_choice.disable_parallel_tool_use",
@@ -116,8 +121,7 @@ class AnthropicMessages(Dialect):
 
     def parse(self, body: bytes) -> TurnRequest:
         request = _Request.read(body)
-        if request.max_tokens is None:
-            raise invalid("max_tokens", "max_tokens is missing", "missing_required_parameter")
+        required("max_tokens", request.max_tokens)
         return _turn_request(request)
 
     def reply(self, request: TurnRequest, turn: Turn) -> Json:
@@ -255,7 +259,7 @@ def _turn_request(request: _Request) -> TurnRequest:
 def _messages(request: _Request) -> list[Json]:
     messages: list[Json] = []
     if request.system:
-        messages.append({"role": "system", "content": _text("system", request.system)})
+        messages.append({"role": "system", "content": text_of("system", request.system)})
     for index, message in enumerate(request.messages):
         path = f"messages[{index}].content"
         if message.role == "assistant":
@@ -263,7 +267,7 @@ def _messages(request: _Request) -> list[Json]:
         elif message.role == "user" and not isinstance(message.content, str):
             messages += _user_messages(path, message.content)
         else:
-            messages.append({"role": message.role, "content": _text(path, message.content)})
+            messages.append({"role": message.role, "content": text_of(path, message.content)})
     return messages
 
 
@@ -273,13 +277,14 @@ def _user_messages(path: str, blocks: Sequence[_Block]) -> list[Json]:
     for index, block in enumerate(blocks):
         here = f"{path}[{index}]"
         if block.type == "tool_result":
-            text = _text(f"{here}.content", block.content)
-            call = _required(f"{here}.tool_use_id", block.tool_use_id)
+            text = text_of(f"{here}.content", block.content)
+            call = required(f"{here}.tool_use_id", block.tool_use_id)
             messages.append({"role": "tool", "tool_call_id": call, "content": text})
-        elif messages and messages[-1]["role"] == "user":
-            messages[-1]["content"] += _text_of(here, block)
         else:
-            messages.append({"role": "user", "content": _text_of(here, block)})
+            check_is_text(f"{here}.type", block.type)
+            if not messages or messages[-1]["role"] != "user":
+                messages.append({"role": "user", "content": ""})
+            messages[-1]["content"] += block.text
     return messages
 
 
@@ -293,37 +298,19 @@ def _assistant_message(path: str, content: str | Sequence[_Block]) -> Json:
         if block.type == "thinking":
             reasoning += block.thinking
         elif block.type == "tool_use":
-            name = _required(f"{here}.name", block.name)
+            name = required(f"{here}.name", block.name)
             calls.append(
                 {"id": block.id, "function": {"name": name, "arguments": block.input or {}}}
             )
         elif block.type != "redacted_thinking":
-            text += _text_of(here, block)
+            check_is_text(f"{here}.type", block.type)
+            text += block.text
     return {
         "role": "assistant",
         "content": text,
         "reasoning_content": reasoning,
         "tool_calls": calls,
     }
-
-
-def _text(path: str, content: str | Sequence[_Block] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(_text_of(f"{path}[{i}]", block) for i, block in enumerate(content))
-
-
-def _text_of(path: str, block: _Block) -> str:
-    if block.type != "text":
-        message = f"{path}.type is {block.type[:80]!r}: only text is supported here"
-        raise invalid(f"{path}.type", message, "unsupported_value")
-    return block.text
-
-
-def _required(path: str, value: str | None) -> str:
-    if value is None:
-        raise invalid(path, f"{path} is missing", "missing_required_parameter")
-    return value
 
 
 def _head(body: _Request, turn_id: str) -> Json:

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from rollout.http_gateway.api_error import ApiError, invalid
-from rollout.http_gateway.dialects.answer_options import (
-    AnswerFormat,
-    OpenAIChoice,
-    openai_choice,
-    schema_of,
-)
+from rollout.http_gateway.api_error import ApiError
 from rollout.http_gateway.dialects.dialect import (
     Dialect,
     EventStream,
@@ -29,17 +23,22 @@ from rollout.http_gateway.dialects.dialect import (
     text_logprobs,
     token_logprobs,
 )
-from rollout.http_gateway.dialects.request_model import NotText, RequestPart
-from rollout.http_gateway.dialects.sampling import Budget, SamplingRequest
+from rollout.http_gateway.dialects.request_model import (
+    AnswerFormat,
+    Budget,
+    NotText,
+    OpenAIChoice,
+    RequestPart,
+    SamplingRequest,
+    TextPart,
+    check_is_text,
+    openai_choice,
+    schema_of,
+)
 
 if TYPE_CHECKING:
     from seamflow.client import Turn
     from seamflow.rollout.v1.rollout_service_pb2 import TokenChunk
-
-
-class _ContentPart(RequestPart):
-    type: str
-    text: str = ""
 
 
 class _Function(RequestPart):
@@ -54,7 +53,7 @@ class _ToolCall(RequestPart):
 
 class _Message(RequestPart):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_ContentPart] | None = None
+    content: str | list[TextPart] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[_ToolCall] | None = None
@@ -134,8 +133,6 @@ class _Request(SamplingRequest):
 
 
 class ChatCompletions(Dialect):
-    """Chat completions."""
-
     NAMES: ClassVar[Mapping[str, str]] = {
         "response_schema_json": "response_format",
         "tool_choice.one_call": "parallel_tool_calls",
@@ -246,13 +243,7 @@ def check_text_only(messages: Sequence[Json]) -> None:
     for i, message in enumerate(messages):
         content = message.get("content")
         for j, part in enumerate(content if isinstance(content, list) else ()):
-            if part["type"] not in ("text", "input_text", "output_text"):
-                raise invalid(
-                    f"messages[{i}].content[{j}].type",
-                    f"messages[{i}].content[{j}].type is {part['type'][:80]!r}: only text is "
-                    "supported",
-                    "unsupported_value",
-                )
+            check_is_text(f"messages[{i}].content[{j}].type", part["type"])
 
 
 def _answer(turn: Turn) -> Json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,38 +21,35 @@ if TYPE_CHECKING:
 _LINE_BREAKS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 
 Json = dict[str, Any]
-"""A JSON object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRequest:
-    """One turn, as any dialect requests it."""
+    """One turn, as any dialect requests it; names are those of `Rollout.stream`."""
 
     body: Any
     """The parsed request, for the dialect's own reply."""
     messages: Sequence[Json] = ()
     """Conversation in the form of chat completions."""
     tools: Sequence[Json] = ()
-    """Functions, likewise."""
     tool_choice: str | Json = "auto"
     """How the answer calls tools, as the SDK takes it."""
     parallel_tool_calls: bool = True
-    """Whether it may have several calls."""
     response_schema: Json | None = None
-    """JSON Schema of its content."""
     after_turn_id: str = ""
     """Recorded turn that the messages follow; empty: they are the whole conversation."""
     template_arguments: Json = field(default_factory=dict)
-    """Further arguments of the chat template."""
     token_ids: Sequence[int] = ()
-    """The prompt as ids, in place of messages."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stream: bool = False
-    """Reply with server-sent events."""
     return_prompt: bool = False
-    """The reply needs the prompt's ids."""
     return_token_bytes: bool = False
-    """The reply needs the texts of tokens."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What `Rollout.stream` takes of it, by name."""
+        own = ("body", "stream")
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
 
 
 class EventStream(ABC):
@@ -197,7 +194,6 @@ def rest(whole: str, sent: str) -> str:
 
 
 def event(data: Json | str, name: str | None = None) -> bytes:
-    """One server-sent event."""
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
     # Readers that split lines as str.splitlines does would take these for line breaks.
     text = text.translate(_LINE_BREAKS)

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from rollout.http_gateway.api_error import ApiError, invalid
-from rollout.http_gateway.dialects.answer_options import (
-    AnswerFormat,
-    OpenAIChoice,
-    openai_choice,
-    schema_of,
-)
 from rollout.http_gateway.dialects.dialect import (
     Dialect,
     EventStream,
@@ -22,9 +16,19 @@ from rollout.http_gateway.dialects.dialect import (
     TurnRequest,
     seamflow_fields,
 )
-from rollout.http_gateway.dialects.request_model import RequestPart
+from rollout.http_gateway.dialects.request_model import (
+    AnswerFormat,
+    Budget,
+    OpenAIChoice,
+    RequestPart,
+    SamplingRequest,
+    TextPart,
+    openai_choice,
+    required,
+    schema_of,
+    text_of,
+)
 from rollout.http_gateway.dialects.response_events import ResponseEvents, output_items
-from rollout.http_gateway.dialects.sampling import Budget, SamplingRequest
 
 if TYPE_CHECKING:
     from seamflow.client import Turn
@@ -32,23 +36,17 @@ if TYPE_CHECKING:
 _LOGPROBS = "message.output_text.logprobs"
 """What `include` may ask for; what else it names is of items that replies do not have here."""
 _RECORDED = {"msg": "content", "rs": "reasoning"}
-_TEXT = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
-
-
-class _Part(RequestPart):
-    type: str
-    text: str = ""
 
 
 class _Item(RequestPart):
     type: str = "message"
     id: str | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | list[_Part] | None = None
+    content: str | list[TextPart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[_Part] | None = None
+    output: str | list[TextPart] | None = None
 
 
 class _Tool(RequestPart):
@@ -99,8 +97,6 @@ class _Request(SamplingRequest):
 
 
 class Responses(Dialect):
-    """Responses."""
-
     NAMES: ClassVar[Mapping[str, str]] = {
         "response_schema_json": "text.format",
         "tool_choice.one_call": "parallel_tool_calls",
@@ -154,23 +150,22 @@ def _messages(request: _Request) -> list[Json]:
 
 def _message(path: str, item: _Item) -> dict[str, Any]:
     if item.type == "message":
-        if item.role is None:
-            raise invalid(f"{path}.role", f"{path}.role is missing", "missing_required_parameter")
-        role = "system" if item.role == "developer" else item.role
-        return {"role": role, "content": _text(f"{path}.content", item.content)}
+        given = required(f"{path}.role", item.role)
+        role = "system" if given == "developer" else given
+        return {"role": role, "content": text_of(f"{path}.content", item.content)}
     if item.type == "reasoning":
-        text = _text(f"{path}.content", item.content)
+        text = text_of(f"{path}.content", item.content)
         return {"role": "assistant", "reasoning_content": text}
     if item.type == "function_call":
-        name = _required(f"{path}.name", item.name)
+        name = required(f"{path}.name", item.name)
         function = {"name": name, "arguments": item.arguments or ""}
         return {"role": "assistant", "tool_calls": [{"id": item.call_id, "function": function}]}
     if item.type == "function_call_output":
-        text = _text(f"{path}.output", item.output)
-        call_id = _required(f"{path}.call_id", item.call_id)
+        text = text_of(f"{path}.output", item.output)
+        call_id = required(f"{path}.call_id", item.call_id)
         return {"role": "tool", "tool_call_id": call_id, "content": text}
     if item.type == "item_reference":
-        return _referenced(f"{path}.id", _required(f"{path}.id", item.id))
+        return _referenced(f"{path}.id", required(f"{path}.id", item.id))
     raise invalid(
         f"{path}.type",
         f"{path}.type is {item.type[:80]!r}: only message, reasoning, function_call, "
@@ -210,25 +205,6 @@ def _join(answer: dict[str, Any], other: Mapping[str, Any]) -> None:
         answer["recorded"] = {**before, **more, "tool_calls": calls}
     if "tool_calls" in other:
         answer["tool_calls"] = [*answer.get("tool_calls", ()), *other["tool_calls"]]
-
-
-def _text(path: str, content: str | Sequence[_Part] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    for index, part in enumerate(content):
-        if part.type not in _TEXT:
-            raise invalid(
-                f"{path}[{index}].type",
-                f"{path}[{index}].type is {part.type[:80]!r}: only text is supported",
-                "unsupported_value",
-            )
-    return "".join(part.text for part in content)
-
-
-def _required(path: str, value: str | None) -> str:
-    if value is None:
-        raise invalid(path, f"{path} is missing", "missing_required_parameter")
-    return value
 
 
 def _head(body: _Request, turn_id: str) -> dict[str, Any]:

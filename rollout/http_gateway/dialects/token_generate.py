@@ -18,8 +18,12 @@ from rollout.http_gateway.dialects.dialect import (
     seamflow_fields,
     token_logprobs,
 )
-from rollout.http_gateway.dialects.request_model import RequestModel
-from rollout.http_gateway.dialects.sampling import Budget, SamplingRequest, TokenId
+from rollout.http_gateway.dialects.request_model import (
+    Budget,
+    RequestModel,
+    SamplingRequest,
+    TokenId,
+)
 
 if TYPE_CHECKING:
     from seamflow.client import Turn
@@ -56,8 +60,6 @@ class _Request(RequestModel):
 
 
 class TokenGenerate(Dialect):
-    """Generate from token ids."""
-
     def parse(self, body: bytes) -> TurnRequest:
         request = _Request.read(body)
         sampling = _Sampling.check(request.sampling_params, "sampling_params.")

@@ -18,8 +18,7 @@ from typing import Any, Self, TypeVar
 
 from seamflow.client.client import Client
 from seamflow.client.rollout_client import Rollout
-from seamflow.client.task import Task
-from seamflow.client.turn import Turn
+from seamflow.client.turn import Task, Turn
 from seamflow.common.v1 import tokens_pb2
 
 T = TypeVar("T")

@@ -23,8 +23,8 @@ from google.protobuf.duration_pb2 import Duration
 
 from seamflow.channel import CONNECT_TIMEOUT, connect
 from seamflow.client.messages import Message, Tool, to_messages
-from seamflow.client.rollout_client import CALL_SECONDS, Observer, Rollout, RolloutName
-from seamflow.client.task import Task
+from seamflow.client.rollout_client import CALL_SECONDS, Observer, Rollout
+from seamflow.client.turn import Task
 from seamflow.common.v1 import tokens_pb2
 from seamflow.credentials import Credentials
 from seamflow.durations import seconds_of, to_duration
@@ -159,7 +159,9 @@ class Client:
     ) -> Rollout:
         rollout = Rollout(
             self._stub,
-            RolloutName(run_id=self.run_id, rollout_id=rollout_id, credential=credential),
+            run_id=self.run_id,
+            rollout_id=rollout_id,
+            credential=credential,
             task=_task(task) if task is not None else None,
             observer=self._observer,
             on_end=self._leases.remove,

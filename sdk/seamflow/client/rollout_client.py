@@ -6,7 +6,6 @@ import asyncio
 import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -14,9 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 from seamflow import trace_context
 from seamflow.client.messages import Message, Tool, ToolChoice, to_messages, to_tool_choice
 from seamflow.client.plain_values import named_rewards, whole_text
-from seamflow.client.task import Task
-from seamflow.client.turn import Turn
-from seamflow.client.turn_stream import TurnStream
+from seamflow.client.turn import Task, Turn, TurnStream
 from seamflow.common.v1 import tokens_pb2
 from seamflow.durations import to_duration
 from seamflow.retry import retrying
@@ -37,45 +34,35 @@ Observer = Callable[[str, str, pb.TokenChunk], None]
 """Called with (rollout_id, turn_id, chunk) for every chunk as it arrives, before anything else."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutName:
-    """What names a rollout and opens it."""
-
-    run_id: str
-    """Training job."""
-    rollout_id: str
-    """Rollout."""
-    credential: str
-    """Opens this rollout only."""
-
-
 class Rollout:
     """One episode of an agent on a task."""
 
     def __init__(
         self,
         stub: RolloutServiceAsyncStub,
-        name: RolloutName,
         *,
+        run_id: str,
+        rollout_id: str,
+        credential: str,
         task: Task | None = None,
         observer: Observer | None = None,
         on_end: Callable[[str], None] | None = None,
     ) -> None:
-        """`on_end` is called with the rollout's name once it is finished."""
-        self.rollout_id = name.rollout_id
-        self.credential = name.credential
+        """`on_end` is called with the rollout_id once it is finished."""
+        self.rollout_id = rollout_id
+        self.credential = credential
         """Opens this rollout only: give it to a process that may do nothing else."""
         self.task = task
         """The leased task; None: the rollout was started without one."""
         self.lost = asyncio.Event()
         """Set when its lease is lost: it is replaced, so stop working on it."""
-        self._run_id = name.run_id
+        self._run_id = run_id
         self._stub = stub
         self._observer = observer
         self._on_end = on_end
-        self.traceparent = trace_context.of_rollout(name.run_id, name.rollout_id)
+        self.traceparent = trace_context.of_rollout(run_id, rollout_id)
         """W3C trace context of its calls where `trace_context.current` has none."""
-        self._bearer = f"Bearer {name.credential}"
+        self._bearer = f"Bearer {credential}"
         self._untrained: list[str] = []
 
     async def generate(

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
 
 from seamflow.client.messages import from_message
 from seamflow.common.v1 import tokens_pb2
-from seamflow.errors import SeamflowError
+from seamflow.errors import SeamflowError, decode
+from seamflow.retry import Backoff, may_resume
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
+
+if TYPE_CHECKING:
+    from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,27 +25,15 @@ class WeightSpan:
     start: int
     """Index of its first token, counted from the turn's first sampled one."""
     num_tokens: int
-    """Length."""
     weight_version: int
-    """Weights that sampled it."""
     server_id: str
-    """Rollout server that sampled it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
-    """Retokenization drift: the prompt had other ids than were sampled, for the same text.
+Drift = tokens_pb2.Drift
+"""Retokenization drift: the prompt had other ids than were sampled, for the same text.
 
-    From `position` the prompt counts as environment tokens. Send the ids that `generate` returned,
-    or messages, to avoid it.
-    """
-
-    position: int
-    """Index in the prompt of the first differing token."""
-    recorded_text: str
-    """Text of the recorded tokens from `position`, at most 200 characters."""
-    retokenized_text: str
-    """Text of the prompt from `position`, at most 200 characters."""
+From `position` the prompt counts as environment tokens. Send the ids that `generate` returned,
+or messages, to avoid it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +59,6 @@ class Turn:
     parse_error: str = ""
     """Why the answer could not be parsed into a message; `text` then is the whole text."""
     token_ids: list[int] = field(default_factory=list)
-    """Sampled ids."""
     logprobs: list[float] = field(default_factory=list)
     """Natural log-probability of each id after temperature, before top-p and top-k."""
     token_bytes: list[bytes] = field(default_factory=list)
@@ -146,11 +139,7 @@ class Turn:
         self.prompt_token_ids = list(end.prompt_token_ids)
         self.prefix_turn_id, self.prefix_length = end.prefix_turn_id, end.prefix_length
         if end.HasField("drift"):
-            self.drift = Drift(
-                position=end.drift.position,
-                recorded_text=end.drift.recorded_text,
-                retokenized_text=end.drift.retokenized_text,
-            )
+            self.drift = end.drift
         self.tool_check = _check(end.tool_check)
         self.schema_check = _check(end.schema_check)
 
@@ -160,3 +149,78 @@ def _check(check: pb.AnswerCheck) -> Check | None:
         return None
     name = pb.CheckResult.Name(check.result)
     return Check(result=name.removeprefix("CHECK_RESULT_").lower(), reason=check.reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One task as the dataloader submitted it.
+
+    Example: Task(task_id="train-7@0", payload={"question": "2+2"})
+    """
+
+    task_id: str
+    """Unique in the run; all rollouts of a group share it."""
+    payload: Mapping[str, Any]
+    """The fields of the task."""
+    train: bool = True
+    """Whether its rollouts are trained; False: an evaluation."""
+
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+class TurnStream:
+    """The chunks of a turn, in order and once each: `async for chunk in stream`.
+
+    Broken connections are resumed at the first missing token. `SeamflowError` is raised for a
+    failure that a retry does not cure. Leaving the loop early stops the engine's work.
+    """
+
+    def __init__(
+        self,
+        stub: RolloutServiceAsyncStub,
+        request: pb.GenerateRequest,
+        metadata: Metadata,
+        observe: Callable[[pb.TokenChunk], None] | None = None,
+    ) -> None:
+        """`observe` is called with each chunk as it arrives, before anything else."""
+        self.turn = Turn(turn_id=request.turn_id)
+        """What has arrived so far; complete once the stream has ended."""
+        self._stub = stub
+        self._request = request
+        self._metadata = metadata
+        self._observe = observe
+
+    def __aiter__(self) -> AsyncIterator[pb.TokenChunk]:
+        return self._chunks()
+
+    async def _chunks(self) -> AsyncGenerator[pb.TokenChunk]:
+        backoff = Backoff()
+        while self.turn.finish_reason is None:
+            self._request.resume_from_offset = len(self.turn.token_ids)
+            call = self._stub.Generate(self._request, metadata=self._metadata)
+            try:
+                async for response in call:
+                    backoff.reset()
+                    if response.HasField("chunk"):
+                        yield self._received(response.chunk)
+                    elif response.HasField("end"):
+                        self.turn.end(response.end)
+                if self.turn.finish_reason is None:  # the gateway is draining
+                    await backoff.wait()
+            except grpc.aio.AioRpcError as failure:
+                await _wait_or_raise(decode(failure), backoff)
+            finally:
+                call.cancel()
+
+    def _received(self, chunk: pb.TokenChunk) -> pb.TokenChunk:
+        if self._observe is not None:
+            self._observe(chunk)
+        self.turn.extend(chunk)
+        return chunk
+
+
+async def _wait_or_raise(error: SeamflowError, backoff: Backoff) -> None:
+    if not may_resume(error):
+        raise error
+    await backoff.wait(error.retry_after)

@@ -7,7 +7,7 @@ class Guess:
 serve(Guess, port=50070)    # or: python -m seamflow.environment --environment my_module:Guess
 """
 
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 from seamflow.environment.environment import (
     CapacityReached,
     Endpoint,

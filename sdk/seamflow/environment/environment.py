@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from seamflow.client.messages import Message, Tool
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 from seamflow.common.v1 import tokens_pb2
 
 Rewards = Mapping[str, float] | float

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from seamflow.client.messages import Tool, to_messages
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 from seamflow.environment.environment import RewardFunction
 from seamflow.environment.v1 import environment_service_pb2 as pb
 from seamflow.user_code.user_modules import import_user_module

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from seamflow.channel import CONNECT_TIMEOUT, connect
 from seamflow.client.messages import Message, to_dict, to_messages, tool_dict
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 from seamflow.common.v1 import tokens_pb2
 from seamflow.credentials import Credentials
 from seamflow.environment.environment import Endpoint, Observation, Step

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from seamflow.client.messages import to_messages
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 from seamflow.common.v1 import tokens_pb2
 from seamflow.environment.call_error import CallError, Guard, from_user, invalid_field
 from seamflow.environment.environment import Endpoint

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from seamflow.client.messages import Tool, from_message
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 from seamflow.environment.call_error import CallError, from_user
 from seamflow.environment.episode_thread import EpisodeThread
 from seamflow.environment.returned_values import MAX_OBSERVATION_BYTES, to_reset, to_step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 from seamflow.common.v1 import tokens_pb2
 from seamflow.environment.call_error import invalid_field
 from seamflow.trajectory.v1 import trajectory_pb2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seamflow.client import turn_stream
+from seamflow.client import turn
 from seamflow.errors import SeamflowError
 from seamflow.retry import Backoff
 from seamflow.runner.command_line import main
@@ -14,5 +14,5 @@ async def at_once(error: SeamflowError, backoff: Backoff) -> None:
 
 
 if __name__ == "__main__":
-    turn_stream._wait_or_raise = at_once
+    turn._wait_or_raise = at_once
     main()

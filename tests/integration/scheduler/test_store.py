@@ -11,7 +11,7 @@ from scheduler.model.lending_state import BatchForecast
 from scheduler.model.records import AllocationEvent, Assignment, Hardware, RunPolicy, State, Worker
 from scheduler.policy.allocation_policy import PreemptivePolicy
 from scheduler.pool.state_transaction import StateTransaction
-from scheduler.store import keys
+from scheduler.store import redis_store
 from scheduler.store.redis_store import RedisStore, SupersededError
 from services.chassis.redis.connect import connect
 from tests.lib.scheduler.memory_store import MemoryStore
@@ -90,10 +90,12 @@ async def test_state_of_an_older_scheduler_is_taken_over(redis_url: str) -> None
     redis: Redis = connect(redis_url)
     for key in await redis.keys("sf:scheduler:*"):
         await redis.delete(key)
-    await redis.hset(keys.COUNTERS, mapping={"incarnation": 3, "last_epoch": 7, "last_arrival": 2})
-    await redis.hset(keys.NODES, "a", OLD_NODE)
-    await redis.hset(keys.GANGS, '["run", "g"]', OLD_GANG)
-    await redis.zadd(keys.EVENTS, {OLD_EVENT: 5})
+    await redis.hset(
+        redis_store.COUNTERS, mapping={"incarnation": 3, "last_epoch": 7, "last_arrival": 2}
+    )
+    await redis.hset(redis_store.NODES, "a", OLD_NODE)
+    await redis.hset(redis_store.GANGS, '["run", "g"]', OLD_GANG)
+    await redis.zadd(redis_store.EVENTS, {OLD_EVENT: 5})
     opened = RedisStore(redis, MAX_EVENTS)
     incarnation = await opened.open()
     state = await opened.load()

@@ -13,7 +13,7 @@ import pytest
 from seamflow.durations import to_duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
-from scheduler.model.records import Assignment, NodeReport, NodeState, State
+from scheduler.model.records import Assignment, NodeState, State
 from scheduler.policy.tail_migration import Engines, GangCosts, MeasuredBatch, best_tail
 from scheduler.pool.tail_starts import TailStarts, drawn
 from services.lib.decode_latency import DecodeLatency
@@ -196,7 +196,7 @@ async def test_nodes_that_the_tail_does_not_need_generate_for_another_run(at_tai
 
 async def test_nodes_do_not_leave_for_less_time_than_they_need_to_return() -> None:
     """By the measured seconds of switches to rollout."""
-    report = NodeReport(num_turns=1, tokens_per_second=100.0, max_running=SLOTS)
+    report = pb.NodeReport(num_turns=1, tokens_per_second=100.0, max_running=SLOTS)
     generates = node(
         "a",
         "rollout",

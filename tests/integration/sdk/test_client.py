@@ -22,7 +22,6 @@ from seamflow import (
     Turn,
     WeightSpan,
 )
-from seamflow.client.rollout_client import RolloutName
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import InvalidRequestError, RunEndedError, SeamflowError
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
@@ -153,8 +152,7 @@ async def test_a_refusal_is_raised() -> None:
 async def test_a_turn_has_a_deadline() -> None:
     """A gateway that stays away does not hold the agent for ever."""
     async with Client("127.0.0.1:1", run_id="run") as client:
-        name = RolloutName(run_id="run", rollout_id="r", credential="")
-        rollout = Rollout(client._stub, name)
+        rollout = client.rollout("r", "")
         with pytest.raises(TimeoutError):
             await rollout.generate(token_ids=[1], timeout=0.2)
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from seamflow import Client, Rollout
+from seamflow import Client
 from seamflow.channel import CONNECT_TIMEOUT, connect
-from seamflow.client.rollout_client import RolloutName
 from seamflow.errors import DeadlineError, UnavailableError
 from seamflow.retry import retrying
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
@@ -23,7 +22,6 @@ from seamflow.stubs import async_stub
 
 from tests.lib.sdk.support import Gateway, serving
 
-NAME = RolloutName(run_id="run", rollout_id="r", credential="")
 REQUEST = pb.StartRolloutRequest(run_id="run", rollout_id="r")
 
 
@@ -65,7 +63,7 @@ async def test_an_agents_first_call_ends(closed: str, call: str) -> None:
         with pytest.raises(UnavailableError, match=closed):
             if call == "start_rollout":
                 await client.start_rollout()
-            await Rollout(client._stub, NAME).generate(token_ids=[1])
+            await client.rollout("r", "").generate(token_ids=[1])
 
 
 async def test_services_wait_for_each_other(closed: str) -> None:

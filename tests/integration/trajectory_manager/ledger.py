@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from seamflow.trajectory.v1.sample_service_pb2 import RejectGroupsResponse
+
 from tests.lib.trajectory_manager.support import RULES
 from trajectory_manager.model.records import EmptyReason, Purpose, RolloutResult, Task, TaskLease
-from trajectory_manager.model.runs import RunConfig
-from trajectory_manager.model.steps import LeaseAttempt, PublishWait, Rejected, StepLease
+from trajectory_manager.model.runs import LeaseAttempt, PublishWait, RunConfig, StepLease
 from trajectory_manager.store.redis.connect import Store
 
 WIDE = replace(RULES, group_size=1, groups_per_step=2, max_staleness=9)
@@ -82,7 +83,7 @@ class Ledger:
     async def lead(self, trainer_id: str = "trainer", step: int = 0) -> int:
         """Take over as trainer; the epoch."""
         reconciled = await self.store.ledger.reconcile(self.run_id, step, trainer_id)
-        self.epoch, self.pending = reconciled.epoch, reconciled.pending_steps
+        self.epoch, self.pending = reconciled.epoch, tuple(reconciled.pending_steps)
         return self.epoch
 
     async def awaits(self, step: int, base: int = 0) -> int:
@@ -120,7 +121,7 @@ class Ledger:
         assert attempt.lease is not None
         return attempt.lease
 
-    async def reject(self, step: int, messages: Mapping[str, str]) -> Rejected:
+    async def reject(self, step: int, messages: Mapping[str, str]) -> RejectGroupsResponse:
         """Take groups out of a step."""
         return await self.store.ledger.reject(self.run_id, self.epoch, step, messages)
 

@@ -7,11 +7,14 @@ import itertools
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import Reason, ServiceError
 from services.lib.token_bytes import pack_ids, pack_logprobs
+from trajectory_manager.model import sampling as stored_sampling
 from trajectory_manager.model.records import (
     Durability,
     EmptyReason,
@@ -26,19 +29,15 @@ from trajectory_manager.model.records import (
 )
 from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.model.tokens import (
-    Append,
+    NO_TOKENS,
     Appended,
     Origin,
     RolloutFinish,
     Span,
     Tokens,
-    TurnBegin,
-    TurnEnd,
     VersionSource,
 )
-from trajectory_manager.service.metrics import Metrics
-from trajectory_manager.service.prefix_match import Prompt
-from trajectory_manager.service.rollouts import BegunTurn, Rollouts
+from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.redis.connect import Store
 
 CREDENTIAL = hashlib.sha256(b"credential").hexdigest()
@@ -104,7 +103,7 @@ class Run:
     @property
     def rollouts(self) -> Rollouts:
         """The flows on this store."""
-        return Rollouts(self.store, Metrics())
+        return Rollouts(self.store)
 
     async def submit(
         self, *task_ids: str, num_samples: int = 2, purpose: Purpose = Purpose.TRAIN
@@ -147,36 +146,32 @@ class Run:
         parent: str = "",
         fingerprint: str = "",
         sampling: str = "{}",
-    ) -> BegunTurn:
+    ) -> pb.BegunTurn:
         """Open a turn with a prompt of ids or of message keys."""
-        ids = pack_ids([part for part in prompt if isinstance(part, int)])
-        message_keys = tuple(part for part in prompt if isinstance(part, str))
-        begin = TurnBegin(
+        new = pb.NewTurn(
+            run_id=self.run_id,
+            rollout_id=rollout_id,
             turn_id=turn_id,
             attempt_id=attempt_id,
-            prompt_digest="",
             parent_turn_id=parent,
             template_fingerprint=fingerprint,
-            sampling=sampling,
+            sampling=stored_sampling.message(sampling),
+            credential_digest=CREDENTIAL,
         )
-        given = Prompt(ids=ids, message_keys=message_keys)
-        return await self.rollouts.begin_turn(self.run_id, rollout_id, CREDENTIAL, begin, given)
+        if ids := [part for part in prompt if isinstance(part, int)]:
+            new.token_ids = pack_ids(ids)
+        else:
+            new.message_keys.keys.extend(str(part) for part in prompt)
+        return await self.rollouts.begin_turn(new)
 
     async def append(
         self, rollout_id: str, turn_id: str, epoch: int, offset: int, added: Tokens
     ) -> int:
         """Append tokens; return how many the turn has."""
-        append = Append(
-            run_id=self.run_id,
-            rollout_id=rollout_id,
-            turn_id=turn_id,
-            epoch=epoch,
-            offset=offset,
-            tokens=added,
-        )
+        append = token_append(self.run_id, rollout_id, turn_id, epoch, offset, added)
         return (await self.do(append)).num_tokens
 
-    async def do(self, append: Append) -> Appended:
+    async def do(self, append: pb.TokenAppend) -> Appended:
         """One append; raises its error."""
         (answer,) = await self.rollouts.append([append])
         if isinstance(answer, ServiceError):
@@ -188,13 +183,14 @@ class Run:
     ) -> None:
         """Close a turn, by default with STOP."""
         await self.do(
-            Append(
-                run_id=self.run_id,
-                rollout_id=rollout_id,
-                turn_id=turn_id,
-                epoch=epoch,
-                offset=0,
-                end=TurnEnd(reason=reason, answer_key=answer_key),
+            token_append(
+                self.run_id,
+                rollout_id,
+                turn_id,
+                epoch,
+                0,
+                finish_reason=reason,
+                message_key=answer_key,
             )
         )
 
@@ -205,15 +201,15 @@ class Run:
         prompt: Sequence[int],
         answer: Sequence[int],
         span: Span | None = None,
-    ) -> BegunTurn:
+    ) -> pb.BegunTurn:
         """A whole turn: the new part of the prompt, then the answer."""
         opened = await self.begin(rollout_id, turn_id, prompt)
-        new = list(prompt[len(opened.prefix_ids) // 4 :])
+        new = list(prompt[len(opened.prefix_token_ids) // 4 :])
         if new:
-            await self.append(rollout_id, turn_id, opened.turn.epoch, 0, tokens(new))
+            await self.append(rollout_id, turn_id, opened.epoch, 0, tokens(new))
         added = tokens(answer, span or policy())
-        await self.append(rollout_id, turn_id, opened.turn.epoch, len(new), added)
-        await self.end(rollout_id, turn_id, opened.turn.epoch)
+        await self.append(rollout_id, turn_id, opened.epoch, len(new), added)
+        await self.end(rollout_id, turn_id, opened.epoch)
         return opened
 
     async def finish(
@@ -251,6 +247,23 @@ class Run:
         while await self.play(version):
             played += 1
         return played
+
+
+def token_append(
+    run_id: str,
+    rollout_id: str,
+    turn_id: str,
+    epoch: int,
+    offset: int,
+    added: Tokens = NO_TOKENS,
+    **fields: Any,
+) -> pb.TokenAppend:
+    """Tokens for a turn; `fields` are those that end it, and routed experts."""
+    append = pb.TokenAppend(
+        run_id=run_id, rollout_id=rollout_id, turn_id=turn_id, epoch=epoch, offset=offset, **fields
+    )
+    added.fill(append.tokens)
+    return append
 
 
 async def refused(reason: Reason, awaitable: object) -> ServiceError:

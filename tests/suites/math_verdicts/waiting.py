@@ -7,7 +7,7 @@ import statistics
 import time
 from typing import Any
 
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 from seamflow.environment import EnvironmentFailed
 
 from services.tool_loop.config import ToolLoopConfig

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import from_status
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
+from seamflow.rollout.v1.rollout_server_service_pb2 import GenerateTokensResponse
 from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from rollout.gateway.credentials import digest
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.prompt.prompt import History, Prompt
-from rollout.gateway.record.recorder import Recorder
-from rollout.gateway.record.turn_opener import begin_request
+from rollout.gateway.record.recorder import Recorder, begin_request
 from rollout.gateway.record.turn_record import TurnRecord
 from tests.lib.rollout.gateway.support import sampled
 from tests.lib.trajectory_manager.memory.store import memory_store
@@ -22,7 +22,6 @@ from tests.lib.trajectory_manager.support import RULES
 from trajectory_manager.api.append_tokens import AppendTokensHandler
 from trajectory_manager.api.begin_turns import BeginTurnsHandler
 from trajectory_manager.cli import store_budget
-from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class RecordedGateway:
     ) -> None:
         """`prompt_of` reads the prompt of a request; another one than the gateway's: a control."""
         self._store = memory_store()
-        rollouts = Rollouts(self._store, Metrics())
+        rollouts = Rollouts(self._store)
         self._template = template
         self._history = history
         self._prompt_of = prompt_of
@@ -79,7 +78,8 @@ class RecordedGateway:
     async def end(self, record: TurnRecord, ids: Sequence[int], *, has_stopped: bool) -> None:
         """Record the answer and the turn's end."""
         stop, length = tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH
-        await record.append(sampled(ids), stop if has_stopped else length)
+        reason = stop if has_stopped else length
+        await record.append(GenerateTokensResponse(tokens=sampled(ids), finish_reason=reason))
         await record.close()
 
     async def record(self, append: store_pb.TokenAppend) -> int:

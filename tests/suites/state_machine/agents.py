@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import Reason
 from services.lib.token_bytes import pack_ids
@@ -16,6 +17,7 @@ from tests.lib.trajectory_manager.support import (
     policy,
     rewarded,
     rollout_finish,
+    token_append,
     tokens,
 )
 from tests.suites.state_machine.base import (
@@ -28,6 +30,7 @@ from tests.suites.state_machine.base import (
     Writing,
     picked,
 )
+from trajectory_manager.model import sampling as stored_sampling
 from trajectory_manager.model.records import (
     FailureClass,
     Outcome,
@@ -38,15 +41,10 @@ from trajectory_manager.model.records import (
     TaskLease,
 )
 from trajectory_manager.model.tokens import (
-    Append,
     Appended,
     Tokens,
-    TurnBegin,
-    TurnEnd,
     VersionSource,
 )
-from trajectory_manager.service.prefix_match import Prompt
-from trajectory_manager.service.rollouts import BegunTurn
 
 OUTCOMES = (
     rewarded(0.0),
@@ -193,30 +191,30 @@ class Agents(Base):
         sampling: str = "{}",
     ) -> Writing | None:
         """Open a turn."""
-        begin = TurnBegin(
+        new = pb.NewTurn(
+            run_id=RUN_ID,
+            rollout_id=held.rollout_id,
             turn_id=turn_id,
             attempt_id=attempt,
-            prompt_digest="",
             parent_turn_id=parent,
-            sampling=sampling,
+            token_ids=pack_ids(ids),
+            sampling=stored_sampling.message(sampling),
+            credential_digest=CREDENTIAL,
         )
-        prompt = Prompt(ids=pack_ids(ids))
         answers = self.wait(
             self.pair.flow(
-                lambda rollouts, _, on: rollouts.begin_turn(
-                    RUN_ID, held.rollout_id, CREDENTIAL, begin, prompt
-                ),
+                lambda rollouts, _, on: rollouts.begin_turn(new),
                 steps,
             )
         )
         real, model = answers
-        if not isinstance(model, BegunTurn):
+        if not isinstance(model, pb.BegunTurn):
             return None
         key = (held.rollout_id, turn_id)
         writing = self.turns.setdefault(key, Writing(*key, prompt=ids))
-        writing.prefix = model.turn.begin.prefix_length
-        writing.length = model.tokens.num_tokens
-        self._learn_epoch(writing, real.turn.epoch, model.turn.epoch)
+        writing.prefix = len(model.prefix_token_ids) // 4
+        writing.length = len(model.tokens.token_ids) // 4
+        self._learn_epoch(writing, real.epoch, model.epoch)
         return writing
 
     def _learn_epoch(self, writing: Writing, real: int, model: int) -> None:
@@ -249,7 +247,7 @@ class Agents(Base):
         answer = self.both(
             lambda on: on.store.tokens.append(
                 [
-                    append._replace(epoch=epoch[on.index])
+                    _with_epoch(append, epoch[on.index])
                     for append, epoch in zip(appends, epochs, strict=True)
                 ]
             ),
@@ -262,18 +260,19 @@ class Agents(Base):
 
     def chunk(
         self, writing: Writing, shift: int, other: int, size: int, kind: int, version: int, end: int
-    ) -> Append:
+    ) -> pb.TokenAppend:
         """Tokens that follow from their position, at the end of the turn or near it."""
         offset = max(0, writing.length + shift)
         ids = [writing.prefix + n + 1 + other for n in range(offset, offset + size)]
-        return Append(
-            run_id=RUN_ID,
-            rollout_id=writing.rollout_id,
-            turn_id=writing.turn_id,
-            epoch=0,
-            offset=offset,
-            tokens=spans_of(ids, kind, max(0, self.step - version)),
-            end=TurnEnd(reason=end, answer_key="key" * (end - 1)) if end else None,
+        return token_append(
+            RUN_ID,
+            writing.rollout_id,
+            writing.turn_id,
+            0,
+            offset,
+            spans_of(ids, kind, max(0, self.step - version)),
+            finish_reason=end,
+            message_key="key" * (end - 1),
         )
 
     @rule(**WORK)
@@ -367,6 +366,13 @@ def spans_of(ids: list[int], kind: int, version: int) -> Tokens:
         return tokens(ids[:1], ENV).joined(tokens(ids[1:], policy(version)))
     spans = (ENV, policy(version), policy(version), policy(version, VersionSource.UNKNOWN))
     return tokens(ids, spans[kind]) if ids else Tokens()
+
+
+def _with_epoch(append: pb.TokenAppend, epoch: int) -> pb.TokenAppend:
+    made = pb.TokenAppend()
+    made.CopyFrom(append)
+    made.epoch = epoch
+    return made
 
 
 def _stored(answers: Any) -> Any:

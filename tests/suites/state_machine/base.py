@@ -30,7 +30,6 @@ from trajectory_manager.model.records import (
     Topic,
 )
 from trajectory_manager.model.runs import Replay, RunConfig
-from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.redis.connect import redis_store
 
@@ -82,7 +81,6 @@ class Rig:
     restarts: bool
     loop: asyncio.AbstractEventLoop
     counts: Counter[str] = field(default_factory=Counter)
-    metrics: Metrics = field(default_factory=Metrics)
 
 
 @dataclass(slots=True)
@@ -139,14 +137,13 @@ class Base(RuleBasedStateMachine):
         real = await self.stack.enter_async_context(
             redis_store(self.rig.server.url, durability, 5.0, self.rig.scripts)
         )
-        clock, metrics = Clock(), self.rig.metrics
+        clock = Clock()
         model = memory_store(clock)
         self.pair = Pair(
-            real=Side(real, 0, Rollouts(real, metrics)),
-            model=Side(model, 1, Rollouts(model, metrics)),
+            real=Side(real, 0, Rollouts(real)),
+            model=Side(model, 1, Rollouts(model)),
             clock=clock,
             redis=redis,
-            metrics=metrics,
             counts=self.rig.counts,
         )
 

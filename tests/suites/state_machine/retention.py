@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
+from seamflow.trajectory.v1.trajectory_service_pb2 import SearchRolloutsRequest
 
 from services.chassis.errors import ServiceError
 from tests.lib.trajectory_manager.support import rewarded
 from tests.suites.state_machine.agents import spans_of
 from tests.suites.state_machine.base import LOST, PICK, RUN_ID, STEPS, Base, picked
 from trajectory_manager.model.records import Purpose, Rollout, RolloutState, SlotName, Task
-from trajectory_manager.model.rollout_summary import Wanted
-from trajectory_manager.model.tokens import Turn, TurnBegin, TurnRecord
+from trajectory_manager.model.tokens import Turn
 from trajectory_manager.service.rollout_index import RolloutSearch
 
 
@@ -46,9 +46,11 @@ class Keepers(Base):
             self._record(name, version)
 
     def _record(self, name: str, version: int) -> None:
-        begin = TurnBegin(turn_id="t0", attempt_id="-", prompt_digest="digest")
-        turn = TurnRecord(
-            turn=Turn(begin=begin, epoch=0, finish_reason=1),
+        turn = Turn(
+            turn_id="t0",
+            attempt_id="-",
+            prompt_digest="digest",
+            finish_reason=1,
             tokens=spans_of([1, 2, 3], 2, version),
         )
         rollout = Rollout(
@@ -81,7 +83,7 @@ class Keepers(Base):
     @rule(limit=st.integers(1, 3), least=st.integers(0, 1), lost=LOST)
     def search(self, limit: int, least: int, lost: bool) -> None:
         """Somebody looks for rollouts, and rows that were missing are added."""
-        wanted = Wanted(min_reward=least) if least else Wanted()
+        wanted = SearchRolloutsRequest(min_reward=least or None)
         self.both(lambda on: RolloutSearch(on.store).newest(RUN_ID, wanted, 0, limit), lost=lost)
 
     @rule(delta=st.integers(-10, 10))

@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
+from seamflow.trajectory.v1.trajectory_service_pb2 import BegunTurn
+
 from services.chassis.errors import Reason, ServiceError
 from tests.suites.state_machine.clock import Clock
 from tests.suites.state_machine.crashes import Fuse, KilledError, dying
 from trajectory_manager.model.tokens import Span, Turn
-from trajectory_manager.service.metrics import Metrics
-from trajectory_manager.service.retention import Retention
 from trajectory_manager.service.rollouts import Rollouts
+from trajectory_manager.service.sweeper import Retention
 from trajectory_manager.store.redis.connect import Store
 
 
@@ -25,12 +26,12 @@ class Side:
     index: int
     rollouts: Rollouts
 
-    def manager(self, fuse: Fuse | None, metrics: Metrics) -> tuple[Rollouts, Retention]:
+    def manager(self, fuse: Fuse | None) -> tuple[Rollouts, Retention]:
         """The living manager, or one that will be killed."""
         if fuse is None:
             return self.rollouts, Retention(self.store)
         mortal = dying(self.store, fuse)
-        return Rollouts(mortal, metrics), Retention(mortal)
+        return Rollouts(mortal), Retention(mortal)
 
 
 Call = Callable[[Side], Awaitable[Any]]
@@ -45,7 +46,6 @@ class Pair:
     model: Side
     clock: Clock
     redis: Any
-    metrics: Metrics
     counts: Counter[str] = field(default_factory=Counter)
 
     async def both(
@@ -70,7 +70,7 @@ class Pair:
         answers, called = [], []
         for side in (self.real, self.model):
             fuse = None if steps is None else Fuse(steps)
-            rollouts, retention = side.manager(fuse, self.metrics)
+            rollouts, retention = side.manager(fuse)
             answers.append(await _answer(lambda s: flow(rollouts, retention, s), side))  # noqa: B023
             called.append(fuse.called if fuse else [])
         assert called[0] == called[1], "the stores led the manager different ways"
@@ -105,8 +105,10 @@ def comparable(answer: Any) -> Any:
     if isinstance(answer, ServiceError):
         stale = answer.reason is Reason.STALE_EPOCH
         return answer.reason, answer.message.partition("epoch")[0] if stale else answer.message
+    if isinstance(answer, BegunTurn):
+        return _comparable_turn(answer)
     if isinstance(answer, Turn):
-        return replace(answer, epoch=0)
+        answer = replace(answer, epoch=0)
     if isinstance(answer, tuple | list) and answer and all(isinstance(x, Span) for x in answer):
         return [span._replace(num_tokens=1) for span in answer for _ in range(span.num_tokens)]
     if isinstance(answer, list | tuple):
@@ -116,3 +118,17 @@ def comparable(answer: Any) -> Any:
     if is_dataclass(answer) and not isinstance(answer, type):
         return {one.name: comparable(getattr(answer, one.name)) for one in fields(answer)}
     return answer
+
+
+def _comparable_turn(begun: BegunTurn) -> Any:
+    """Each token with what its span says: the stores may cut spans differently."""
+    known = BegunTurn()
+    known.CopyFrom(begun)
+    known.ClearField("epoch")
+    kinds = [
+        (span.origin, span.weight_version, span.version_source, span.server_id)
+        for span in known.tokens.spans
+        for _ in range(span.num_tokens)
+    ]
+    del known.tokens.spans[:]
+    return known, kinds

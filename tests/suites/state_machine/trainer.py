@@ -107,7 +107,7 @@ class Trainer(Base):
     def leased_samples(self, step: int) -> set[str]:
         """The samples of steps up to this one."""
         rows = self.wait(self.pair.model.store.columns.status(RUN_ID, "", 9999))
-        return {row.sample_id for row in rows if 0 < row.step <= step}
+        return {row.sample_id for row in rows if 0 < row.leased_step <= step}
 
     def consume(self, step: int, sample_ids: set[str]) -> None:
         """These are trained for good."""
@@ -123,7 +123,7 @@ class Trainer(Base):
         group = picked(names, number).rsplit("/", 2)[0]
         asked = (RUN_ID, epoch, step, {group: "a reward of 1e308"})
         answer = self.both(lambda on: on.store.ledger.reject(*asked), lost=lost, stable=_is_open)
-        if not isinstance(answer, ServiceError) and answer.is_open:
+        if not isinstance(answer, ServiceError) and answer.open:
             self.step = step
             self.delivered = {earlier for earlier in self.delivered if earlier <= step}
 
@@ -239,7 +239,7 @@ class Consumers(Base):
 
 
 def _is_open(rejected: Any) -> Any:
-    return getattr(rejected, "is_open", rejected)
+    return getattr(rejected, "open", rejected)
 
 
 def _lease(attempt: Any) -> Any:

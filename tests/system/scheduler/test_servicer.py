@@ -18,7 +18,7 @@ from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStu
 from seamflow.stubs import async_stub
 
 from scheduler.api.servicer import MAX_PAGE
-from scheduler.policy.roofline import train_priority
+from scheduler.policy.placement import train_priority
 from scheduler.pool.node_leases import NodeLeases
 from tests.lib.redis_server import RedisServer
 from tests.lib.scheduler.support import (

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from scheduler.model.lending_state import (
     BatchForecast,
     LendingDecision,
-    LendingReason,
     LendingState,
 )
 from scheduler.model.records import Assignment, Gang, Node, RunPolicy, State, Worker
@@ -57,7 +56,7 @@ class HalfPolicy:
 
     def decide_lending(self, lending: LendingState, inputs: LendingInputs) -> LendingDecision:
         """Always lend."""
-        return LendingDecision(lend=True, reason=LendingReason.CONFIGURED)
+        return LendingDecision(lend=True)
 
 
 STEPS = st.lists(

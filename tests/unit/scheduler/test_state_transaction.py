@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from seamflow.scheduler.v1.scheduler_service_pb2 import NodeReport
 
-from scheduler.model.records import EventKind, NodeReport, NodeState, RunPolicy, State
+from scheduler.model.records import EventKind, NodeState, RunPolicy, State
 from scheduler.policy.allocation_policy import PreemptivePolicy
 from scheduler.pool.state_transaction import StateTransaction
 from tests.lib.scheduler.support import BOTH, RUN, after, gang, node

@@ -9,7 +9,6 @@ from typing import Any
 from tests.lib.trajectory_manager.memory.store import memory_store
 from tests.lib.trajectory_manager.support import RULES, Run
 from trajectory_manager.model.records import FailureClass, Purpose, Rollout, RolloutState
-from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.sweeper import Sweeper
 
 
@@ -48,7 +47,7 @@ async def test_one_run_does_not_keep_the_others_from_being_swept() -> None:
     assert lease is not None
     await run.start(lease.rollout_id, lease.nonce)
     now[0] = RULES.lease_seconds + 1
-    await Sweeper(run.store, run.rollouts, Metrics()).sweep()
+    await Sweeper(run.store, run.rollouts).sweep()
     rollout = await store.tokens.rollout("whole", lease.rollout_id)
     assert rollout is not None
     assert rollout.state is RolloutState.FAILED
@@ -80,7 +79,7 @@ async def test_runs_in_which_nothing_happens_are_swept_rarely() -> None:
         await store.runs.create_run(name, RULES)
     await run.submit("a")
     assert await run.lease() is not None
-    sweeper = Sweeper(run.store, run.rollouts, Metrics())
+    sweeper = Sweeper(run.store, run.rollouts)
     for _ in range(64):
         await sweeper.sweep()
     assert counting.num_sweeps["busy"] == 64
@@ -104,7 +103,7 @@ async def state_after(seconds: float, limit: float) -> tuple[RolloutState, Failu
     await store.runs.create_run("run", RULES)
     run = Run(store, "run")
     await run.rollouts.start(unleased("run", "r"), None)
-    sweeper = Sweeper(store, run.rollouts, Metrics(), limit, lambda: now[0])
+    sweeper = Sweeper(store, run.rollouts, limit, lambda: now[0])
     await sweeper.sweep()
     now[0] = seconds
     for _ in range(20):

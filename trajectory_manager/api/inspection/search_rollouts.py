@@ -10,8 +10,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from services.chassis.errors import invalid_argument
 from services.chassis.rpc import fields
 from trajectory_manager.api import conversion, validation
-from trajectory_manager.model.records import SlotName
-from trajectory_manager.model.rollout_summary import RolloutSummary, Wanted
+from trajectory_manager.model.records import RolloutSummary, SlotName
 from trajectory_manager.service.rollout_index import Found, RolloutSearch
 from trajectory_manager.store.redis.connect import Store
 
@@ -19,8 +18,6 @@ _MAX_NAMES = 1000
 
 
 class SearchRolloutsHandler:
-    """Answers searches."""
-
     def __init__(self, store: Store, *, keeps_rows: bool) -> None:
         self._inspection = store.inspection
         self._searching = RolloutSearch(store, keeps_rows=keeps_rows)
@@ -41,12 +38,12 @@ class SearchRolloutsHandler:
         )
 
     async def _found(self, run_id: str, request: pb.SearchRolloutsRequest) -> Found:
-        wanted = _wanted(request)
+        _check(request)
         start, limit = validation.page(request.page_size, request.page_token)
         names = await self._named(run_id, request)
         if names is None:
-            return await self._searching.newest(run_id, wanted, start, limit)
-        found = await self._searching.among(run_id, wanted, names, start, limit)
+            return await self._searching.newest(run_id, request, start, limit)
+        found = await self._searching.among(run_id, request, names, start, limit)
         page = await self._inspection.newest(run_id, 0, 1)
         found.num_started, found.num_unindexed = page.num_started, page.num_unindexed
         return found
@@ -68,19 +65,12 @@ class SearchRolloutsHandler:
         return [name for name in first if all(name in other for other in map(set, others))]
 
 
-def _wanted(request: pb.SearchRolloutsRequest) -> Wanted:
+def _check(request: pb.SearchRolloutsRequest) -> None:
     for field in ("min_reward", "max_reward"):
         if request.HasField(field) and math.isnan(value := getattr(request, field)):
             raise invalid_argument(field, value, "a number")
-    sizes = ("min_tokens", "max_tokens", "min_turns", "max_turns")
-    return Wanted(
-        purpose=request.purpose,
-        state=request.state,
-        failure_class=request.failure_class,
-        min_reward=request.min_reward if request.HasField("min_reward") else -math.inf,
-        max_reward=request.max_reward if request.HasField("max_reward") else math.inf,
-        **{name: fields.not_negative(name, getattr(request, name)) for name in sizes},
-    )
+    for name in ("min_tokens", "max_tokens", "min_turns", "max_turns"):
+        fields.not_negative(name, getattr(request, name))
 
 
 def _message(found: RolloutSummary) -> trajectory_pb2.RolloutSummary:

@@ -9,6 +9,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from seamflow.common.v1.tokens_pb2 import RoutedExperts as RoutedExpertsMessage
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+
 from trajectory_manager.model.records import (
     Labels,
     Outcome,
@@ -18,16 +21,12 @@ from trajectory_manager.model.records import (
 )
 from trajectory_manager.model.tokens import (
     BYTES_PER_TOKEN,
-    Append,
     Origin,
     RolloutFinish,
     RoutedExperts,
     Span,
     Tokens,
     Turn,
-    TurnBegin,
-    TurnEnd,
-    TurnRecord,
     VersionSource,
 )
 from trajectory_manager.store.redis import record_json
@@ -49,30 +48,39 @@ HEADER_FIELDS = (
 """Fields of a header that `rollout` decodes."""
 
 
-def append_args(append: Append) -> tuple[Any, ...]:
+def append_args(append: pb.TokenAppend) -> tuple[Any, ...]:
     """ARGV of one append of append_tokens.lua."""
-    tokens, end, epoch = append.tokens, append.end, append.epoch
+    tokens, epoch = append.tokens, append.epoch
+    spans = [
+        f"{s.num_tokens}:{_kind(s.origin, s.weight_version, s.version_source, s.server_id)}"
+        for s in tokens.spans
+    ]
     return (
         append.rollout_id,
         append.turn_id,
         epoch >> _COUNTER_BITS,
         epoch & _COUNTERS,
         append.offset,
-        tokens.ids + tokens.logprobs,
-        "" if end is None else end_text(end),
-        ",".join([f"{span[0]}:{_kind(*span[1:])}" for span in tokens.spans]),
-        *_routed_args(append.routed),
+        tokens.token_ids + tokens.logprobs,
+        _end_of(append) if append.finish_reason else "",
+        ",".join(spans),
+        *(_routed_args(append.routed_experts) if append.HasField("routed_experts") else ("", "")),
     )
 
 
-def _routed_args(routed: RoutedExperts | None) -> tuple[Any, Any]:
-    if routed is None:
-        return "", ""
+def _end_of(append: pb.TokenAppend) -> str:
+    drift = append.drift
+    facts = (drift.position, drift.recorded_text, drift.retokenized_text)
+    shown = json.dumps(facts) if append.HasField("drift") else ""
+    return end_text(append.finish_reason, append.message_key, shown)
+
+
+def _routed_args(routed: RoutedExpertsMessage) -> tuple[Any, Any]:
     sizes = f"{routed.num_tokens} {routed.num_layers} {routed.num_chosen} "
     return routed.start, sizes.encode() + routed.experts
 
 
-def with_routed(records: Sequence[TurnRecord], stored: Mapping[bytes, bytes]) -> list[TurnRecord]:
+def with_routed(turns: Sequence[Turn], stored: Mapping[bytes, bytes]) -> list[Turn]:
     """The same turns with the routed experts of their rollout."""
     found: dict[str, list[RoutedExperts]] = {}
     for field, value in stored.items():
@@ -81,10 +89,7 @@ def with_routed(records: Sequence[TurnRecord], stored: Mapping[bytes, bytes]) ->
         sizes = int(start), int(tokens), int(layers), int(chosen)
         routed = RoutedExperts(*sizes, experts)
         found.setdefault(turn_id.decode(), []).append(routed)
-    return [
-        replace(record, routed=tuple(sorted(found.get(record.turn.turn_id, ()))))
-        for record in records
-    ]
+    return [replace(turn, routed=tuple(sorted(found.get(turn.turn_id, ())))) for turn in turns]
 
 
 def finish_args(finish: RolloutFinish) -> tuple[Any, ...]:
@@ -99,14 +104,12 @@ def finish_args(finish: RolloutFinish) -> tuple[Any, ...]:
     )
 
 
-def record_args(rollout: Rollout, turns: Sequence[TurnRecord]) -> tuple[Any, ...]:
+def record_args(rollout: Rollout, turns: Sequence[Turn]) -> tuple[Any, ...]:
     """ARGV of one rollout of record_rollout.lua."""
     of_turns: list[Any] = []
-    for number, record in enumerate(turns, 1):
-        begin = record.turn.begin
-        turn = f"{number} {begin.prompt_digest} {begin_text(begin)}"
-        chunk = record.tokens.ids + record.tokens.logprobs
-        of_turns += [begin.turn_id, turn, _live(record), chunk]
+    for number, turn in enumerate(turns, 1):
+        begin = f"{number} {turn.prompt_digest} {begin_text(turn)}"
+        of_turns += [turn.turn_id, begin, _live(turn), turn.tokens.ids + turn.tokens.logprobs]
     args = (
         identity(rollout),
         rollout.traceparent,
@@ -126,23 +129,21 @@ def _digest(parts: Sequence[Any]) -> str:
     return whole.hexdigest()
 
 
-def _live(record: TurnRecord) -> str:
-    turn, changes, start = record.turn, list[str](), 0
-    for span in record.tokens.spans:
+def _live(turn: Turn) -> str:
+    changes, start = list[str](), 0
+    for span in turn.tokens.spans:
         changes.append(f"{start}:{_kind(*span[1:])}")
         start += span.num_tokens
-    end = TurnEnd(reason=turn.finish_reason, answer_key=turn.answer_key)
-    return f"{start} 0 0 - {','.join(changes) or '-'} {end_text(end)}"
+    end = end_text(turn.finish_reason, turn.answer_key)
+    return f"{start} 0 0 - {','.join(changes) or '-'} {end}"
 
 
-def end_text(end: TurnEnd) -> str:
-    """The end of a turn."""
-    drift = f" {end.drift}" if end.drift else ""
-    return f"{end.reason} {end.answer_key}{drift}"
+def end_text(reason: int, answer_key: str, drift: str = "") -> str:
+    return f"{reason} {answer_key} {drift}" if drift else f"{reason} {answer_key}"
 
 
 @lru_cache(maxsize=4096)
-def _kind(origin: Origin, version: int, source: VersionSource, server_id: str) -> str:
+def _kind(origin: int, version: int, source: int, server_id: str) -> str:
     return f"{int(origin)}:{version}:{int(source)}:{server_id}"
 
 
@@ -159,45 +160,45 @@ def _kind_span(text: str) -> Span:
     )
 
 
-def begin_text(begin: TurnBegin) -> str:
+_NOT_OF_BEGIN = (
+    *("turn_id", "prompt_digest", "epoch", "finish_reason", "answer_key", "drift", "tokens"),
+    "routed",
+)
+
+
+def begin_text(turn: Turn) -> str:
     """The start of a turn as JSON, without turn_id and prompt_digest."""
-    return record_json.encode(begin, without=("turn_id", "prompt_digest"))
+    return record_json.encode(turn, without=_NOT_OF_BEGIN)
 
 
 def turn(turn_id: str, stored: bytes, live: bytes) -> Turn:
-    """A turn from its record and its state."""
+    """A turn from its record and its state, with its spans and without ids and log-probs."""
     _, digest, begin = stored.decode().split(" ", 2)
-    _, incarnation, counter, _, _, *ended = live.decode().split(" ", 7)
+    num_tokens, incarnation, counter, _, spans, *ended = live.decode().split(" ", 7)
     reason, answer_key, drift = (*ended, "", "", "")[:3]
-    return Turn(
-        begin=record_json.decode(TurnBegin, begin, turn_id=turn_id, prompt_digest=digest),
+    begun = record_json.decode(Turn, begin, turn_id=turn_id, prompt_digest=digest)
+    return replace(
+        begun,
         epoch=int(incarnation) << _COUNTER_BITS | int(counter),
         finish_reason=int(reason or 0),
         answer_key=answer_key,
         drift=drift,
+        tokens=Tokens(spans=_spans(int(num_tokens), spans)),
     )
 
 
-def _spans(live: bytes) -> tuple[Span, ...]:
-    num_tokens, _, _, _, text, *_ = live.decode().split(" ", 5)
+def _spans(num_tokens: int, text: str) -> tuple[Span, ...]:
     if text == "-":
         return ()
     changes = [change.split(":", 1) for change in text.split(",")]
     starts = [int(start) for start, _ in changes]
     return tuple(
         _kind_span(kind)._replace(num_tokens=stop - start)
-        for (_, kind), start, stop in zip(
-            changes, starts, (*starts[1:], int(num_tokens)), strict=True
-        )
+        for (_, kind), start, stop in zip(changes, starts, (*starts[1:], num_tokens), strict=True)
     )
 
 
-def turn_record(turn_id: str, stored: bytes, live: bytes) -> TurnRecord:
-    """A turn with its spans and without ids and log-probs."""
-    return TurnRecord(turn=turn(turn_id, stored, live), tokens=Tokens(spans=_spans(live)))
-
-
-def turn_records(header: Mapping[bytes, bytes]) -> list[TurnRecord]:
+def turns(header: Mapping[bytes, bytes]) -> list[Turn]:
     """The turns of a whole header in the order they began."""
     numbered = [
         (int(stored.partition(b" ")[0]), field[len(TURN) :], stored)
@@ -205,22 +206,21 @@ def turn_records(header: Mapping[bytes, bytes]) -> list[TurnRecord]:
         if field.startswith(TURN)
     ]
     return [
-        turn_record(turn_id.decode(), stored, header[TURN_STATE + turn_id])
+        turn(turn_id.decode(), stored, header[TURN_STATE + turn_id])
         for _, turn_id, stored in sorted(numbered)
     ]
 
 
-def with_chunks(record: TurnRecord, chunks: Sequence[bytes]) -> TurnRecord:
+def with_chunks(turn: Turn, chunks: Sequence[bytes]) -> Turn:
     """The same turn with its ids and log-probs.
 
     Chunks are read after the state: tokens appended in between are left out.
     """
-    num_bytes = BYTES_PER_TOKEN * sum(span.num_tokens for span in record.tokens.spans)
+    num_bytes = BYTES_PER_TOKEN * turn.length
     halves = [len(chunk) // 2 for chunk in chunks]
     ids = b"".join([chunk[:half] for chunk, half in zip(chunks, halves, strict=True)])
     logprobs = b"".join([chunk[half:] for chunk, half in zip(chunks, halves, strict=True)])
-    tokens = Tokens(ids=ids[:num_bytes], logprobs=logprobs[:num_bytes], spans=record.tokens.spans)
-    return TurnRecord(turn=record.turn, tokens=tokens)
+    return replace(turn, tokens=Tokens(ids[:num_bytes], logprobs[:num_bytes], turn.tokens.spans))
 
 
 def identity(rollout: Rollout) -> str:
@@ -229,7 +229,6 @@ def identity(rollout: Rollout) -> str:
 
 
 def rollout(run_id: str, rollout_id: str, header: Mapping[bytes, bytes]) -> Rollout:
-    """A rollout from its header."""
     purpose, group_id, pinned = json.loads(header[b"identity"])[:3]
     return Rollout(
         run_id=run_id,
@@ -252,7 +251,6 @@ _NEVER_STARTED = identity(Rollout(run_id="", rollout_id="", purpose=Purpose.TRAI
 
 
 def outcome_text(outcome: Outcome) -> str:
-    """An outcome as JSON."""
     return record_json.encode(outcome)
 
 

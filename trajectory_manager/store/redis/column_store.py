@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from seamflow.trajectory.v1 import column_service_pb2 as pb
+
 from trajectory_manager.model.records import MAX_DEAD_LETTERS, MAX_REPLACEMENTS
 from trajectory_manager.store.errors import unwrap
 from trajectory_manager.store.redis import keys
@@ -31,7 +33,6 @@ class ColumnLease:
     """Those of complete groups in the order these completed, then those of others, oldest first."""
     epoch: int
     seconds: float
-    """Life of the lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,45 +45,8 @@ class LeasedCells:
     """Samples whose group is committed or discarded."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleColumns:
-    """Which columns a sample of an uncommitted group has."""
-
-    sample_id: str
-    group_id: str
-    ready: tuple[str, ...]
-    """Columns that are written."""
-    leased: tuple[str, ...]
-    """Columns that a consumer computes now."""
-    step: int
-    """Step it is leased to; 0 for none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnsWritten:
-    """The result of completing cells."""
-
-    num_written: int
-    """Cells that were new."""
-    num_ready_groups: int
-    """Groups that became ready for the trainer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backlog:
-    """What there is to compute of a column."""
-
-    num_samples: int
-    """Samples that lack it, leased ones among them."""
-    num_running_rollouts: int
-    """Rollouts of the run that are under way."""
-
-
 class CellFailure(NamedTuple):
-    """Why a cell was not computed."""
-
     message: str
-    """For people."""
     counts: bool
     """Whether it is the sample's fault; such tries are limited."""
 
@@ -137,7 +101,7 @@ class ColumnStore(RunScripts):
 
     async def complete(
         self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
-    ) -> ColumnsWritten:
+    ) -> pb.WriteColumnResponse:
         """Mark cells whose values are stored as written, all or none. Idempotent.
 
         Cells of a group that is ready or discarded are deleted already, and skipped.
@@ -148,7 +112,7 @@ class ColumnStore(RunScripts):
         num_written, num_ready = await self._call(
             "complete_cells", run_id, column, epoch, *dict.fromkeys(sample_ids)
         )
-        return ColumnsWritten(num_written=num_written, num_ready_groups=num_ready)
+        return pb.WriteColumnResponse(num_written=num_written, num_ready_groups=num_ready)
 
     async def give_back(
         self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
@@ -177,10 +141,10 @@ class ColumnStore(RunScripts):
         (number,) = await self._call("fail_cells", run_id, column, epoch, *args)
         return int(number)
 
-    async def backlog(self, run_id: str, column: str) -> Backlog:
+    async def backlog(self, run_id: str, column: str) -> pb.GetColumnBacklogResponse:
         """What there is to compute of a column, and what may still come."""
         lacking, running = await self._call("count_lacking_cells", run_id, column)
-        return Backlog(num_samples=lacking, num_running_rollouts=running)
+        return pb.GetColumnBacklogResponse(num_samples=lacking, num_running_rollouts=running)
 
     async def read(self, run_id: str, sample_ids: Sequence[str]) -> dict[str, Mapping[str, bytes]]:
         """Values by sample and column, also of cells that are not completed."""
@@ -197,16 +161,16 @@ class ColumnStore(RunScripts):
                     values[sample_id][column] = stored.partition(b":")[2]
         return {**values}
 
-    async def status(self, run_id: str, after: str, limit: int) -> list[SampleColumns]:
+    async def status(self, run_id: str, after: str, limit: int) -> list[pb.SampleStatus]:
         """Samples of the first `limit` uncommitted groups that have some, by name after `after`."""
         (rows,) = await self._call("list_sample_columns", run_id, after, limit)
         return [
-            SampleColumns(
+            pb.SampleStatus(
                 sample_id=sample_id.decode(),
                 group_id=group_id.decode(),
-                ready=_texts(ready),
-                leased=_texts(leased),
-                step=int(step),
+                ready_columns=_texts(ready),
+                leased_columns=_texts(leased),
+                leased_step=int(step),
             )
             for sample_id, group_id, step, ready, leased in rows
         ]
@@ -217,5 +181,4 @@ def _texts(names: Sequence[bytes]) -> tuple[str, ...]:
 
 
 def rollout_of(sample_id: str) -> str:
-    """The rollout a sample is part of."""
     return sample_id.rpartition("#")[0]

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trajectory_manager.model.rollout_summary import RolloutSummary
+from trajectory_manager.model.records import RolloutSummary
 from trajectory_manager.store.errors import unwrap
 from trajectory_manager.store.redis import keys
 from trajectory_manager.store.redis.run_scripts import RunScripts
@@ -26,8 +26,6 @@ DELETED = b"-"
 
 
 class Row(NamedTuple):
-    """A rollout in the index."""
-
     number: int
     """Its place in the order in which the run's rollouts were started, from 1; 0: not started."""
     rollout_id: str
@@ -43,9 +41,7 @@ class IndexPage:
     rows: list[Row]
     """As many as were asked for, or all there are."""
     num_started: int
-    """Rollouts that were ever started."""
     num_unindexed: int
-    """The oldest of these, which are not listed any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +86,6 @@ class InspectionStore(RunScripts):
             await self._call("keep_rows", run_id, *(part for row in rows for part in row))
 
     async def forget(self, run_id: str, rollout_ids: Sequence[str]) -> None:
-        """Mark rollouts as deleted."""
         if rollout_ids:
             await self._call("forget_rows", run_id, DELETED, *rollout_ids)
 

@@ -91,7 +91,6 @@ Spans are "start:kind" with commas between, or "-"; a kind is
 
 @lru_cache(maxsize=256)
 def run_keys(run_id: str) -> tuple[str, ...]:
-    """All keys of a run."""
     return tuple(f"sf:{{{run_id}}}:{part}" for part in RUN_PARTS)
 
 

@@ -7,21 +7,17 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from seamflow.trajectory.v1 import sample_service_pb2 as pb
+
 from trajectory_manager.model.records import MAX_DEAD_LETTERS, SlotName
-from trajectory_manager.model.steps import (
-    LeaseAttempt,
-    PublishWait,
-    Reconciled,
-    Rejected,
-    StepLease,
-)
+from trajectory_manager.model.runs import LeaseAttempt, PublishWait, StepLease
 from trajectory_manager.store.redis.run_scripts import RunScripts
 
 
 class LedgerStore(RunScripts):
     """The step ledger of each run: steps, epochs, commits."""
 
-    async def reconcile(self, run_id: str, step: int, trainer_id: str) -> Reconciled:
+    async def reconcile(self, run_id: str, step: int, trainer_id: str) -> pb.ReconcileResponse:
         """Make `trainer_id` the trainer, `step` the committed one.
 
         Entries up to `step` are consumed. Later ones stay if they follow it without a gap;
@@ -34,7 +30,7 @@ class LedgerStore(RunScripts):
             ServiceError: STALE_EPOCH for a trainer that was replaced before.
         """
         _, epoch, pending, open_step = await self._commit(run_id, step, "", trainer_id)
-        return Reconciled(epoch=int(epoch), pending_steps=tuple(pending), open_step=open_step)
+        return pb.ReconcileResponse(epoch=int(epoch), pending_steps=pending, open_step=open_step)
 
     async def lease_samples(
         self,
@@ -83,7 +79,7 @@ class LedgerStore(RunScripts):
 
     async def reject(
         self, run_id: str, epoch: int, step: int, messages: Mapping[str, str]
-    ) -> Rejected:
+    ) -> pb.RejectGroupsResponse:
         """Take groups that cannot be trained out of `step`; `messages` by group say why.
 
         They become dead letters, the step opens for others, and later steps return to the head of
@@ -95,7 +91,7 @@ class LedgerStore(RunScripts):
         named = chain.from_iterable(messages.items())
         reply = await self._call("reject_groups", run_id, epoch, step, MAX_DEAD_LETTERS, *named)
         num_rejected, is_open = reply
-        return Rejected(num_rejected=num_rejected, is_open=bool(is_open))
+        return pb.RejectGroupsResponse(num_rejected=num_rejected, open=bool(is_open))
 
     async def extend_samples(self, run_id: str, epoch: int, step: int) -> float:
         """Renew the lease of a step; return the seconds it now lives."""

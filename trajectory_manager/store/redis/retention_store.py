@@ -18,7 +18,6 @@ class EndedGroup:
     """A group that was committed or became a dead letter."""
 
     task_id: str
-    """Its name."""
     attempts: tuple[int, ...]
     """Newest attempt of each slot."""
 
@@ -34,13 +33,10 @@ class EndedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erased:
-    """The result of deleting one rollout."""
-
     existed: bool
     running: bool = False
     """Whether it runs and was kept."""
     num_tokens: int = 0
-    """Tokens that were deleted."""
 
 
 class RetentionStore(RunScripts):

@@ -10,6 +10,8 @@ from dataclasses import asdict
 from typing import Any
 
 from redis.asyncio import Redis
+from seamflow.trajectory.v1.sample_service_pb2 import Readiness
+from seamflow.trajectory.v1.task_service_pb2 import SubmitTasksResponse
 
 from services.chassis.redis.connect import store_errors
 from services.chassis.redis.scripts import Scripts
@@ -24,13 +26,12 @@ from trajectory_manager.model.records import (
     Purpose,
     RolloutResult,
     SettleResult,
-    Submitted,
     Task,
     TaskContext,
     TaskLease,
     Topic,
 )
-from trajectory_manager.model.runs import Run, RunConfig, RunCounts
+from trajectory_manager.model.runs import Run, RunConfig
 from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.redis import keys, record_json
 from trajectory_manager.store.redis.inspection_store import packed
@@ -38,6 +39,8 @@ from trajectory_manager.store.redis.run_scripts import RunScripts
 
 _CONFIG_SECONDS = 5.0
 _SCAN = 1000
+_COUNTS = [field.name for field in Readiness.DESCRIPTOR.fields]
+"""What run_counts.lua returns, in this order."""
 
 
 class RunStore(RunScripts):
@@ -59,12 +62,10 @@ class RunStore(RunScripts):
         return record_json.decode(RunConfig, existing[0]) if existing else None
 
     async def run_ids(self) -> list[str]:
-        """The names of all runs."""
         with store_errors("run_ids"):
             return sorted(name.decode() for name in await self._redis.smembers(keys.RUNS))
 
     async def config(self, run_id: str) -> RunConfig:
-        """The rules of a run."""
         read_at, config = self._configs.get(run_id, (-math.inf, None))
         if config is None or time.monotonic() - read_at > _CONFIG_SECONDS:
             (text,) = await self._scripts.read([("GET", keys.run_keys(run_id)[0])])
@@ -76,7 +77,6 @@ class RunStore(RunScripts):
         return config
 
     async def run(self, run_id: str) -> Run:
-        """The run and where it stands."""
         config, counters = keys.run_keys(run_id)[:2]
         read = ("HMGET", counters, "created", "ended", "committed_step")
         text, values = await self._scripts.read([("GET", config), read])
@@ -134,7 +134,9 @@ class RunStore(RunScripts):
             value = await self._redis.hget(keys.run_keys(run_id)[1], f"version:{topic.value}")
         return int(value or 0)
 
-    async def submit(self, run_id: str, tasks: Sequence[Task], max_queued: int) -> Submitted:
+    async def submit(
+        self, run_id: str, tasks: Sequence[Task], max_queued: int
+    ) -> SubmitTasksResponse:
         """Queue all tasks that are new, or none.
 
         Raises:
@@ -146,7 +148,7 @@ class RunStore(RunScripts):
             for part in (task.task_id, int(task.purpose), record_json.encode(task))
         ]
         accepted_tasks, free = await self._call("submit_tasks", run_id, max_queued, *entries)
-        return Submitted(num_accepted=accepted_tasks, num_free=free)
+        return SubmitTasksResponse(num_accepted=accepted_tasks, num_free=free)
 
     async def lease_task(
         self, run_id: str, purposes: Sequence[Purpose], nonce: str
@@ -177,7 +179,7 @@ class RunStore(RunScripts):
             nonce, await self._call("lease_own_task", run_id, nonce, task.task_id, text)
         )
 
-    async def admit_recorded(self, run_id: str, tasks: Sequence[Task]) -> Submitted:
+    async def admit_recorded(self, run_id: str, tasks: Sequence[Task]) -> SubmitTasksResponse:
         """Admit groups whose rollouts, each the first attempt of its slot, are recorded; or none.
 
         The slots are leased until they are settled; `num_free` is how many more are admissible.
@@ -187,7 +189,7 @@ class RunStore(RunScripts):
         """
         entries = [part for task in tasks for part in (task.task_id, record_json.encode(task))]
         new, free = await self._call("admit_recorded", run_id, *entries)
-        return Submitted(num_accepted=new, num_free=free)
+        return SubmitTasksResponse(num_accepted=new, num_free=free)
 
     async def extend_tasks(self, run_id: str, leases: Sequence[tuple[str, str]]) -> list[bool]:
         """Extend each lease (rollout_id, nonce); False for those that are gone."""
@@ -288,11 +290,10 @@ class RunStore(RunScripts):
         """Add `delta` to the count of stored tokens; negative after a deletion."""
         await self._call("add_stored_tokens", run_id, delta)
 
-    async def run_counts(self, run_id: str) -> RunCounts:
-        """Counts of the run."""
+    async def run_counts(self, run_id: str) -> Readiness:
         *counts, failure = await self._call("run_counts", run_id)
         values = *counts, failure.decode()
-        return RunCounts(**dict(zip(RunCounts.__dataclass_fields__, values, strict=True)))
+        return Readiness(**dict(zip(_COUNTS, values, strict=True)))
 
 
 def _key(run_id: str, part: str) -> str:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+
 from services.chassis.errors import ServiceError
 from services.chassis.redis.scripts import RUN_ID, Scripts
 from trajectory_manager.model.records import Rollout
 from trajectory_manager.model.tokens import (
-    Append,
     Appended,
     Cut,
     RolloutFinish,
     Tokens,
     Turn,
-    TurnBegin,
-    TurnRecord,
 )
 from trajectory_manager.store.errors import reply_error, store_error, unwrap
 from trajectory_manager.store.redis import codec, keys
@@ -51,8 +50,8 @@ class TokenStore:
         )
 
     async def begin_turn(
-        self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin
-    ) -> tuple[Rollout, TurnRecord]:
+        self, run_id: str, rollout_id: str, credential_digest: str, turn: Turn
+    ) -> tuple[Rollout, Turn]:
         """Create the turn or take it over; an ended turn is only returned, with its tokens.
 
         The same attempt keeps its epoch, another gets the next; a restart of the store fences all.
@@ -61,34 +60,29 @@ class TokenStore:
             ServiceError: NOT_FOUND, PERMISSION_DENIED, ROLLOUT_FINISHED, ALREADY_EXISTS (another
                 prompt, sampling or template).
         """
-        begun = await self._begin_turn(run_id, rollout_id, credential_digest, begin, 0)
+        begun = await self._begin_turn(run_id, rollout_id, credential_digest, turn, 0)
         assert begun is not None
         return begun
 
     async def begin_first_turn(
-        self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin
-    ) -> tuple[Rollout, TurnRecord] | None:
+        self, run_id: str, rollout_id: str, credential_digest: str, turn: Turn
+    ) -> tuple[Rollout, Turn] | None:
         """As `begin_turn`, unless the rollout has turns and this is none of them: then None."""
-        return await self._begin_turn(run_id, rollout_id, credential_digest, begin, 1)
+        return await self._begin_turn(run_id, rollout_id, credential_digest, turn, 1)
 
     async def _begin_turn(
-        self,
-        run_id: str,
-        rollout_id: str,
-        credential_digest: str,
-        begin: TurnBegin,
-        only_first: int,
-    ) -> tuple[Rollout, TurnRecord] | None:
+        self, run_id: str, rollout_id: str, credential_digest: str, turn: Turn, only_first: int
+    ) -> tuple[Rollout, Turn] | None:
         reply = await self._call(
             "begin_turn",
             run_id,
             rollout_id,
             RUN_ID,
             credential_digest,
-            begin.turn_id,
-            begin.attempt_id,
-            codec.begin_text(begin),
-            begin.prompt_digest,
+            turn.turn_id,
+            turn.attempt_id,
+            codec.begin_text(turn),
+            turn.prompt_digest,
             only_first,
             *codec.HEADER_FIELDS,
         )
@@ -96,13 +90,10 @@ class TokenStore:
             return None
         stored, live, chunks, values = reply
         header = _known(codec.HEADER_FIELDS, values)
-        record = codec.turn_record(begin.turn_id, stored, live)
-        return (
-            codec.rollout(run_id, rollout_id, header),
-            codec.with_chunks(record, chunks),
-        )
+        begun = codec.with_chunks(codec.turn(turn.turn_id, stored, live), chunks)
+        return codec.rollout(run_id, rollout_id, header), begun
 
-    async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
+    async def append(self, appends: Sequence[pb.TokenAppend]) -> list[Appended | ServiceError]:
         """Execute `appends` independently, in order; a result is an error where one failed.
 
         Appends after a failed one of the same turn would leave a gap and get the same error.
@@ -119,7 +110,7 @@ class TokenStore:
 
     async def finish(
         self, run_id: str, finishes: Sequence[RolloutFinish]
-    ) -> list[tuple[Rollout, list[TurnRecord]] | ServiceError]:
+    ) -> list[tuple[Rollout, list[Turn]] | ServiceError]:
         """Finish each rollout that runs; return each with the spans of its turns.
 
         Errors: NOT_FOUND, PERMISSION_DENIED, and those of an unavailable or full store.
@@ -140,18 +131,17 @@ class TokenStore:
         return codec.rollout(run_id, rollout_id, header) if header else None
 
     async def turns(self, run_id: str, rollout_id: str) -> list[Turn]:
-        """All turns in the order they began."""
+        """All turns in the order they began, with their spans."""
         (header,) = await self._headers(run_id, [rollout_id])
-        return [record.turn for record in codec.turn_records(header)]
+        return codec.turns(header)
 
-    async def newest_turn(self, run_id: str, rollout_id: str) -> TurnRecord | None:
+    async def newest_turn(self, run_id: str, rollout_id: str) -> Turn | None:
         """The turn that began last, with its tokens; None if there is none."""
         found = await self._call("read_newest_turn", run_id, rollout_id)
         if not found:
             return None
         turn_id, stored, live, chunks = found
-        record = codec.turn_record(turn_id.decode(), stored, live)
-        return codec.with_chunks(record, chunks)
+        return codec.with_chunks(codec.turn(turn_id.decode(), stored, live), chunks)
 
     async def tokens(self, run_id: str, rollout_id: str, turn_ids: Sequence[str]) -> list[Tokens]:
         """The own tokens of each turn.
@@ -161,7 +151,7 @@ class TokenStore:
         """
         if not turn_ids:
             return []
-        return [record.tokens for record in await self._turns(run_id, rollout_id, turn_ids)]
+        return [turn.tokens for turn in await self._turns(run_id, rollout_id, turn_ids)]
 
     async def windows(self, run_id: str, rollout_id: str, cuts: Sequence[Cut]) -> list[Tokens]:
         """Of each cut the stored tokens, without spans.
@@ -173,9 +163,7 @@ class TokenStore:
         (found,) = await self._call("read_tokens", run_id, rollout_id, *flat)
         return [Tokens(ids=ids, logprobs=logprobs) for ids, logprobs in found]
 
-    async def _turns(
-        self, run_id: str, rollout_id: str, turn_ids: Sequence[str]
-    ) -> list[TurnRecord]:
+    async def _turns(self, run_id: str, rollout_id: str, turn_ids: Sequence[str]) -> list[Turn]:
         names = [name.encode() for name in turn_ids]
         fields = [part + name for name in names for part in (codec.TURN, codec.TURN_STATE)]
         header = await self._fields(run_id, rollout_id, fields)
@@ -185,20 +173,18 @@ class TokenStore:
             if codec.TURN + name not in header:
                 raise store_error("UNKNOWN_TURN", name.decode())
         found = [
-            codec.turn_record(
-                name.decode(), header[codec.TURN + name], header[codec.TURN_STATE + name]
-            )
+            codec.turn(name.decode(), header[codec.TURN + name], header[codec.TURN_STATE + name])
             for name in names
         ]
         return (await self._filled(run_id, {rollout_id: found}))[rollout_id]
 
     async def read(
         self, run_id: str, rollout_ids: Sequence[str], *, spans_only: bool = False
-    ) -> list[tuple[Rollout, list[TurnRecord]] | None]:
+    ) -> list[tuple[Rollout, list[Turn]] | None]:
         """Each rollout with its turns in the order they began, as one snapshot; None: unknown."""
         found = await self._headers(run_id, rollout_ids)
         headers = {name: header for name, header in zip(rollout_ids, found, strict=True) if header}
-        turns = {name: codec.turn_records(header) for name, header in headers.items()}
+        turns = {name: codec.turns(header) for name, header in headers.items()}
         if not spans_only:
             turns = await self._with_routed(run_id, await self._filled(run_id, turns))
         return [
@@ -207,23 +193,23 @@ class TokenStore:
         ]
 
     async def _filled(
-        self, run_id: str, turns: Mapping[str, Sequence[TurnRecord]]
-    ) -> dict[str, list[TurnRecord]]:
+        self, run_id: str, turns: Mapping[str, Sequence[Turn]]
+    ) -> dict[str, list[Turn]]:
         """The same turns by rollout, with ids and log-probs."""
         commands = [
-            ("LRANGE", keys.rollout_keys(run_id, name)[1] + record.turn.turn_id, 0, -1)
-            for name, records in turns.items()
-            for record in records
+            ("LRANGE", keys.rollout_keys(run_id, name)[1] + turn.turn_id, 0, -1)
+            for name, of_rollout in turns.items()
+            for turn in of_rollout
         ]
         chunks = iter(await self._scripts.read(commands))
         return {
-            name: [codec.with_chunks(record, next(chunks)) for record in records]
-            for name, records in turns.items()
+            name: [codec.with_chunks(turn, next(chunks)) for turn in of_rollout]
+            for name, of_rollout in turns.items()
         }
 
     async def _with_routed(
-        self, run_id: str, turns: Mapping[str, list[TurnRecord]]
-    ) -> dict[str, list[TurnRecord]]:
+        self, run_id: str, turns: Mapping[str, list[Turn]]
+    ) -> dict[str, list[Turn]]:
         """The same turns by rollout, with their routed experts."""
         names = [keys.routed_key(run_id, name) for name in turns]
         stored = await self._scripts.read([("HGETALL", name) for name in names])
@@ -233,7 +219,7 @@ class TokenStore:
         }
 
     async def record(
-        self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
+        self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[Turn]]]
     ) -> list[bool]:
         """Store whole finished rollouts; False for those stored before. Idempotent.
 
@@ -277,15 +263,13 @@ def _appended(reply: Any) -> Appended | ServiceError:
     return reply_error(reply) if reply[0] == _ERROR else Appended(*reply)
 
 
-def _closed(
-    run_id: str, rollout_id: str, reply: Any
-) -> tuple[Rollout, list[TurnRecord]] | ServiceError:
+def _closed(run_id: str, rollout_id: str, reply: Any) -> tuple[Rollout, list[Turn]] | ServiceError:
     if isinstance(reply, ServiceError):
         return reply
     if reply[0] == _ERROR:
         return reply_error(reply)
     header = _pairs(reply[1])
-    return codec.rollout(run_id, rollout_id, header), codec.turn_records(header)
+    return codec.rollout(run_id, rollout_id, header), codec.turns(header)
 
 
 def _known(names: Sequence[str | bytes], values: Sequence[bytes | None]) -> _Header:

@@ -145,7 +145,6 @@ BUILT_IN: Mapping[str, Fields] = {
     "reasoning": {"reasoning_content": _THINK, "content": _CONTENT},
     "text": {"content": {}},
 }
-"""Fields of each format by name."""
 
 MARKERS = (
     ("<|channel|>", "harmony"),

@@ -16,7 +16,7 @@ from rollout.gateway.prompt.conversation import (
     message_key,
     parse_conversation,
 )
-from rollout.gateway.prompt.stop_strings import StopStrings
+from rollout.gateway.prompt.token_text import StopStrings
 from services.chassis.errors import invalid_argument, not_found
 
 if TYPE_CHECKING:
@@ -30,13 +30,10 @@ _STAND_IN = {"role": "user", "content": "?"}
 
 
 def needs_record(given: pb.Messages) -> bool:
-    """Whether messages name recorded turns."""
     return bool(given.after_turn_id) or any(m.HasField("recorded") for m in given.messages)
 
 
 class RecordedTurns:
-    """The turns of one rollout."""
-
     def __init__(self, template: ChatTemplate, turns: Sequence[trajectory_pb2.Turn]) -> None:
         self._template = template
         self._turns = {turn.turn_id: turn for turn in turns}
@@ -135,7 +132,6 @@ class RecordedTurns:
 
 
 def _num_environment(tokens: tokens_pb2.Tokens) -> int:
-    """Tokens before the first sampled one."""
     policy = (span.start for span in tokens.spans if span.origin == tokens_pb2.ORIGIN_POLICY)
     return next(policy, len(tokens.token_ids))
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollout.gateway.prompt.answer.answer_parser import TEXTS, AnswerParser, Delta
-from rollout.gateway.prompt.answer.answer_text import Markers
+from rollout.gateway.prompt.answer.answer_parser import TEXTS, AnswerParser, Delta, Markers
 from rollout.gateway.prompt.answer.model_families import BUILT_IN, MARKERS
 from services.chassis import plugins
 from services.chassis.errors import ConfigError
@@ -99,8 +98,6 @@ _MALFORMED = (ValueError, KeyError, TypeError, RecursionError)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A parsed answer."""
-
     message: Mapping[str, Any]
     """As chat templates take it: role, content, reasoning_content, tool_calls."""
     error: str = ""
@@ -108,8 +105,6 @@ class Answer:
 
 
 class ResponseFormat:
-    """Parses the answers of one model."""
-
     def __init__(
         self,
         template: Mapping[str, Any],
@@ -144,9 +139,7 @@ class ResponseFormat:
             if token in stop_tokens or not _is_in_markers(token, calls)
         )
         self.parses_tool_calls = bool(calls)
-        """Whether it knows tool calls."""
         self.parses_reasoning = any(name in fields for name in _REASONING)
-        """Whether it knows reasoning."""
         self.has_single_calls = bool(calls) and not calls.get("transform_each")
         """Whether each tool call has markers of its own."""
         self._takes_header = template.get("start_anchor_pattern") != _ANY_START

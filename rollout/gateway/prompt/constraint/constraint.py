@@ -12,7 +12,7 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
 from rollout.gateway.prompt.constraint.json_schema import JsonSchema, check_of
 from rollout.gateway.prompt.conversation import Conversation
-from rollout.gateway.prompt.text_stream import TextStream
+from rollout.gateway.prompt.token_text import TextStream
 from services.chassis.errors import invalid_argument
 
 if TYPE_CHECKING:

@@ -76,7 +76,6 @@ class JsonSchema:
 
 
 def check_of(result: pb.CheckResult.ValueType, reason: str = "") -> pb.AnswerCheck:
-    """A check's result."""
     return pb.AnswerCheck(result=result, reason=reason[:_MAX_REASON])
 
 

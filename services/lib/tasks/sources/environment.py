@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 from seamflow.credentials import Credentials
 from seamflow.environment import EnvironmentClient
 from seamflow.errors import SeamflowError

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from scheduler import cli
 from scheduler.model.records import AllocationEvent, State
-from scheduler.store import keys
+from scheduler.store import redis_store
 from scheduler.store.redis_store import RedisStore
 
 
@@ -31,7 +31,7 @@ class UnfencedStore(RedisStore):
         self, incarnation: int, before: State, after: State, events: Sequence[AllocationEvent]
     ) -> None:
         """See `Store.commit`, without the fence."""
-        newest = int(await self._counters.hget(keys.COUNTERS, "incarnation") or 0)
+        newest = int(await self._counters.hget(redis_store.COUNTERS, "incarnation") or 0)
         await super().commit(newest, before, after, events)
 
 

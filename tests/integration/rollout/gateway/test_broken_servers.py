@@ -11,7 +11,7 @@ from seamflow.errors import InvalidRequestError, PreconditionError, SeamflowErro
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
 from bench.harness.byte_model import make_byte_model
-from rollout.gateway.dispatch.impossible_output import fault_of
+from rollout.gateway.dispatch.checked_stream import fault_of
 from tests.chaos.edges.faulty_engine import FAULTS
 from tests.integration.rollout.gateway.test_gateway import Agent, agent, engine, ids_of
 from tests.lib.rollout.gateway.support import sampled

@@ -12,6 +12,7 @@ import pytest
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import InvalidRequestError, decode
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
+from seamflow.rollout.v1.rollout_server_service_pb2 import GenerateTokensResponse
 
 from bench.harness.byte_model import APPENDING, make_byte_model
 from rollout.gateway.prompt.chat_template import ChatTemplate
@@ -100,12 +101,12 @@ async def test_a_complete_value_ends_a_resumed_turn(tmp_path: Path) -> None:
     recorded = RecordedGateway(template, "as_template")
     await recorded.start()
     given = pb.Messages(messages=[QUESTION])
-    going_on = tokens_pb2.FINISH_REASON_UNSPECIFIED
     sampling = tokens_pb2.SamplingParams(max_new_tokens=99)
     fields: Any = {"response_schema_json": OBJECT, "sampling": sampling}
     for turn_id, text, has_ended in (("whole", '"a": 1}', True), ("part", '"a": 1', False)):
         record = await recorded.begin(turn_id, given, **fields)
-        await record.append(sampled(template.encode_text(text)), going_on)
+        sent = sampled(template.encode_text(text))
+        await record.append(GenerateTokensResponse(tokens=sent))
         again = await recorded.begin(turn_id, given, **fields)
         assert again.has_ended == has_ended
 

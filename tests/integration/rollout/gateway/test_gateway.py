@@ -26,7 +26,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 
 from bench.harness.byte_model import make_byte_model
 from rollout.gateway import servicer as servicer_module
-from rollout.gateway.send_buffer import SendBuffer, SentChunk
+from rollout.gateway.send_buffer import SendBuffer
 from rollout.server.cli import build
 from services.chassis.rpc.server import Service, started
 from tests.lib.rollout.gateway.support import PLAIN, ScriptedServer, bearer, gateway, scripted
@@ -212,7 +212,7 @@ async def test_an_agent_that_does_not_read_blocks_no_other(
         await client.until(lambda info: info.num_running + info.num_queued == 0)
         # Negative control: it was the agent that did not read, beyond what the network holds.
         unread = list(buffer[0]._unread)
-        assert [type(event) for event in unread] in ([SentChunk, pb.TurnEnd], [SentChunk])
+        assert [type(event) for event in unread] in ([pb.TokenChunk, pb.TurnEnd], [pb.TokenChunk])
         received += await ids_of(slow)
         assert len(received) == length
         assert received == await one.recorded("slow")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 from seamflow.environment import EnvironmentClient, Observation, Step
 from seamflow.environment.environment_server import EnvironmentServerConfig, serving
 from seamflow.environment.returned_values import check_size

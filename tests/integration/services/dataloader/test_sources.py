@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.lib.tasks.sources import open_source

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 
 from services.chassis.errors import ConfigError
 from services.evaluator.config import EvaluatorConfig

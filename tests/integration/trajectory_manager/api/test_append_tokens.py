@@ -12,11 +12,11 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from services.chassis.errors import Reason, ServiceError
 from services.lib.token_bytes import pack_ids, pack_logprobs, unpack_ids
 from tests.lib.trajectory_manager.client import rewards
-from tests.lib.trajectory_manager.support import CREDENTIAL, Run
+from tests.lib.trajectory_manager.support import CREDENTIAL, Run, token_append
 from trajectory_manager.api.append_tokens import AppendTokensHandler
 from trajectory_manager.cli import store_budget
 from trajectory_manager.model.records import RolloutState
-from trajectory_manager.model.tokens import Append, Appended
+from trajectory_manager.model.tokens import Appended
 from trajectory_manager.service.rollouts import Rollouts
 
 STOP = tokens_pb2.FINISH_REASON_STOP
@@ -59,7 +59,7 @@ async def opened(run: Run, *rollout_ids: str) -> list[int]:
     epochs = []
     for name in rollout_ids:
         await run.start(name)
-        epochs.append((await run.begin(name, "t", [1])).turn.epoch)
+        epochs.append((await run.begin(name, "t", [1])).epoch)
     return epochs
 
 
@@ -134,7 +134,7 @@ async def test_sent_separately_they_leave_a_gap(run: Run) -> None:
     tokens = message(run, "a", epoch, 0, [1])
     assert tokens.tokens.token_ids
     made = [
-        Append(run_id=run.run_id, rollout_id="a", turn_id="t", epoch=given, offset=offset)
+        token_append(run.run_id, "a", "t", given, offset)
         for given, offset in ((epoch + 1, 0), (epoch, 1))
     ]
     for append in made:
@@ -151,7 +151,7 @@ class Slow(Rollouts):
         self._rollouts = rollouts
         self.may_answer = asyncio.Event()
 
-    async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
+    async def append(self, appends: Sequence[pb.TokenAppend]) -> list[Appended | ServiceError]:
         """Do them once that is allowed."""
         await self.may_answer.wait()
         return await self._rollouts.append(appends)

@@ -103,10 +103,10 @@ async def test_a_bug_in_one_part_is_not_the_others_failure(
     await opened(client, "one", "two")
     real = Rollouts.begin_turn
 
-    async def breaks(self: Rollouts, run_id: str, rollout_id: str, *rest: object) -> object:
-        if rollout_id == "one":
+    async def breaks(self: Rollouts, new: pb.NewTurn) -> pb.BegunTurn:
+        if new.rollout_id == "one":
             raise KeyError("a secret")
-        return await real(self, run_id, rollout_id, *rest)  # type: ignore[arg-type]
+        return await real(self, new)
 
     monkeypatch.setattr(Rollouts, "begin_turn", breaks)
     request = pb.BeginTurnsRequest(turns=[begin(client, "one"), begin(client, "two")])

@@ -73,7 +73,7 @@ def recorder(run: Run) -> RecordGroupsHandler:
 async def test_recorded_groups_are_leased_as_they_were_sent(run: Run) -> None:
     """One sample per rollout, its two turns merged, the recorded versions and rewards kept."""
     answer = await recorder(run).record(request(run, group("a"), group("b")))
-    assert (answer.num_accepted, answer.num_free) == (2, 0)
+    assert (answer.num_recorded, answer.num_free) == (2, 0)
     epoch = (await run.store.ledger.reconcile(run.run_id, 0, "trainer")).epoch
     lease = (await run.store.ledger.lease_samples(run.run_id, epoch, 1, 3, 2)).lease
     assert lease is not None
@@ -94,7 +94,7 @@ async def test_a_repeated_request_records_nothing_twice(run: Run) -> None:
     first = recorder(run)
     await first.record(request(run, group("a")))
     again = await recorder(run).record(request(run, group("a")))
-    assert again.num_accepted == 0
+    assert again.num_recorded == 0
     counts = await run.store.runs.run_counts(run.run_id)
     assert (counts.num_ready_groups, counts.num_admitted_groups) == (1, 1)
     with pytest.raises(ServiceError) as caught:
@@ -113,7 +113,7 @@ async def test_admission_holds_recorded_groups_back(run: Run) -> None:
     await recorder(run).record(request(run, *groups[:2]))
     epoch = (await run.store.ledger.reconcile(run.run_id, 0, "trainer")).epoch
     await run.store.ledger.lease_samples(run.run_id, epoch, 1, 3, 0)
-    assert (await recorder(run).record(request(run, groups[2]))).num_accepted == 1
+    assert (await recorder(run).record(request(run, groups[2]))).num_recorded == 1
 
 
 async def test_a_full_run_takes_no_more_groups(run: Run) -> None:
@@ -126,7 +126,7 @@ async def test_a_full_run_takes_no_more_groups(run: Run) -> None:
     with pytest.raises(ServiceError) as caught:
         await recorder(capped).record(request(capped, group("b")))
     assert caught.value.reason is Reason.STORE_FULL
-    assert (await recorder(capped).record(request(capped, group("a")))).num_accepted == 0
+    assert (await recorder(capped).record(request(capped, group("a")))).num_recorded == 0
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ from trajectory_manager.api.sample_servicer import SampleServicer
 from trajectory_manager.model.records import Purpose, ReplayStrategy, StalenessPolicy
 from trajectory_manager.model.runs import Replay
 from trajectory_manager.service.long_poll import LongPoll
-from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.store.redis.connect import Store
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ class Trainer:
 @pytest.fixture
 async def trainer(store: Store) -> AsyncIterator[Trainer]:
     """A trainer of a run that is not created yet."""
-    servicer = SampleServicer(store, LongPoll(store.runs), Metrics())
+    servicer = SampleServicer(store, LongPoll(store.runs))
     service = Service(servicers=[(add_SampleServiceServicer_to_server, servicer)])
     async with AsyncExitStack() as stack:
         config = ServerConfig(admin_port=-1, drain_seconds=0.0)

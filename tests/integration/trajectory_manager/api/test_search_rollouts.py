@@ -21,7 +21,7 @@ from tests.lib.trajectory_manager.support import Run, failed, other_run, rewarde
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.service import rollout_index
-from trajectory_manager.service.retention import Retention
+from trajectory_manager.service.sweeper import Retention
 from trajectory_manager.store.redis.connect import Store
 
 TRAIN, EVAL = tokens_pb2.PURPOSE_TRAIN, tokens_pb2.PURPOSE_EVAL

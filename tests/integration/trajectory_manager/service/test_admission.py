@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seamflow.trajectory.v1.sample_service_pb2 import Readiness
 
 from services.chassis.errors import Reason
 from tests.lib.trajectory_manager.memory.store import memory_store
@@ -29,7 +30,7 @@ from trajectory_manager.model.records import (
     StalenessPolicy,
     TaskLease,
 )
-from trajectory_manager.model.runs import RunConfig, RunCounts
+from trajectory_manager.model.runs import RunConfig
 from trajectory_manager.service.rollouts import EXPIRED
 from trajectory_manager.store.redis.connect import Store, redis_store
 
@@ -61,7 +62,7 @@ class Job:
         self.runs, self.ledger = self.run.store.runs, self.run.store.ledger
         self.working: list[TaskLease] = []
         self.names = set[str]()
-        self.history: list[RunCounts] = []
+        self.history: list[Readiness] = []
         self.step = 0
         self.training = False
         self.served = 0
@@ -169,13 +170,13 @@ class Job:
             self.run.run_id, self.committed, f"trainer-{self.trainers}"
         )
         self.epoch, self.training = reconciled.epoch, False
-        assert reconciled.pending_steps == tuple(range(self.committed + 1, self.step + 1))
+        assert list(reconciled.pending_steps) == list(range(self.committed + 1, self.step + 1))
         for step in reconciled.pending_steps:
             again = await self.ledger.lease_samples(self.run.run_id, self.epoch, step, 99, 0)
             assert again.lease is not None
             assert again.lease.sample_ids == self.trained[step]
 
-    async def counts(self) -> RunCounts:
+    async def counts(self) -> Readiness:
         return await self.runs.run_counts(self.run.run_id)
 
     async def num_dropped(self) -> int:
@@ -193,7 +194,7 @@ class Job:
             self.history.append(await self.counts())
             self.check_admission(self.history[-1])
 
-    def check_admission(self, counts: RunCounts) -> None:
+    def check_admission(self, counts: Readiness) -> None:
         """What is not there yet may start, all that fits or at least what the next step needs."""
         outstanding = counts.num_ready_groups + counts.num_running_groups
         bound = self.rules.max_outstanding_groups(training=self.training)

@@ -23,7 +23,7 @@ from tests.lib.trajectory_manager.support import Run, failed, other_run, refused
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.model.records import MAX_REPLACEMENTS, DeadLetter, DeadLetterReason, Purpose
-from trajectory_manager.service.retention import Retention
+from trajectory_manager.service.sweeper import Retention
 from trajectory_manager.store.redis import run_store
 from trajectory_manager.store.redis.connect import Store
 

@@ -26,7 +26,7 @@ from trajectory_manager.model.records import (
     RolloutState,
     TaskLease,
 )
-from trajectory_manager.model.steps import StepLease
+from trajectory_manager.model.runs import StepLease
 from trajectory_manager.service.rollouts import SURPLUS
 from trajectory_manager.store.redis.connect import SCRIPTS, Store, redis_store
 
@@ -79,7 +79,7 @@ async def test_surplus_rollouts_keep_their_tokens(store: Store) -> None:
     assert partial is not None
     assert unstarted is not None
     await run.start(partial.rollout_id, partial.nonce)
-    epoch = (await run.begin(partial.rollout_id, "t", [1])).turn.epoch
+    epoch = (await run.begin(partial.rollout_id, "t", [1])).epoch
     await run.append(partial.rollout_id, "t", epoch, 0, tokens([1, 2], policy()))
     for lease in leases:
         await run.finish(lease.rollout_id)

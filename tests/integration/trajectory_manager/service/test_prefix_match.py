@@ -14,7 +14,7 @@ from services.chassis.errors import Reason
 from services.lib.token_bytes import unpack_ids
 from tests.lib.trajectory_manager.support import Run, policy, refused, tokens
 from trajectory_manager.model.prefix_tree import message_keys
-from trajectory_manager.model.tokens import Tokens, Turn, TurnRecord
+from trajectory_manager.model.tokens import Tokens, Turn
 from trajectory_manager.service import prefix_match
 from trajectory_manager.store.redis import codec
 
@@ -32,14 +32,14 @@ class Counting:
     async def turns(self, run_id: str, rollout_id: str) -> list[Turn]:
         """Counts begins as they are written in Redis."""
         found: list[Turn] = await self.store.turns(run_id, rollout_id)
-        self.num_bytes += sum(len(codec.begin_text(turn.begin)) for turn in found)
+        self.num_bytes += sum(len(codec.begin_text(turn)) for turn in found)
         return found
 
-    async def newest_turn(self, run_id: str, rollout_id: str) -> TurnRecord | None:
+    async def newest_turn(self, run_id: str, rollout_id: str) -> Turn | None:
         """Counts the begin and the tokens."""
-        found: TurnRecord | None = await self.store.newest_turn(run_id, rollout_id)
+        found: Turn | None = await self.store.newest_turn(run_id, rollout_id)
         if found is not None:
-            self.num_bytes += len(codec.begin_text(found.turn.begin))
+            self.num_bytes += len(codec.begin_text(found))
             self.num_bytes += size(found.tokens)
         return found
 
@@ -68,7 +68,7 @@ async def bytes_read(run: Run) -> list[int]:
     for number in range(100, 150):
         counting.num_bytes = 0
         opened = await run.turn("r", f"t{number}", prompt, [number] * 20)
-        assert len(opened.prefix_ids) == 4 * (len(prompt) - 1)
+        assert len(opened.prefix_token_ids) == 4 * (len(prompt) - 1)
         read.append(counting.num_bytes)
         prompt += [*[number] * 20, 1_000_000 + number]
     return read
@@ -79,7 +79,7 @@ async def test_reads_and_storage_do_not_grow_with_the_turns(run: Run) -> None:
     read = await bytes_read(run)
     assert max(read[2:]) <= read[2] + GROWN_DIGITS
     turns = await run.store.tokens.turns(run.run_id, "r")
-    sizes = [len(codec.begin_text(turn.begin)) for turn in turns]
+    sizes = [len(codec.begin_text(turn)) for turn in turns]
     assert max(sizes) <= sizes[1] + GROWN_DIGITS
     stored = await run.store.tokens.tokens(run.run_id, "r", [turn.turn_id for turn in turns])
     assert {own.num_tokens for own in stored} == {21}
@@ -102,14 +102,16 @@ async def test_message_keys_are_stored_once(run: Run) -> None:
         conversation.append(f"user-{number}")
         opened = await run.begin("r", f"t{number}", conversation)
         expected = len(conversation) - 1 if number else 0
-        assert opened.turn.begin.num_matched_messages == expected
+        assert opened.num_matched_messages == expected
         new = tokens([number, number], policy())
-        await run.append("r", f"t{number}", opened.turn.epoch, 0, new)
-        await run.end("r", f"t{number}", opened.turn.epoch, f"answer-{number}")
+        await run.append("r", f"t{number}", opened.epoch, 0, new)
+        await run.end("r", f"t{number}", opened.epoch, f"answer-{number}")
         conversation.append(f"answer-{number}")
-        assert list(unpack_ids(opened.prefix_ids)) == [n for n in range(number) for _ in (0, 1)]
+        assert list(unpack_ids(opened.prefix_token_ids)) == [
+            n for n in range(number) for _ in (0, 1)
+        ]
     turns = await run.store.tokens.turns(run.run_id, "r")
-    assert sum(len(turn.begin.new_message_keys) for turn in turns) == 51
+    assert sum(len(turn.new_message_keys) for turn in turns) == 51
     whole = message_keys(turns)
     assert [len(whole[turn.turn_id]) for turn in turns] == list(range(3, 103, 2))
     assert list(whole["t49"]) == conversation
@@ -130,7 +132,7 @@ async def test_what_is_matched_is_stored_and_the_longest(run: Run, seed: int) ->
         opened = await run.turn(
             "r", f"t{number}", prompt, [next(fresh) for _ in range(dice.randint(1, 4))]
         )
-        prefix = list(unpack_ids(opened.prefix_ids))
+        prefix = list(unpack_ids(opened.prefix_token_ids))
         assert prefix == prompt[: len(prefix)]
         assert len(prefix) == max(shared(prompt, stored) for stored in sequences)
         sequences.append(await sequence(run, f"t{number}"))
@@ -140,9 +142,9 @@ async def sequence(run: Run, turn_id: str) -> list[int]:
     """The whole sequence of a turn, from what is stored."""
     turns = {turn.turn_id: turn for turn in await run.store.tokens.turns(run.run_id, "r")}
     (own,) = await run.store.tokens.tokens(run.run_id, "r", [turn_id])
-    begin = turns[turn_id].begin
-    before = await sequence(run, begin.prefix_turn_id) if begin.prefix_turn_id else []
-    return [*before[: begin.prefix_length], *unpack_ids(own.ids)]
+    turn = turns[turn_id]
+    before = await sequence(run, turn.prefix_turn_id) if turn.prefix_turn_id else []
+    return [*before[: turn.prefix_length], *unpack_ids(own.ids)]
 
 
 def shared(first: Sequence[int], second: Sequence[int]) -> int:
@@ -154,13 +156,13 @@ def shared(first: Sequence[int], second: Sequence[int]) -> int:
 async def test_samples_of_one_prompt_are_distinguished(run: Run) -> None:
     """Of turns opened together with the same prompt, the one whose answer follows is continued."""
     await run.start("r")
-    epochs = [(await run.begin("r", f"t{n}", [1, 2])).turn.epoch for n in range(4)]
+    epochs = [(await run.begin("r", f"t{n}", [1, 2])).epoch for n in range(4)]
     for n, epoch in enumerate(epochs):
         await run.append("r", f"t{n}", epoch, 0, tokens([1, 2]))
         await run.append("r", f"t{n}", epoch, 2, tokens([7, n], policy()))
         await run.end("r", f"t{n}", epoch)
     opened = await run.begin("r", "u", [1, 2, 7, 1, 5])
-    assert (opened.turn.begin.prefix_turn_id, len(opened.prefix_ids)) == ("t1", 16)
+    assert (opened.prefix_turn_id, len(opened.prefix_token_ids)) == ("t1", 16)
 
 
 async def test_a_running_turn_is_continued_as_far_as_it_is_stored(run: Run) -> None:
@@ -169,17 +171,17 @@ async def test_a_running_turn_is_continued_as_far_as_it_is_stored(run: Run) -> N
     await run.turn("r", "t1", [1, 2], [3])
     await run.begin("r", "t2", [1, 2, 3, 4])
     opened = await run.begin("r", "t3", [1, 2, 3, 4])
-    assert (opened.turn.begin.prefix_turn_id, len(opened.prefix_ids)) == ("t1", 12)
+    assert (opened.prefix_turn_id, len(opened.prefix_token_ids)) == ("t1", 12)
 
 
 async def test_what_was_recorded_counts_not_what_was_asked(run: Run) -> None:
     """A writer that stored other tokens than its prompt is matched by what it stored."""
     await run.start("r")
-    epoch = (await run.begin("r", "t1", [1, 2, 3])).turn.epoch
+    epoch = (await run.begin("r", "t1", [1, 2, 3])).epoch
     await run.append("r", "t1", epoch, 0, tokens([1, 9]))
     await run.end("r", "t1", epoch)
     opened = await run.begin("r", "t2", [1, 2, 3, 4])
-    assert list(unpack_ids(opened.prefix_ids)) == [1]
+    assert list(unpack_ids(opened.prefix_token_ids)) == [1]
 
 
 async def test_a_repeated_begin_answers_as_the_first(run: Run) -> None:
@@ -189,8 +191,8 @@ async def test_a_repeated_begin_answers_as_the_first(run: Run) -> None:
     first = await run.begin("r", "t2", [1, 2, 3, 9, 9])
     await run.turn("r", "t3", [1, 2, 3, 9, 9, 9], [7])
     again = await run.begin("r", "t2", [1, 2, 3, 9, 9], "other")
-    assert (again.prefix_ids, again.divergence) == (first.prefix_ids, first.divergence)
-    assert again.turn.epoch == first.turn.epoch + 1
+    assert (again.prefix_token_ids, again.divergence) == (first.prefix_token_ids, first.divergence)
+    assert again.epoch == first.epoch + 1
 
 
 async def test_leaving_sampled_tokens_is_a_divergence(run: Run) -> None:
@@ -199,13 +201,13 @@ async def test_leaving_sampled_tokens_is_a_divergence(run: Run) -> None:
     await run.turn("r", "t1", [1, 2], [3, 4, 5])
     await run.turn("r", "t2", [1, 2, 3, 4, 5, 6], list(range(100, 200)))
     opened = await run.begin("r", "u", [1, 2, 3, 4, 5, 6, 100, 101, 9])
-    assert opened.divergence is not None
+    assert opened.HasField("divergence")
     assert (opened.divergence.turn_id, opened.divergence.position) == ("t2", 8)
-    assert list(unpack_ids(opened.divergence.ids)) == list(range(102, 166))
+    assert list(unpack_ids(opened.divergence.token_ids)) == list(range(102, 166))
     early = await run.begin("r", "v", [1, 2, 3, 9])
-    assert early.divergence is not None
+    assert early.HasField("divergence")
     assert (early.divergence.turn_id, early.divergence.position) == ("t1", 3)
-    assert list(unpack_ids(early.divergence.ids)) == [4, 5]
+    assert list(unpack_ids(early.divergence.token_ids)) == [4, 5]
 
 
 @pytest.mark.parametrize(
@@ -218,25 +220,26 @@ async def test_everything_else_is_no_divergence(run: Run, prompt: list[int]) -> 
     await run.start("r")
     await run.turn("r", "t1", [1, 2], [3, 4, 5])
     await run.turn("r", "t2", [1, 2, 3, 4, 5, 6], [])
-    assert (await run.begin("r", "u", prompt)).divergence is None
+    assert not (await run.begin("r", "u", prompt)).HasField("divergence")
 
 
 async def test_messages_have_no_divergence(run: Run) -> None:
     """Their recorded ids are used as they are."""
     await run.start("r")
     opened = await run.begin("r", "t1", ["user"])
-    await run.append("r", "t1", opened.turn.epoch, 0, tokens([3], policy()))
-    await run.end("r", "t1", opened.turn.epoch, "answer")
-    assert (await run.begin("r", "t2", ["user", "answer", "more"])).divergence is None
-    assert (await run.begin("r", "t3", ["user", "other", "more"])).divergence is None
+    await run.append("r", "t1", opened.epoch, 0, tokens([3], policy()))
+    await run.end("r", "t1", opened.epoch, "answer")
+    for name, answer in (("t2", "answer"), ("t3", "other")):
+        begun = await run.begin("r", name, ["user", answer, "more"])
+        assert not begun.HasField("divergence")
 
 
 async def answered(run: Run, turn_id: str, prompt: list[str], answer: str, parent: str = "") -> str:
     """A turn of messages with one sampled token; the turn it continues."""
     opened = await run.begin("r", turn_id, prompt, parent=parent)
-    await run.append("r", turn_id, opened.turn.epoch, 0, tokens([len(prompt)], policy()))
-    await run.end("r", turn_id, opened.turn.epoch, answer)
-    return opened.turn.begin.prefix_turn_id
+    await run.append("r", turn_id, opened.epoch, 0, tokens([len(prompt)], policy()))
+    await run.end("r", turn_id, opened.epoch, answer)
+    return str(opened.prefix_turn_id)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +287,7 @@ async def test_a_prompt_that_drops_reasoning_is_the_same_prompt(run: Run) -> Non
     await answered(run, "t1", ["user"], "a1:r1")
     first = await run.begin("r", "t2", ["user", "a1:r1", "more"])
     again = await run.begin("r", "t2", ["user", "a1", "more"])
-    assert again.turn == first.turn
+    assert again == first
 
 
 async def test_an_answer_without_reasoning_has_none(run: Run) -> None:
@@ -300,12 +303,11 @@ async def test_a_sub_agent_keeps_its_parent(run: Run) -> None:
     await run.start("r")
     await answered(run, "main", ["user"], "a1")
     opened = await run.begin("r", "sub", ["task"], parent="main")
-    begin = opened.turn.begin
-    assert (begin.parent_turn_id, begin.prefix_turn_id, opened.prefix_ids) == ("main", "", b"")
-    await run.append("r", "sub", opened.turn.epoch, 0, tokens([7], policy()))
-    await run.end("r", "sub", opened.turn.epoch, "s1")
+    assert (opened.prefix_turn_id, opened.prefix_token_ids) == ("", b"")
+    await run.append("r", "sub", opened.epoch, 0, tokens([7], policy()))
+    await run.end("r", "sub", opened.epoch, "s1")
     assert await answered(run, "sub-2", ["task", "s1", "go"], "s2", parent="sub") == "sub"
-    found = {turn.turn_id: turn.begin for turn in await run.store.tokens.turns(run.run_id, "r")}
+    found = {turn.turn_id: turn for turn in await run.store.tokens.turns(run.run_id, "r")}
     assert found["sub"].parent_turn_id == "main"
     assert found["sub-2"].parent_turn_id == "sub"
 

@@ -17,13 +17,12 @@ from services.chassis.errors import Reason, ServiceError
 from services.chassis.rpc.server import started
 from services.lib.token_bytes import pack_logprobs
 from tests.lib.trajectory_manager.client import Client
-from tests.lib.trajectory_manager.support import RULES, Run, failed, rewarded, tokens
+from tests.lib.trajectory_manager.support import RULES, Run, failed, rewarded, token_append, tokens
 from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.model.records import Durability, Outcome, ReplayStrategy
 from trajectory_manager.model.runs import Replay
-from trajectory_manager.model.tokens import Append
-from trajectory_manager.service.retention import Retention
+from trajectory_manager.service.sweeper import Retention
 from trajectory_manager.store.redis.connect import SCRIPTS, Store, redis_store
 from trajectory_manager.store.redis.retention_store import EndedGroup
 
@@ -73,12 +72,12 @@ async def test_only_unneeded_rollouts_are_deleted(store: Store) -> None:
     await store.runs.add_stored_tokens(run.run_id, 100)
     before = (await store.runs.run_counts(run.run_id)).num_stored_tokens
     deleted = await retention(run).delete(run.run_id, asked)
-    assert (deleted.num_deleted, deleted.needed) == (2, ("g2/0/1", "eval"))
+    assert (deleted.num_deleted, list(deleted.needed_rollout_ids)) == (2, ["g2/0/1", "eval"])
     assert await there(run, *asked[:4]) == [False, True, True, False]
     # A rollout of `play` has 5 tokens, "done" has 2.
     assert (await store.runs.run_counts(run.run_id)).num_stored_tokens == before - 7
     again = await retention(run).delete(run.run_id, asked)
-    assert (again.num_deleted, again.needed) == (0, ("g2/0/1", "eval"))
+    assert (again.num_deleted, list(again.needed_rollout_ids)) == (0, ["g2/0/1", "eval"])
 
 
 async def test_sweeps_at_the_same_time_count_tokens_once(store: Store) -> None:
@@ -89,14 +88,7 @@ async def test_sweeps_at_the_same_time_count_tokens_once(store: Store) -> None:
         name = f"r{number}"
         await run.start(name)
         opened = await run.begin(name, "t", [1])
-        given = Append(
-            run_id=run.run_id,
-            rollout_id=name,
-            turn_id="t",
-            epoch=opened.turn.epoch,
-            offset=0,
-            tokens=tokens([1, 2, 3]),
-        )
+        given = token_append(run.run_id, name, "t", opened.epoch, 0, tokens([1, 2, 3]))
         await rollouts.append([given])
         await asyncio.gather(*(rollouts.sweep(run.run_id) for _ in range(5)))
         counted = (await store.runs.run_counts(run.run_id)).num_stored_tokens
@@ -110,7 +102,7 @@ async def test_an_unsettled_rollout_is_needed(store: Store) -> None:
     await run.turn("r", "t", [1], [2])
     await store.runs.add_outbox_marks(run.run_id, ["r"])
     await run.finish("r")
-    assert (await retention(run).delete(run.run_id, ["r"])).needed == ("r",)
+    assert (await retention(run).delete(run.run_id, ["r"])).needed_rollout_ids == ["r"]
 
 
 async def test_an_unknown_run_is_an_error(store: Store) -> None:
@@ -197,7 +189,7 @@ async def test_what_may_be_replayed_stays(store: Store) -> None:
         await retention(run).sweep(run.run_id)
         recent = [f"g{kept}/0/1" for kept in range(max(1, step - 1), step + 1)]
         assert all(await there(run, *recent))
-        assert (await retention(run).delete(run.run_id, recent)).needed == tuple(recent)
+        assert (await retention(run).delete(run.run_id, recent)).needed_rollout_ids == list(recent)
     assert await there(run, "g1/0/1", "g2/0/1") == [False, False]
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from seamflow.common.v1 import tokens_pb2
 
 from services.chassis.errors import Reason, ServiceError
 from services.lib.token_bytes import unpack_ids
 from tests.lib.redis_server import RedisServer
 from tests.lib.trajectory_manager.support import RULES, Run, policy, rollout_finish, tokens
 from trajectory_manager.model.records import Durability, RolloutState, TaskLease
-from trajectory_manager.service.metrics import Metrics
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.store.redis.connect import SCRIPTS, Store, redis_store
 
@@ -56,7 +56,7 @@ async def test_a_kill_while_finishing_loses_nothing(run: Run, killed_at: str) ->
     runs: Any = Stopping(run.store.runs, killed_at)
     dying = replace(run.store, tokens=tokens, runs=runs)
     with pytest.raises(KilledError):
-        await Rollouts(dying, Metrics()).finish(run.run_id, [rollout_finish(lease.rollout_id)])
+        await Rollouts(dying).finish(run.run_id, [rollout_finish(lease.rollout_id)])
     assert (await run.store.runs.run_counts(run.run_id)).num_ready_groups == 0
     await run.rollouts.sweep(run.run_id)
     ready = (await run.store.runs.run_counts(run.run_id)).num_ready_groups
@@ -95,7 +95,7 @@ async def test_a_gap_replaces_the_sample_of_a_group(run: Run) -> None:
     """The rollout fails as INFRASTRUCTURE and its slot is leased again."""
     await run.submit("a")
     lease = await begun(run)
-    epoch = (await run.begin(lease.rollout_id, "t2", [1, 2, 3])).turn.epoch
+    epoch = (await run.begin(lease.rollout_id, "t2", [1, 2, 3])).epoch
     with pytest.raises(ServiceError) as caught:
         await run.append(lease.rollout_id, "t2", epoch, 5, tokens([1]))
     assert caught.value.reason is Reason.OFFSET_GAP
@@ -109,8 +109,8 @@ async def takeover(store: Store) -> list[int]:
     await store.runs.create_run("run", RULES)
     run = Run(store, "run")
     await run.start("r")
-    old = (await run.begin("r", "t", [1], "old")).turn.epoch
-    new = (await run.begin("r", "t", [1], "new")).turn.epoch
+    old = (await run.begin("r", "t", [1], "old")).epoch
+    new = (await run.begin("r", "t", [1], "new")).epoch
     await run.append("r", "t", new, 0, tokens([7]))
     with pytest.raises(ServiceError) as caught:
         await run.append("r", "t", old, 1, tokens([8], policy()))
@@ -142,8 +142,8 @@ async def test_a_stale_writer_leaves_no_trace(tmp_path: Path) -> None:
             run = Run(store, "control")
             await store.runs.create_run("control", RULES)
             await run.start("r")
-            old = (await run.begin("r", "t", [1], "old")).turn.epoch
-            new = (await run.begin("r", "t", [1], "new")).turn.epoch
+            old = (await run.begin("r", "t", [1], "old")).epoch
+            new = (await run.begin("r", "t", [1], "new")).epoch
             await run.append("r", "t", new, 0, tokens([7]))
             await run.append("r", "t", old, 1, tokens([8], policy()))
             (stored,) = await store.tokens.tokens("control", "r", ["t"])
@@ -161,7 +161,7 @@ async def test_a_restart_of_redis_fences_every_writer(tmp_path: Path) -> None:
             run = Run(store, "run")
             await store.runs.create_run("run", RULES)
             await run.start("r")
-            old = (await run.begin("r", "t", [1])).turn.epoch
+            old = (await run.begin("r", "t", [1])).epoch
             await run.append("r", "t", old, 0, tokens([1]))
             server.kill()
             with pytest.raises(ServiceError) as caught:
@@ -172,9 +172,9 @@ async def test_a_restart_of_redis_fences_every_writer(tmp_path: Path) -> None:
                 await run.append("r", "t", old, 1, tokens([2]))
             assert caught.value.reason is Reason.STALE_EPOCH
             again = await run.begin("r", "t", [1])
-            assert again.turn.epoch > old
-            assert again.tokens == tokens([1])
-            assert await run.append("r", "t", again.turn.epoch, 1, tokens([2])) == 2
+            assert again.epoch > old
+            assert again.tokens == tokens([1]).fill(tokens_pb2.PackedTokens())
+            assert await run.append("r", "t", again.epoch, 1, tokens([2])) == 2
             rollout = await store.tokens.rollout("run", "r")
             assert rollout is not None
             assert rollout.state is RolloutState.RUNNING
@@ -187,7 +187,7 @@ class OneManager(Run):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run.store, run.run_id)
-        self._rollouts = Rollouts(run.store, Metrics())
+        self._rollouts = Rollouts(run.store)
 
     @property
     def rollouts(self) -> Rollouts:
@@ -209,7 +209,7 @@ async def test_the_first_turn_of_a_rollout_reads_nothing(
     for name, prompt in (("ids", [1, 2]), ("keys", ["a", "b"])):
         await manager.start(name)
         begun = await manager.begin(name, "t", prompt)
-        assert (begun.prefix_ids, begun.turn.begin.prefix_turn_id) == (b"", "")
+        assert (begun.prefix_token_ids, begun.prefix_turn_id) == (b"", "")
     with pytest.raises(AssertionError, match="nothing is recorded"):  # control: the second turn
         await manager.begin("ids", "t2", [1, 2])
 
@@ -223,5 +223,5 @@ async def test_turns_that_began_at_another_manager_are_matched(run: Run, repeate
     if repeated:
         await other.begin("r", "t2", [1, 2, 3, 4])
     begun = await manager.begin("r", "t2", [1, 2, 3, 4])
-    assert begun.turn.begin.prefix_turn_id == "t1"
-    assert unpack_ids(begun.prefix_ids) == [1, 2, 3]
+    assert begun.prefix_turn_id == "t1"
+    assert unpack_ids(begun.prefix_token_ids) == [1, 2, 3]

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+from seamflow.common.v1 import tokens_pb2
 
 from services.chassis.errors import Reason
 from services.lib.token_bytes import unpack_ids
-from tests.lib.trajectory_manager.support import RULES, Run, policy, refused, rewarded, tokens
+from tests.lib.trajectory_manager.support import (
+    RULES,
+    Run,
+    policy,
+    refused,
+    rewarded,
+    token_append,
+    tokens,
+)
 from trajectory_manager.model.records import StalenessPolicy
-from trajectory_manager.model.steps import StepLease
-from trajectory_manager.model.tokens import Append, RoutedExperts, TurnEnd
+from trajectory_manager.model.runs import StepLease
+from trajectory_manager.model.tokens import RoutedExperts
 from trajectory_manager.service import sample_builder
 
 MASKING = replace(RULES, staleness_policy=StalenessPolicy.MASK)
@@ -18,7 +29,7 @@ MASKING = replace(RULES, staleness_policy=StalenessPolicy.MASK)
 async def rollout_of_two_versions(run: Run) -> None:
     """A turn whose answer was sampled at versions 1 and 3."""
     await run.start("r")
-    epoch = (await run.begin("r", "t", [1])).turn.epoch
+    epoch = (await run.begin("r", "t", [1])).epoch
     await run.append("r", "t", epoch, 0, tokens([1]))
     await run.append("r", "t", epoch, 1, tokens([2, 3], policy(1)))
     await run.append("r", "t", epoch, 3, tokens([4], policy(3)))
@@ -58,7 +69,7 @@ async def test_the_end_of_a_rollout_that_was_cut_off_is_marked(run: Run) -> None
     ):
         await run.start(rollout_id)
         await run.turn(rollout_id, "t1", [1], [2])
-        epoch = (await run.begin(rollout_id, "t2", [1, 5])).turn.epoch
+        epoch = (await run.begin(rollout_id, "t2", [1, 5])).epoch
         await run.append(rollout_id, "t2", epoch, 0, tokens([5]))
         await run.append(rollout_id, "t2", epoch, 1, tokens([6], policy()))
         await run.end(rollout_id, "t2", epoch, reason=last)
@@ -78,7 +89,7 @@ async def test_a_rollout_that_was_cut_off_in_a_turn_without_a_sample_is_marked(r
     for reason in (1, 2):
         await run.start(rollout_id := f"r{reason}")
         await run.turn(rollout_id, "t1", [1], [2])
-        epoch = (await run.begin(rollout_id, "t2", [1, 5])).turn.epoch
+        epoch = (await run.begin(rollout_id, "t2", [1, 5])).epoch
         await run.append(rollout_id, "t2", epoch, 0, tokens([5]))
         await run.append(rollout_id, "t2", epoch, 1, tokens([6], policy()))
         await run.end(rollout_id, "t2", epoch, reason=reason)
@@ -119,24 +130,30 @@ def routed(start: int, *experts: int) -> RoutedExperts:
     return RoutedExperts(start, len(experts), 1, 1, bytes(experts))
 
 
+def sent(start: int, *experts: int) -> tokens_pb2.RoutedExperts:
+    """The same as a message."""
+    return tokens_pb2.RoutedExperts(**routed(start, *experts)._asdict())
+
+
 async def test_routed_experts_follow_their_tokens_into_the_samples(run: Run) -> None:
     """Placed by turn, cut at forks; of two that begin alike the longer is kept."""
     await run.start("r")
-    epoch = (await run.begin("r", "t1", [1, 2])).turn.epoch
-    first = Append(run.run_id, "r", "t1", epoch, 0, tokens([1, 2]), None, routed(1, 11))
+    epoch = (await run.begin("r", "t1", [1, 2])).epoch
+    name, new = (run.run_id, "r", "t1"), tokens([1, 2])
+    first = token_append(*name, epoch, 0, new, routed_experts=sent(1, 11))
     await run.do(first)
     await run.do(first)  # repeated
-    epoch = (await run.begin("r", "t1", [1, 2], "b")).turn.epoch
-    stale = first._replace(routed=routed(1, 90, 91, 92, 93))
-    await refused(Reason.STALE_EPOCH, run.do(stale))
+    epoch = (await run.begin("r", "t1", [1, 2], "b")).epoch
+    late = token_append(*name, first.epoch, 0, new, routed_experts=sent(1, 90, 91, 92, 93))
+    await refused(Reason.STALE_EPOCH, run.do(late))
     answer = tokens([3, 4, 5], policy(1))
-    await run.do(
-        Append(run.run_id, "r", "t1", epoch, 2, answer, TurnEnd(1), routed(1, 11, 12, 13, 14))
-    )
-    fork = (await run.begin("r", "t2", [1, 2, 3, 9])).turn.epoch
-    await run.do(Append(run.run_id, "r", "t2", fork, 0, tokens([9]), None))
+    ended: dict[str, Any] = {"finish_reason": 1, "routed_experts": sent(1, 11, 12, 13, 14)}
+    await run.do(token_append(*name, epoch, 2, answer, **ended))
+    fork = (await run.begin("r", "t2", [1, 2, 3, 9])).epoch
+    await run.do(token_append(run.run_id, "r", "t2", fork, 0, tokens([9])))
     answer = tokens([6], policy(1))
-    await run.do(Append(run.run_id, "r", "t2", fork, 1, answer, TurnEnd(1), routed(0, 21, 22)))
+    ended = {"finish_reason": 1, "routed_experts": sent(0, 21, 22)}
+    await run.do(token_append(run.run_id, "r", "t2", fork, 1, answer, **ended))
     await run.finish("r")
     (found,) = await run.store.tokens.read(run.run_id, ["r"])
     assert found is not None

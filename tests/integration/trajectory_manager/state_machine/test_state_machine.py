@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 from services.chassis.errors import Reason
-from tests.lib.trajectory_manager.support import RULES, Run, refused
+from tests.lib.trajectory_manager.support import RULES, Run, refused, token_append
 from tests.suites.state_machine.base import RUN_ID
 from tests.suites.state_machine.machine import (
     Machine,
@@ -21,7 +21,7 @@ from tests.suites.state_machine.machine import (
     rig,
 )
 from trajectory_manager.model.records import Purpose, RolloutResult, RolloutState, Task, Topic
-from trajectory_manager.model.tokens import Append, Cut, TurnEnd
+from trajectory_manager.model.tokens import Cut
 from trajectory_manager.store.redis.column_store import CellFailure
 from trajectory_manager.store.redis.connect import Store
 from trajectory_manager.store.redis.retention_store import EndedGroup
@@ -168,14 +168,7 @@ async def test_tokens_beyond_a_finished_turn_leave_its_rollout_as_it_ended(store
     await run.start("free")
     opened = await run.turn("free", "t", [1], [2])
     await run.finish("free")
-    beyond = Append(
-        run_id=run.run_id,
-        rollout_id="free",
-        turn_id="t",
-        epoch=opened.turn.epoch,
-        offset=9,
-        end=TurnEnd(reason=1),
-    )
+    beyond = token_append(run.run_id, "free", "t", opened.epoch, 9, finish_reason=1)
     await refused(Reason.TURN_FINISHED, run.do(beyond))
     rollout = await store.tokens.rollout(run.run_id, "free")
     assert rollout is not None

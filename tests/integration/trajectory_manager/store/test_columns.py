@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import column_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_pb2
+from seamflow.trajectory.v1.column_service_pb2 import WriteColumnResponse
 from seamflow.trajectory.v1.column_service_pb2_grpc import ColumnServiceStub
 
 from services.chassis.errors import Reason, ServiceError
@@ -26,7 +27,7 @@ from trajectory_manager.cli import service
 from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.model.records import Durability
 from trajectory_manager.store.redis import keys
-from trajectory_manager.store.redis.column_store import ColumnLease, ColumnsWritten
+from trajectory_manager.store.redis.column_store import ColumnLease
 from trajectory_manager.store.redis.connect import SCRIPTS, Store, redis_store
 
 REF, VALUE = "ref_logprobs", "value"
@@ -56,7 +57,9 @@ async def leased(
             await asyncio.sleep(0.01)
 
 
-async def write(run: Run, column: str, lease: ColumnLease, value: float = 1.0) -> ColumnsWritten:
+async def write(
+    run: Run, column: str, lease: ColumnLease, value: float = 1.0
+) -> WriteColumnResponse:
     """What ColumnService does with the values of a lease."""
     columns = run.store.columns
     found = await columns.leased(run.run_id, column, lease.epoch, lease.sample_ids)
@@ -84,7 +87,9 @@ async def test_a_group_is_ready_with_its_last_column(store: Store) -> None:
     assert counts.num_running_groups == 0
     await write(run, REF, await leased(run, REF))
     three = await leased(run, VALUE, 3)
-    assert await write(run, VALUE, three, 0.5) == ColumnsWritten(num_written=3, num_ready_groups=1)
+    assert await write(run, VALUE, three, 0.5) == WriteColumnResponse(
+        num_written=3, num_ready_groups=1
+    )
     counts = await store.runs.run_counts(run.run_id)
     assert (counts.num_ready_groups, counts.num_incomplete_groups) == (1, 1)
     assert (await write(run, VALUE, await leased(run, VALUE))).num_ready_groups == 1
@@ -166,7 +171,7 @@ async def test_a_write_is_idempotent(store: Store) -> None:
     run = await waiting_run(store)
     lease = await leased(run, REF)
     assert (await write(run, REF, lease)).num_written == 4
-    assert await write(run, REF, lease) == ColumnsWritten(num_written=0, num_ready_groups=0)
+    assert await write(run, REF, lease) == WriteColumnResponse(num_written=0, num_ready_groups=0)
     await write(run, VALUE, await leased(run, VALUE))
     found = await store.columns.leased(run.run_id, REF, lease.epoch, SAMPLES)
     assert (found.unwritten, found.unneeded) == ((), ())
@@ -248,9 +253,9 @@ async def test_status_shows_what_is_ready_and_who_holds_it(store: Store) -> None
     await store.ledger.lease_samples(run.run_id, epoch, 1, 0, 1)
     rows = await store.columns.status(run.run_id, "", 10)
     assert [(row.sample_id, row.group_id) for row in rows] == [(s, s[0]) for s in SAMPLES]
-    assert [row.ready for row in rows] == [(REF, VALUE)] * 2 + [(REF,)] * 2
-    assert [row.leased for row in rows] == [(), (), (VALUE,), ()]
-    assert [row.step for row in rows] == [1, 1, 0, 0]
+    assert [list(row.ready_columns) for row in rows] == [[REF, VALUE]] * 2 + [[REF]] * 2
+    assert [list(row.leased_columns) for row in rows] == [[], [], [VALUE], []]
+    assert [row.leased_step for row in rows] == [1, 1, 0, 0]
     assert await store.columns.status(run.run_id, "", 1) == rows[:2]
     assert await store.columns.status(run.run_id, "a", 1) == rows[2:]
     await store.ledger.commit(run.run_id, epoch, 1)

@@ -23,9 +23,9 @@ async def test_a_rejected_group_is_a_dead_letter_and_another_takes_its_place(sto
     """The others keep their places, and a repeated step is the one that was trained."""
     ledger = await leased(store, "c")
     rejected = await ledger.reject(1, {"a": "reward 1e308"})
-    assert (rejected.num_rejected, rejected.is_open) == (1, True)
+    assert (rejected.num_rejected, rejected.open) == (1, True)
     assert await ledger.reject(1, {"a": "reward 1e308"}) == type(rejected)(
-        num_rejected=0, is_open=True
+        num_rejected=0, open=True
     ), "idempotent"
     (letter,) = await store.runs.dead_letters(ledger.run_id, 0, 9)
     assert (letter.task.task_id, letter.message) == ("a", "reward 1e308")
@@ -85,7 +85,7 @@ async def test_a_replayed_group_leaves_the_step_and_the_replay(store: Store) -> 
     await ledger.commit(1)
     assert (await ledger.lease(2)).replayed_ids
     rejected = await ledger.reject(2, {"a": "bad"})
-    assert (rejected.num_rejected, rejected.is_open) == (1, False)
+    assert (rejected.num_rejected, rejected.open) == (1, False)
     assert not (await ledger.lease(2)).replayed_ids
     await ledger.commit(2)
     assert (await ledger.lease(3)).replayed_ids[0].startswith("b/")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from seamflow.common.v1 import tokens_pb2
 
 from services.chassis.errors import Reason
 from services.lib.token_bytes import unpack_ids
@@ -17,6 +18,7 @@ from tests.lib.trajectory_manager.support import (
     policy,
     refused,
     rewarded,
+    token_append,
     tokens,
 )
 from trajectory_manager.model.records import (
@@ -29,7 +31,7 @@ from trajectory_manager.model.records import (
     RolloutState,
     Task,
 )
-from trajectory_manager.model.tokens import Append, Appended, Tokens, VersionSource
+from trajectory_manager.model.tokens import Appended, Tokens, VersionSource
 from trajectory_manager.service.rollouts import EXPIRED
 from trajectory_manager.store.redis.connect import Store
 
@@ -37,7 +39,7 @@ from trajectory_manager.store.redis.connect import Store
 async def test_tokens_grow_and_come_back_as_they_were(run: Run) -> None:
     """Appended chunks are one sequence with merged spans."""
     await run.start("r")
-    epoch = (await run.begin("r", "t", [1, 2])).turn.epoch
+    epoch = (await run.begin("r", "t", [1, 2])).epoch
     assert await run.append("r", "t", epoch, 0, tokens([1, 2])) == 2
     assert await run.append("r", "t", epoch, 2, tokens([3, 4], policy(7))) == 4
     assert await run.append("r", "t", epoch, 4, tokens([5], policy(7))) == 5
@@ -53,18 +55,11 @@ async def test_tokens_grow_and_come_back_as_they_were(run: Run) -> None:
 async def test_a_repeated_append_stores_only_what_is_new(run: Run) -> None:
     """An identical overlap is acknowledged, a different one is rejected."""
     await run.start("r")
-    epoch = (await run.begin("r", "t", [1])).turn.epoch
+    epoch = (await run.begin("r", "t", [1])).epoch
     await run.append("r", "t", epoch, 0, tokens([1, 2, 3]))
-    append = Append(
-        run_id=run.run_id,
-        rollout_id="r",
-        turn_id="t",
-        epoch=epoch,
-        offset=1,
-        tokens=tokens([2, 3]),
-    )
+    append = token_append(run.run_id, "r", "t", epoch, 1, tokens([2, 3]))
     assert await run.do(append) == Appended(num_tokens=3, num_new=0)
-    longer = append._replace(offset=2, tokens=tokens([3, 4, 5]))
+    longer = token_append(run.run_id, "r", "t", epoch, 2, tokens([3, 4, 5]))
     assert await run.do(longer) == Appended(num_tokens=5, num_new=2)
     await refused(Reason.ALREADY_EXISTS, run.append("r", "t", epoch, 1, tokens([9, 3])))
     (stored,) = await run.store.tokens.tokens(run.run_id, "r", ["t"])
@@ -74,7 +69,7 @@ async def test_a_repeated_append_stores_only_what_is_new(run: Run) -> None:
 async def test_a_gap_fails_the_rollout(run: Run) -> None:
     """Tokens that would leave a hole are not stored, and the rollout is INFRASTRUCTURE's fault."""
     await run.start("r")
-    epoch = (await run.begin("r", "t", [1])).turn.epoch
+    epoch = (await run.begin("r", "t", [1])).epoch
     await run.append("r", "t", epoch, 0, tokens([1]))
     await refused(Reason.OFFSET_GAP, run.append("r", "t", epoch, 2, tokens([3])))
     rollout = await run.store.tokens.rollout(run.run_id, "r")
@@ -87,15 +82,15 @@ async def test_a_gap_fails_the_rollout(run: Run) -> None:
 async def test_another_attempt_fences_the_first(run: Run) -> None:
     """The same attempt keeps its epoch, another one gets the next and what is stored."""
     await run.start("r")
-    first = (await run.begin("r", "t", [1], "a")).turn.epoch
-    assert (await run.begin("r", "t", [1], "a")).turn.epoch == first
+    first = (await run.begin("r", "t", [1], "a")).epoch
+    assert (await run.begin("r", "t", [1], "a")).epoch == first
     await run.append("r", "t", first, 0, tokens([1, 2]))
     second = await run.begin("r", "t", [1], "b")
-    assert second.turn.epoch == first + 1
-    assert second.tokens == tokens([1, 2])
+    assert second.epoch == first + 1
+    assert second.tokens == tokens([1, 2]).fill(tokens_pb2.PackedTokens())
     await refused(Reason.STALE_EPOCH, run.append("r", "t", first, 2, tokens([3])))
     await refused(Reason.STALE_EPOCH, run.end("r", "t", first))
-    assert await run.append("r", "t", second.turn.epoch, 2, tokens([3])) == 3
+    assert await run.append("r", "t", second.epoch, 2, tokens([3])) == 3
 
 
 async def test_a_turn_keeps_its_prompt_and_its_end(run: Run) -> None:
@@ -103,12 +98,12 @@ async def test_a_turn_keeps_its_prompt_and_its_end(run: Run) -> None:
     await run.start("r")
     opened = await run.turn("r", "t", [1], [2])
     await refused(Reason.ALREADY_EXISTS, run.begin("r", "t", [9]))
-    await run.end("r", "t", opened.turn.epoch)
-    await refused(Reason.ALREADY_EXISTS, run.end("r", "t", opened.turn.epoch, "key"))
+    await run.end("r", "t", opened.epoch)
+    await refused(Reason.ALREADY_EXISTS, run.end("r", "t", opened.epoch, "key"))
     again = await run.begin("r", "t", [1], "b")
-    assert (again.turn.finish_reason, again.turn.epoch) == (1, opened.turn.epoch)
-    assert again.tokens.num_tokens == 2
-    await refused(Reason.TURN_FINISHED, run.append("r", "t", opened.turn.epoch, 2, tokens([3])))
+    assert (again.finish_reason, again.epoch) == (1, opened.epoch)
+    assert len(again.tokens.token_ids) == 8
+    await refused(Reason.TURN_FINISHED, run.append("r", "t", opened.epoch, 2, tokens([3])))
 
 
 async def test_the_longest_stored_prefix_is_matched(run: Run) -> None:
@@ -116,19 +111,19 @@ async def test_the_longest_stored_prefix_is_matched(run: Run) -> None:
     await run.start("r")
     await run.turn("r", "t1", [1, 2], [3, 4])
     second = await run.begin("r", "t2", [1, 2, 3, 4, 5])
-    assert second.turn.begin.prefix_turn_id == "t1"
-    assert list(unpack_ids(second.prefix_ids)) == [1, 2, 3, 4]
-    await run.append("r", "t2", second.turn.epoch, 0, tokens([5]))
-    await run.append("r", "t2", second.turn.epoch, 1, tokens([6], policy()))
+    assert second.prefix_turn_id == "t1"
+    assert list(unpack_ids(second.prefix_token_ids)) == [1, 2, 3, 4]
+    await run.append("r", "t2", second.epoch, 0, tokens([5]))
+    await run.append("r", "t2", second.epoch, 1, tokens([6], policy()))
     fork = await run.begin("r", "t3", [1, 2, 3, 8])
-    assert (fork.turn.begin.prefix_turn_id, fork.turn.begin.prefix_length) == ("t1", 3)
+    assert (fork.prefix_turn_id, len(fork.prefix_token_ids)) == ("t1", 12)
     third = await run.begin("r", "t4", [1, 2, 3, 4, 5, 6, 7])
-    assert third.turn.begin.prefix_turn_id == "t2"
-    assert list(unpack_ids(third.prefix_ids)) == [1, 2, 3, 4, 5, 6]
+    assert third.prefix_turn_id == "t2"
+    assert list(unpack_ids(third.prefix_token_ids)) == [1, 2, 3, 4, 5, 6]
     bound = await run.begin("r", "t5", [1, 2, 3, 4, 5, 6, 7], parent="t1")
-    assert (bound.turn.begin.prefix_turn_id, bound.turn.begin.prefix_length) == ("t1", 4)
+    assert (bound.prefix_turn_id, len(bound.prefix_token_ids)) == ("t1", 16)
     root = await run.begin("r", "t6", [9, 9])
-    assert (root.turn.begin.prefix_turn_id, root.prefix_ids) == ("", b"")
+    assert (root.prefix_turn_id, root.prefix_token_ids) == ("", b"")
     await refused(Reason.NOT_FOUND, run.begin("r", "t7", [1], parent="nobody"))
 
 
@@ -136,29 +131,30 @@ async def test_messages_match_whole_turns_of_the_same_template(run: Run) -> None
     """With message keys the prefix is the whole sequence of the turn they continue."""
     await run.start("r")
     first = await run.begin("r", "t1", ["system", "user"], fingerprint="f")
-    assert first.turn.begin.prefix_turn_id == ""
-    await run.append("r", "t1", first.turn.epoch, 0, tokens([1, 2, 3]))
+    assert first.prefix_turn_id == ""
+    await run.append("r", "t1", first.epoch, 0, tokens([1, 2, 3]))
     early = await run.begin("r", "t2", ["system", "user", "answer"], fingerprint="f")
-    assert early.turn.begin.prefix_turn_id == ""
-    await run.end("r", "t1", first.turn.epoch, "answer")
+    assert early.prefix_turn_id == ""
+    await run.end("r", "t1", first.epoch, "answer")
     second = await run.begin("r", "t3", ["system", "user", "answer", "tool"], fingerprint="f")
-    assert second.turn.begin.prefix_turn_id == "t1"
-    assert second.turn.begin.num_matched_messages == 3
-    assert list(unpack_ids(second.prefix_ids)) == [1, 2, 3]
+    assert second.prefix_turn_id == "t1"
+    assert second.num_matched_messages == 3
+    assert list(unpack_ids(second.prefix_token_ids)) == [1, 2, 3]
     other = await run.begin("r", "t4", ["system", "user", "answer", "tool"], fingerprint="g")
-    assert other.turn.begin.prefix_turn_id == ""
+    assert other.prefix_turn_id == ""
     rewritten = await run.begin("r", "t5", ["system", "other", "answer"], fingerprint="f")
-    assert rewritten.turn.begin.prefix_turn_id == ""
+    assert rewritten.prefix_turn_id == ""
 
 
 async def test_only_the_credential_opens_and_closes(run: Run) -> None:
     """A foreign credential neither begins a turn nor finishes the rollout."""
     await run.start("r")
     stranger = "0" * 64
-    begin = (await run.begin("r", "t", [1])).turn.begin
+    await run.begin("r", "t", [1])
     tokens_store = run.store.tokens
+    (turn,) = await tokens_store.turns(run.run_id, "r")
     await refused(
-        Reason.PERMISSION_DENIED, tokens_store.begin_turn(run.run_id, "r", stranger, begin)
+        Reason.PERMISSION_DENIED, tokens_store.begin_turn(run.run_id, "r", stranger, turn)
     )
     await refused(Reason.PERMISSION_DENIED, run.finish("r", credential=stranger))
     await refused(Reason.PERMISSION_DENIED, run.close("r", credential=stranger))

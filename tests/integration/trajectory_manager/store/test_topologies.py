@@ -112,7 +112,7 @@ class Writer:
         return list(unpack_ids(turn.ids))
 
     async def _begin(self) -> None:
-        self._epoch = (await self._run.begin("r", "t", [1])).turn.epoch
+        self._epoch = (await self._run.begin("r", "t", [1])).epoch
 
 
 async def lose_the_master(group: RedisSentinel, writer: Writer) -> RedisServer:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from seamflow.trajectory.v1 import column_service_pb2 as pb
+
 from tests.lib.trajectory_manager.memory.run_state import Cell, Runs, RunState
 from trajectory_manager.model.records import Purpose, SlotName, Topic
 from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.redis.column_store import (
     MAX_COLUMN_TRIES,
-    Backlog,
     CellFailure,
     ColumnLease,
     ColumnStore,
-    ColumnsWritten,
     LeasedCells,
-    SampleColumns,
     rollout_of,
 )
 from trajectory_manager.store.redis.token_store import TokenStore
@@ -118,7 +117,7 @@ class MemoryColumnStore(ColumnStore):
 
     async def complete(
         self, run_id: str, column: str, epoch: int, sample_ids: Sequence[str]
-    ) -> ColumnsWritten:
+    ) -> pb.WriteColumnResponse:
         """See `ColumnStore`."""
         run, num_ready = self._runs.get(run_id), 0
         cells = self._open(run, column, epoch, sample_ids)
@@ -128,7 +127,7 @@ class MemoryColumnStore(ColumnStore):
         if cells:
             run.column_failures.pop(column, None)
             run.changed(Topic.COLUMNS)
-        return ColumnsWritten(num_written=len(cells), num_ready_groups=num_ready)
+        return pb.WriteColumnResponse(num_written=len(cells), num_ready_groups=num_ready)
 
     def _makes_ready(self, run: RunState, sample_id: str) -> bool:
         """Whether the group of the sample, whose cell is written, became ready."""
@@ -191,12 +190,14 @@ class MemoryColumnStore(ColumnStore):
         slot.result = None
         run.replace(group, name, message, self._clock())
 
-    async def backlog(self, run_id: str, column: str) -> Backlog:
+    async def backlog(self, run_id: str, column: str) -> pb.GetColumnBacklogResponse:
         """See `ColumnStore`."""
         run = self._runs.get(run_id)
         lacking = [name for (name, _), cell in run.cells.items() if not cell.written]
         running = sum(not lease.surplus for lease in run.leases.values())
-        return Backlog(num_samples=lacking.count(column), num_running_rollouts=running)
+        return pb.GetColumnBacklogResponse(
+            num_samples=lacking.count(column), num_running_rollouts=running
+        )
 
     async def read(self, run_id: str, sample_ids: Sequence[str]) -> dict[str, Mapping[str, bytes]]:
         """See `ColumnStore`."""
@@ -210,7 +211,7 @@ class MemoryColumnStore(ColumnStore):
             }
         return found
 
-    async def status(self, run_id: str, after: str, limit: int) -> list[SampleColumns]:
+    async def status(self, run_id: str, after: str, limit: int) -> list[pb.SampleStatus]:
         """See `ColumnStore`."""
         run = self._runs.get(run_id)
         steps = {name: step for step, entry in run.ledger.items() for name in entry.groups}
@@ -225,7 +226,7 @@ class MemoryColumnStore(ColumnStore):
             for sample_id in run.groups[task_id].sample_ids
         ]
 
-    def _row(self, run: RunState, task_id: str, sample_id: str, step: int) -> SampleColumns:
+    def _row(self, run: RunState, task_id: str, sample_id: str, step: int) -> pb.SampleStatus:
         written, leased = [], []
         for column in run.config.required_columns:
             cell = run.cells.get((column, sample_id))
@@ -233,12 +234,12 @@ class MemoryColumnStore(ColumnStore):
                 written.append(column)
             elif cell.expires > self._clock():
                 leased.append(column)
-        return SampleColumns(
+        return pb.SampleStatus(
             sample_id=sample_id,
             group_id=task_id,
-            ready=tuple(written),
-            leased=tuple(leased),
-            step=step,
+            ready_columns=written,
+            leased_columns=leased,
+            leased_step=step,
         )
 
     def forget(self, run_id: str, rollout_id: str) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tests.lib.trajectory_manager.memory.run_state import Runs, RunState
-from trajectory_manager.model.records import SlotName
-from trajectory_manager.model.rollout_summary import RolloutSummary
+from trajectory_manager.model.records import RolloutSummary, SlotName
 from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.redis.inspection_store import (
     IndexPage,

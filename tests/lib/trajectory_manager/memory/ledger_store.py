@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from seamflow.trajectory.v1 import sample_service_pb2 as pb
+
 from tests.lib.trajectory_manager.memory import replay_draw
 from tests.lib.trajectory_manager.memory.run_state import GroupState, LedgerEntry, Runs, RunState
 from trajectory_manager.model.records import DeadLetterReason, SlotName, StalenessPolicy, Topic
-from trajectory_manager.model.steps import (
+from trajectory_manager.model.runs import (
     LeaseAttempt,
     PublishWait,
-    Reconciled,
-    Rejected,
     StepLease,
 )
 from trajectory_manager.store.errors import store_error
@@ -28,7 +28,7 @@ class MemoryLedgerStore(LedgerStore):
         self._runs = runs
         self._clock = clock
 
-    async def reconcile(self, run_id: str, step: int, trainer_id: str) -> Reconciled:
+    async def reconcile(self, run_id: str, step: int, trainer_id: str) -> pb.ReconcileResponse:
         """See `LedgerStore`."""
         run = self._runs.get(run_id)
         epoch = run.trainers.get(trainer_id)
@@ -50,7 +50,7 @@ class MemoryLedgerStore(LedgerStore):
         run.changed(Topic.READY)
         pending = tuple(sorted(run.ledger))
         is_open = bool(pending) and run.ledger[pending[-1]].lease.is_open
-        return Reconciled(
+        return pb.ReconcileResponse(
             epoch=epoch, pending_steps=pending, open_step=pending[-1] if is_open else 0
         )
 
@@ -198,7 +198,7 @@ class MemoryLedgerStore(LedgerStore):
 
     async def reject(
         self, run_id: str, epoch: int, step: int, messages: Mapping[str, str]
-    ) -> Rejected:
+    ) -> pb.RejectGroupsResponse:
         """See `LedgerStore`."""
         run = self._led(run_id, epoch)
         if step not in run.ledger:
@@ -209,7 +209,9 @@ class MemoryLedgerStore(LedgerStore):
         if fresh:
             self._give_back(run, after=step)
             self._reject_fresh(run, entry, {task_id: messages[task_id] for task_id in fresh})
-        return Rejected(num_rejected=len(fresh) + num_replayed, is_open=entry.lease.is_open)
+        return pb.RejectGroupsResponse(
+            num_rejected=len(fresh) + num_replayed, open=entry.lease.is_open
+        )
 
     def _reject_fresh(self, run: RunState, entry: LedgerEntry, messages: Mapping[str, str]) -> None:
         run.num_taken -= _num_taken(entry)

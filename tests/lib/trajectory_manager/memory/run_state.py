@@ -15,15 +15,14 @@ from trajectory_manager.model.records import (
     Effect,
     Purpose,
     RolloutResult,
+    RolloutSummary,
     SettleResult,
     SlotName,
     StalenessPolicy,
     Task,
     Topic,
 )
-from trajectory_manager.model.rollout_summary import RolloutSummary
-from trajectory_manager.model.runs import RunConfig
-from trajectory_manager.model.steps import StepLease
+from trajectory_manager.model.runs import RunConfig, StepLease
 from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.redis.inspection_store import Row, TrainedRecord
 

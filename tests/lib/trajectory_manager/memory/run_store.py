@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from seamflow.trajectory.v1.sample_service_pb2 import Readiness
+from seamflow.trajectory.v1.task_service_pb2 import SubmitTasksResponse
+
 from tests.lib.trajectory_manager.memory import task_leases
 from tests.lib.trajectory_manager.memory.column_store import MemoryColumnStore
 from tests.lib.trajectory_manager.memory.run_state import (
@@ -25,13 +28,12 @@ from trajectory_manager.model.records import (
     RolloutResult,
     SettleResult,
     SlotName,
-    Submitted,
     Task,
     TaskContext,
     TaskLease,
     Topic,
 )
-from trajectory_manager.model.runs import Run, RunConfig, RunCounts
+from trajectory_manager.model.runs import Run, RunConfig
 from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.redis.run_store import RunStore
 
@@ -96,7 +98,9 @@ class MemoryRunStore(RunStore):
         """See `RunStore`."""
         return self._runs.get(run_id).versions[topic]
 
-    async def submit(self, run_id: str, tasks: Sequence[Task], max_queued: int) -> Submitted:
+    async def submit(
+        self, run_id: str, tasks: Sequence[Task], max_queued: int
+    ) -> SubmitTasksResponse:
         """See `RunStore`."""
         run = self._runs.get(run_id)
         new: dict[str, Task] = {}
@@ -118,7 +122,7 @@ class MemoryRunStore(RunStore):
             run.queue[task.purpose].append(task)
         if new:
             run.changed(Topic.TASKS)
-        return Submitted(num_accepted=len(new), num_free=min(free.values()))
+        return SubmitTasksResponse(num_accepted=len(new), num_free=min(free.values()))
 
     async def lease_task(
         self, run_id: str, purposes: Sequence[Purpose], nonce: str
@@ -197,7 +201,7 @@ class MemoryRunStore(RunStore):
         run.leases[rollout_id] = LeaseState(nonce, self._clock() + seconds)
         return TaskLease(task=group.task, rollout_id=rollout_id, nonce=nonce, seconds=seconds)
 
-    async def admit_recorded(self, run_id: str, tasks: Sequence[Task]) -> Submitted:
+    async def admit_recorded(self, run_id: str, tasks: Sequence[Task]) -> SubmitTasksResponse:
         """See `RunStore`."""
         run = self._runs.get(run_id)
         for task in tasks:
@@ -214,7 +218,7 @@ class MemoryRunStore(RunStore):
         for task in new:
             run.seen[task.task_id] = task
             self._admit_recorded(run, task)
-        return Submitted(num_accepted=len(new), num_free=free - len(new))
+        return SubmitTasksResponse(num_accepted=len(new), num_free=free - len(new))
 
     def _admit_recorded(self, run: RunState, task: Task) -> None:
         run.num_admitted += 1
@@ -371,10 +375,10 @@ class MemoryRunStore(RunStore):
         if delta < 0:
             run.changed(Topic.TASKS)
 
-    async def run_counts(self, run_id: str) -> RunCounts:
+    async def run_counts(self, run_id: str) -> Readiness:
         """See `RunStore`."""
         run = self._runs.get(run_id)
-        return RunCounts(
+        return Readiness(
             num_ready_groups=len(run.ready),
             num_running_groups=run.num_running_groups,
             num_admissible_groups=run.num_admissible,

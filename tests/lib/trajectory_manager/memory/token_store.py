@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import ServiceError
 from trajectory_manager.model.records import FailureClass, Outcome, Purpose, Rollout, RolloutState
 from trajectory_manager.model.tokens import (
-    Append,
     Appended,
     Cut,
+    Origin,
     RolloutFinish,
     RoutedExperts,
+    Span,
     Tokens,
     Turn,
-    TurnBegin,
-    TurnRecord,
+    VersionSource,
 )
 from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.redis.token_store import TokenStore
@@ -75,16 +78,16 @@ class MemoryTokenStore(TokenStore):
         record.rollout = stored
 
     async def begin_turn(
-        self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin
-    ) -> tuple[Rollout, TurnRecord]:
+        self, run_id: str, rollout_id: str, credential_digest: str, begin: Turn
+    ) -> tuple[Rollout, Turn]:
         """See `TokenStore`."""
         record = self._record(run_id, rollout_id)
         writer = self._opened(record, rollout_id, credential_digest, begin)
-        return record.rollout, TurnRecord(turn=writer.turn, tokens=writer.tokens)
+        return record.rollout, replace(writer.turn, tokens=writer.tokens)
 
     async def begin_first_turn(
-        self, run_id: str, rollout_id: str, credential_digest: str, begin: TurnBegin
-    ) -> tuple[Rollout, TurnRecord] | None:
+        self, run_id: str, rollout_id: str, credential_digest: str, begin: Turn
+    ) -> tuple[Rollout, Turn] | None:
         """See `TokenStore`."""
         record = self._record(run_id, rollout_id)
         if record.rollout.credential_digest != credential_digest:
@@ -94,18 +97,18 @@ class MemoryTokenStore(TokenStore):
         return await self.begin_turn(run_id, rollout_id, credential_digest, begin)
 
     def _opened(
-        self, record: _Record, rollout_id: str, credential_digest: str, begin: TurnBegin
+        self, record: _Record, rollout_id: str, credential_digest: str, begin: Turn
     ) -> _Writer:
         if record.rollout.credential_digest != credential_digest:
             raise store_error("BAD_CREDENTIAL", rollout_id)
         writer = record.turns.get(begin.turn_id)
-        if writer is not None and (differs := _difference(writer.turn.begin, begin)):
+        if writer is not None and (differs := _difference(writer.turn, begin)):
             raise store_error("OTHER_TURN", begin.turn_id, differs)
         if writer is not None and writer.turn.finish_reason:
             return writer
         _require_running(record)
         if writer is None:
-            turn = Turn(begin=begin, epoch=self._incarnation << 32 | 1)
+            turn = replace(begin, epoch=self._incarnation << 32 | 1)
             writer = record.turns[begin.turn_id] = _Writer(turn, begin.attempt_id)
             return writer
         epoch = writer.turn.epoch
@@ -119,7 +122,7 @@ class MemoryTokenStore(TokenStore):
     def _is_current(self, epoch: int) -> bool:
         return epoch >> 32 == self._incarnation
 
-    async def append(self, appends: Sequence[Append]) -> list[Appended | ServiceError]:
+    async def append(self, appends: Sequence[pb.TokenAppend]) -> list[Appended | ServiceError]:
         """See `TokenStore`."""
         refused: dict[tuple[str, str, str], ServiceError] = {}
         answers: list[Appended | ServiceError] = []
@@ -131,7 +134,7 @@ class MemoryTokenStore(TokenStore):
             answers.append(answer)
         return answers
 
-    def _append(self, append: Append) -> Appended | ServiceError:
+    def _append(self, append: pb.TokenAppend) -> Appended | ServiceError:
         try:
             record, writer = self._fenced(append)
             if self._is_repeated(record, writer, append):
@@ -140,42 +143,42 @@ class MemoryTokenStore(TokenStore):
         except ServiceError as error:
             return error
 
-    def _is_repeated(self, record: _Record, writer: _Writer, append: Append) -> bool:
+    def _is_repeated(self, record: _Record, writer: _Writer, append: pb.TokenAppend) -> bool:
         """Whether the turn ended exactly as `append` would end it; raises for late appends."""
-        turn, end = writer.turn, append.end
-        if not turn.finish_reason or end is None:
+        turn = writer.turn
+        if not turn.finish_reason or not append.finish_reason:
             _require_running(record)
             if turn.finish_reason:
                 raise store_error("ENDED_TURN", append.turn_id)
             return False
-        if (turn.finish_reason, turn.answer_key, turn.drift) != (
-            end.reason,
-            end.answer_key,
-            end.drift,
-        ):
+        end = (append.finish_reason, append.message_key, _drift(append))
+        if (turn.finish_reason, turn.answer_key, turn.drift) != end:
             raise store_error("OTHER_END", append.turn_id)
-        if self._overlap(record, writer, append) < append.tokens.num_tokens:
+        if self._overlap(record, writer, append) < _tokens(append).num_tokens:
             raise store_error("ENDED_TURN", append.turn_id)
         return True
 
-    def _grown(self, record: _Record, writer: _Writer, append: Append) -> Appended:
-        tokens, end = append.tokens, append.end
+    def _grown(self, record: _Record, writer: _Writer, append: pb.TokenAppend) -> Appended:
+        tokens = _tokens(append)
         overlap = self._overlap(record, writer, append)
         writer.tokens = writer.tokens.joined(tokens.cut(overlap, tokens.num_tokens))
-        if (routed := append.routed) is not None:
+        if append.HasField("routed_experts"):
+            given = append.routed_experts
+            sizes = (given.start, given.num_tokens, given.num_layers, given.num_chosen)
+            routed = RoutedExperts(*sizes, given.experts)
             kept = writer.routed.get(routed.start, routed)
             longer = max(kept, routed, key=lambda record: len(record.experts))
             writer.routed[routed.start] = longer
-        if end is not None:
+        if append.finish_reason:
             writer.turn = replace(
                 writer.turn,
-                finish_reason=end.reason,
-                answer_key=end.answer_key,
-                drift=end.drift,
+                finish_reason=append.finish_reason,
+                answer_key=append.message_key,
+                drift=_drift(append),
             )
         return Appended(num_tokens=writer.tokens.num_tokens, num_new=tokens.num_tokens - overlap)
 
-    def _overlap(self, record: _Record, writer: _Writer, append: Append) -> int:
+    def _overlap(self, record: _Record, writer: _Writer, append: pb.TokenAppend) -> int:
         """How many of the tokens are stored already; raises for different tokens and for a gap."""
         stored = writer.tokens.num_tokens
         offset = append.offset
@@ -187,15 +190,15 @@ class MemoryTokenStore(TokenStore):
             )
             record.rollout = self._closed(record.rollout, outcome)
             raise store_error("GAP", append.turn_id, offset, stored)
-        overlap = min(stored - offset, append.tokens.num_tokens)
-        old, new = writer.tokens.cut(offset, offset + overlap), append.tokens.cut(0, overlap)
+        overlap = min(stored - offset, _tokens(append).num_tokens)
+        old, new = writer.tokens.cut(offset, offset + overlap), _tokens(append).cut(0, overlap)
         if (old.ids, old.logprobs) != (new.ids, new.logprobs):
             raise store_error("OTHER_TOKENS", append.turn_id, offset)
         return overlap
 
     async def finish(
         self, run_id: str, finishes: Sequence[RolloutFinish]
-    ) -> list[tuple[Rollout, list[TurnRecord]] | ServiceError]:
+    ) -> list[tuple[Rollout, list[Turn]] | ServiceError]:
         """See `TokenStore`."""
         return [
             self._close(run_id, finish.rollout_id, finish.credential_digest, finish.outcome)
@@ -204,7 +207,7 @@ class MemoryTokenStore(TokenStore):
 
     def _close(
         self, run_id: str, rollout_id: str, credential_digest: str | None, outcome: Outcome
-    ) -> tuple[Rollout, list[TurnRecord]] | ServiceError:
+    ) -> tuple[Rollout, list[Turn]] | ServiceError:
         record = self._records.get((run_id, rollout_id))
         if record is None:
             if credential_digest is not None:
@@ -234,13 +237,13 @@ class MemoryTokenStore(TokenStore):
         record = self._records.get((run_id, rollout_id))
         return [writer.turn for writer in record.turns.values()] if record else []
 
-    async def newest_turn(self, run_id: str, rollout_id: str) -> TurnRecord | None:
+    async def newest_turn(self, run_id: str, rollout_id: str) -> Turn | None:
         """See `TokenStore`."""
         record = self._records.get((run_id, rollout_id))
         if record is None or not record.turns:
             return None
         writer = next(reversed(record.turns.values()))
-        return TurnRecord(turn=writer.turn, tokens=writer.tokens)
+        return replace(writer.turn, tokens=writer.tokens)
 
     async def tokens(self, run_id: str, rollout_id: str, turn_ids: Sequence[str]) -> list[Tokens]:
         """See `TokenStore`."""
@@ -259,19 +262,19 @@ class MemoryTokenStore(TokenStore):
 
     async def read(
         self, run_id: str, rollout_ids: Sequence[str], *, spans_only: bool = False
-    ) -> list[tuple[Rollout, list[TurnRecord]] | None]:
+    ) -> list[tuple[Rollout, list[Turn]] | None]:
         """See `TokenStore`."""
         return [self._read(run_id, name, spans_only) for name in rollout_ids]
 
     def _read(
         self, run_id: str, rollout_id: str, spans_only: bool
-    ) -> tuple[Rollout, list[TurnRecord]] | None:
+    ) -> tuple[Rollout, list[Turn]] | None:
         record = self._records.get((run_id, rollout_id))
         if record is None:
             return None
         turns = [
-            TurnRecord(
-                turn=writer.turn,
+            replace(
+                writer.turn,
                 tokens=Tokens(spans=writer.tokens.spans) if spans_only else writer.tokens,
                 routed=() if spans_only else tuple(sorted(writer.routed.values())),
             )
@@ -280,16 +283,14 @@ class MemoryTokenStore(TokenStore):
         return record.rollout, turns
 
     async def record(
-        self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[TurnRecord]]]
+        self, run_id: str, recorded: Sequence[tuple[Rollout, Sequence[Turn]]]
     ) -> list[bool]:
         """See `TokenStore`."""
         return [self._recorded(rollout, turns) for rollout, turns in recorded]
 
-    def _recorded(self, rollout: Rollout, turns: Sequence[TurnRecord]) -> bool:
+    def _recorded(self, rollout: Rollout, turns: Sequence[Turn]) -> bool:
         key = (rollout.run_id, rollout.rollout_id)
-        writers = {
-            record.turn.turn_id: _Writer(record.turn, "-", record.tokens) for record in turns
-        }
+        writers = {turn.turn_id: _Writer(turn, "-", turn.tokens) for turn in turns}
         known = self._records.get(key)
         if known is None:
             now = self._clock()
@@ -324,7 +325,7 @@ class MemoryTokenStore(TokenStore):
             raise store_error("UNKNOWN_ROLLOUT", rollout_id)
         return record
 
-    def _fenced(self, append: Append) -> tuple[_Record, _Writer]:
+    def _fenced(self, append: pb.TokenAppend) -> tuple[_Record, _Writer]:
         record = self._record(append.run_id, append.rollout_id)
         writer = record.turns.get(append.turn_id)
         if writer is None:
@@ -338,7 +339,28 @@ class MemoryTokenStore(TokenStore):
         return replace(rollout, state=outcome.state, outcome=outcome, finish_time=self._clock())
 
 
-def _difference(known: TurnBegin, given: TurnBegin) -> str:
+def _tokens(append: pb.TokenAppend) -> Tokens:
+    spans = (
+        Span(
+            span.num_tokens,
+            Origin(span.origin),
+            span.weight_version,
+            VersionSource(span.version_source),
+            span.server_id,
+        )
+        for span in append.tokens.spans
+    )
+    return Tokens(append.tokens.token_ids, append.tokens.logprobs, tuple(spans))
+
+
+def _drift(append: pb.TokenAppend) -> str:
+    if not append.HasField("drift"):
+        return ""
+    drift = append.drift
+    return json.dumps([drift.position, drift.recorded_text, drift.retokenized_text])
+
+
+def _difference(known: Turn, given: Turn) -> str:
     """In what a call differs from the one that began the turn; empty: nothing."""
     if known.prompt_digest != given.prompt_digest:
         return "prompt"

@@ -19,7 +19,7 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from bench.harness.byte_model import APPENDING, make_byte_model
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.prompt.prompt import Prompt
-from rollout.gateway.prompt.stop_strings import StopStrings
+from rollout.gateway.prompt.token_text import StopStrings
 from services.chassis.errors import ServiceError
 from tests.lib.rollout.gateway.tools import TOOLS
 from tests.suites.agents.equal_calls import figures

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from hypothesis import strategies
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 from seamflow.environment import EnvironmentFailed
 
 from services.tool_loop.config import ToolLoopConfig

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import sympy
 from hypothesis import strategies
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 
 from services.tool_loop import score_client
 from services.tool_loop.config import ToolLoopConfig

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 from seamflow.environment import EnvironmentClient, Transcript
 from seamflow.errors import DeadlineError
 

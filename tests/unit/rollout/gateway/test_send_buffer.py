@@ -7,14 +7,15 @@ import asyncio
 import pytest
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
-from rollout.gateway.prompt.answer.answer_parser import Delta
-from rollout.gateway.send_buffer import SendBuffer, SentChunk
+from rollout.gateway.send_buffer import SendBuffer
 from tests.lib.rollout.gateway.support import sampled
 
 
-def chunk(offset: int, ids: list[int]) -> SentChunk:
+def chunk(offset: int, ids: list[int]) -> pb.TokenChunk:
     """Sampled tokens."""
-    return SentChunk(offset, sampled(ids), "a" * len(ids))
+    sent = pb.TokenChunk(offset=offset, text="a" * len(ids))
+    sent.tokens.MergeFromString(sampled(ids).SerializeToString())
+    return sent
 
 
 FINISH = pb.TurnEnd(raw_text="end")
@@ -43,8 +44,9 @@ async def test_parsed_texts_of_chunks_that_wait_are_joined() -> None:
 
     async def turn() -> None:
         for number in range(3):
-            delta = Delta(content=str(number), reasoning=str(-number))
-            buffer.put(SentChunk(number, sampled([number]), "", delta))
+            sent = chunk(number, [number])
+            sent.content_delta, sent.reasoning_delta = str(number), str(-number)
+            buffer.put(sent)
 
     (event,) = [event async for event in buffer.events(turn())]
     assert (event.chunk.content_delta, event.chunk.reasoning_delta) == ("012", "0-1-2")

@@ -6,7 +6,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from rollout.http_gateway.api_error import ApiError
-from rollout.http_gateway.credentials import bearer, credential
+from rollout.http_gateway.request_body import bearer, credential
 
 OF_ROLLOUT = f"abc.{'0' * 64}"
 OTHER = f"def.{'1' * 64}"

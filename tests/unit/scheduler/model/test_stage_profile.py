@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from scheduler.model.stage_profile import StageProfile
+from scheduler.policy.node_split import StageProfile
 
 
 def test_a_stage_of_a_shared_and_a_fixed_part_is_met_exactly() -> None:

@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seamflow.scheduler.v1.scheduler_service_pb2 import NodeReport
 
-from scheduler.model.records import Assignment, Node, NodeReport, RunPolicy, Worker
-from scheduler.policy.fair_share import divide
+from scheduler.model.records import Assignment, Node, RunPolicy, Worker
+from scheduler.policy.allocation_policy import divide
 from tests.lib.scheduler.support import RUN, node
 
 

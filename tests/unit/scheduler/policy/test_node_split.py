@@ -8,8 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from scheduler.model.stage_profile import StageProfile
-from scheduler.policy.node_split import Split, adjusted, split_datacentres, split_nodes
+from scheduler.policy.node_split import (
+    Split,
+    StageProfile,
+    adjusted,
+    split_datacentres,
+    split_nodes,
+)
 
 INSTANCES = 1000
 

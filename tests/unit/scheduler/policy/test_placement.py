@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from seamflow.scheduler.v1.scheduler_service_pb2 import NodeReport
 
-from scheduler.model.records import Assignment, NodeReport, RunPolicy, Worker
+from scheduler.model.records import Assignment, RunPolicy, Worker
 from scheduler.policy.allocation_policy import Plan, PreemptivePolicy
 from tests.lib.scheduler.support import BOTH, RUN, gang, node
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler.policy.roofline import train_priority
+from scheduler.policy.placement import train_priority
 
 H800 = (3.35e12, 989e12)
 H20 = (4.0e12, 148e12)

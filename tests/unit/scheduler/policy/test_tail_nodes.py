@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from seamflow.scheduler.v1.scheduler_service_pb2 import NodeReport
 
-from scheduler.model.records import Assignment, Gang, Node, NodeReport, NodeState, RunPolicy, Worker
+from scheduler.model.records import Assignment, Gang, Node, NodeState, RunPolicy, Worker
 from scheduler.policy.allocation_policy import Plan, PreemptivePolicy
 from tests.lib.scheduler.support import BOTH, RUN, gang, node
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from seamflow.scheduler.v1.scheduler_service_pb2 import NodeReport
 
 from scheduler.model.lending_state import BatchForecast
-from scheduler.model.records import AllocationEvent, Assignment, NodeReport, NodeState, State
+from scheduler.model.records import AllocationEvent, Assignment, NodeState, State
 from scheduler.model.stage_balance import BatchTimes, NodeCounts, StageBalance
 from scheduler.policy.allocation_policy import PreemptivePolicy
 from scheduler.policy.training_nodes import SplitRule, advised

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow
 import pytest
 from pyarrow import parquet
-from seamflow.client.task import Task
+from seamflow.client.turn import Task
 
 from services.chassis.errors import ConfigError
 from services.dataloader.config import DataloaderConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.policy.roofline import train_priority
+from scheduler.policy.placement import train_priority
 from services.chassis.config.load import load
 from services.node_agent.config import NodeAgentConfig, WorkerConfig
 from services.node_agent.hardware import hardware

@@ -61,7 +61,7 @@ REQUIRED: Mapping[type, set[str]] = {
     manager_records.Task: {"task_id", "payload_json", "num_samples", "purpose"},
     manager_records.Outcome: set(),
     manager_records.Reward: {"name", "value"},
-    manager_tokens.TurnBegin: {"turn_id", "attempt_id", "prompt_digest"},
+    manager_tokens.Turn: {"turn_id", "attempt_id", "prompt_digest"},
 }
 """By stored record, the fields that release 0.2.0 always writes."""
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from scheduler.model.stage_profile import StageProfile
-from scheduler.policy.node_split import split_nodes
+from scheduler.policy.node_split import StageProfile, split_nodes
 from services.chassis.errors import ConfigError
 from services.node_agent.known_devices import device, devices
 from tests.unit.tools.plan.test_step_seconds import COUNT, H100, SHAPE, SIZE

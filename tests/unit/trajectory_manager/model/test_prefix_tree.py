@@ -11,24 +11,24 @@ from hypothesis import strategies as st
 from services.lib.token_bytes import pack_ids
 from tests.lib.trajectory_manager.support import policy, tokens
 from trajectory_manager.model.prefix_tree import PrefixTree, common_tokens
-from trajectory_manager.model.tokens import Span, Tokens, Turn, TurnBegin
+from trajectory_manager.model.tokens import Span, Tokens, Turn
 
 
-def turn(turn_id: str, parent: str = "", prefix_length: int = 0) -> Turn:
-    """A turn that shares `prefix_length` tokens with `parent`."""
-    begin = TurnBegin(
+def turn(turn_id: str, own: int = 0, parent: str = "", prefix_length: int = 0) -> Turn:
+    """A turn that shares `prefix_length` tokens with `parent` and adds `own`."""
+    return Turn(
         turn_id=turn_id,
         attempt_id="a",
         prompt_digest="",
         prefix_turn_id=parent,
         prefix_length=prefix_length,
+        tokens=tokens([0] * own) if own else Tokens(),
     )
-    return Turn(begin=begin, epoch=1)
 
 
 def test_a_chain_is_one_sample() -> None:
     """Turns that continue each other to the end give one leaf."""
-    tree = PrefixTree([turn("a"), turn("b", "a", 4), turn("c", "b", 7)], [4, 3, 2])
+    tree = PrefixTree([turn("a", 4), turn("b", 3, "a", 4), turn("c", 2, "b", 7)])
     assert list(tree.leaves()) == ["c"]
     assert [(piece.turn_id, piece.stop) for piece in tree.pieces("c")] == [
         ("a", 4),
@@ -39,16 +39,16 @@ def test_a_chain_is_one_sample() -> None:
 
 def test_a_fork_in_the_middle_leaves_two_samples() -> None:
     """A turn that leaves its parent before its end makes both of them leaves."""
-    tree = PrefixTree([turn("a"), turn("b", "a", 2)], [4, 3])
+    tree = PrefixTree([turn("a", 4), turn("b", 3, "a", 2)])
     assert list(tree.leaves()) == ["a", "b"]
     assert [(piece.turn_id, piece.stop) for piece in tree.pieces("b")] == [("a", 2), ("b", 3)]
 
 
 def test_a_turn_without_tokens_is_no_leaf() -> None:
     """An opened turn that recorded nothing changes nothing, also as a parent."""
-    tree = PrefixTree([turn("a"), turn("b", "a", 4), turn("c", "b", 4)], [4, 0, 2])
+    tree = PrefixTree([turn("a", 4), turn("b", 0, "a", 4), turn("c", 2, "b", 4)])
     assert list(tree.leaves()) == ["c"]
-    assert list(PrefixTree([turn("a"), turn("b", "a", 4)], [4, 0]).leaves()) == ["a"]
+    assert list(PrefixTree([turn("a", 4), turn("b", 0, "a", 4)]).leaves()) == ["a"]
 
 
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
@@ -81,8 +81,8 @@ def test_every_policy_token_is_trained_once(seed: int) -> None:
         spans = tuple(span for span in added[name].spans if span.num_tokens)
         added[name] = added[name]._replace(spans=spans)
         whole[name] = whole[parent][:prefix] + ids
-        turns.append(turn(name, parent if prefix else "", prefix))
-    tree = PrefixTree(turns, [own.num_tokens for own in added.values()])
+        turns.append(turn(name, len(ids), parent if prefix else "", prefix))
+    tree = PrefixTree(turns)
     spans_of = {name: own.spans for name, own in added.items()}
     trained = Counter[tuple[str, int]]()
     for plan in tree.sample_plans(spans_of):

@@ -23,8 +23,7 @@ from seamflow.trajectory.v1 import run_service_pb2, trajectory_pb2
 from bench.harness.byte_model import make_byte_model
 from bench.harness.constants import changed
 from rollout.gateway.config import GatewayConfig
-from rollout.gateway.dispatch.length_estimators import LengthQuery
-from rollout.gateway.dispatch.ranker_client import RankerLengths
+from rollout.gateway.dispatch.length_estimators import LengthQuery, RankerLengths
 from services.chassis.rpc.server import Service, started
 from tests.lib.rollout.gateway.support import (
     PLAIN,

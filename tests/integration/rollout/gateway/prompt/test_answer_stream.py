@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
-from rollout.gateway.prompt.answer.answer_text import Markers
+from rollout.gateway.prompt.answer.answer_parser import Markers
 from rollout.gateway.prompt.answer.response_format import Answer
 from rollout.gateway.prompt.chat_template import ChatTemplate
 from rollout.gateway.prompt.prompt import Prompt, TurnTexts
-from rollout.gateway.prompt.stop_strings import StopStrings
+from rollout.gateway.prompt.token_text import StopStrings
 from tests.suites.roundtrips.client import said_by
 from tests.suites.roundtrips.families import FAMILIES
 from tests.suites.roundtrips.model_family import Said

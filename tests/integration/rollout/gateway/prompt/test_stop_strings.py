@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from bench.harness.byte_model import END, make_byte_model
 from rollout.gateway.prompt.chat_template import ChatTemplate
-from rollout.gateway.prompt.stop_strings import StopStrings
-from rollout.gateway.prompt.text_stream import TextStream
+from rollout.gateway.prompt.token_text import StopStrings, TextStream
 from tests.suites.roundtrips.families import FAMILIES
 
 

@@ -14,8 +14,7 @@ from tests.integration.trajectory_manager.ledger import Ledger
 from tests.lib.trajectory_manager.memory.store import memory_store
 from tests.lib.trajectory_manager.support import RULES
 from trajectory_manager.model.records import Durability, ReplayStrategy, StalenessPolicy
-from trajectory_manager.model.runs import Replay, RunConfig
-from trajectory_manager.model.steps import StepLease
+from trajectory_manager.model.runs import Replay, RunConfig, StepLease
 from trajectory_manager.store.redis.connect import redis_store
 
 _ACTIONS = ("admit", "admit", "finish", "finish", "finish", "finish", "lease", "lease") * 2
@@ -129,7 +128,7 @@ class Pair:
         names = trained or self.fresh[step] or (f"task-{self.tasks}/0/1#t",)
         bad = {self.dice.choice(names).rsplit("/", 2)[0]: "bad"}
         rejected = await self.both("reject", step, bad)
-        if isinstance(rejected, tuple) or not rejected.is_open or not rejected.num_rejected:
+        if isinstance(rejected, tuple) or not rejected.open or not rejected.num_rejected:
             return
         self.open = self.step = step
         self.fresh = {n: names for n, names in self.fresh.items() if n <= step}

@@ -11,7 +11,7 @@ import pytest
 from seamflow.common.v1 import tokens_pb2
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 
-from rollout.gateway.dispatch.checked_stream import CheckedStream, StreamTerms, TurnFailures
+from rollout.gateway.dispatch.checked_stream import CheckedStream, TurnFailures
 from rollout.gateway.dispatch.outlier_ejection import OutlierEjection
 from rollout.gateway.dispatch.policies import TurnRequest
 from rollout.gateway.dispatch.server_state import Server
@@ -72,17 +72,21 @@ class Pool:
 
     async def received(self, pinned_version: int | None = None) -> list[tuple[str, int]]:
         """Server and number of tokens of each response of the next stream."""
-        terms = StreamTerms(
-            turn=TurnRequest(
-                group="g", rollout="r", num_tokens=9, max_new_tokens=4, expected_tokens=4.0
-            ),
-            request=lambda: (pb.GenerateTokensRequest(), None),
-            num_sampled=0,
-            pinned_version=pinned_version,
-            vocabulary_size=VOCABULARY,
-            has_deadline=False,
+        turn = TurnRequest(
+            group="g",
+            rollout="r",
+            num_tokens=9,
+            max_new_tokens=4,
+            expected_tokens=4.0,
+            pinned_weight_version=pinned_version,
         )
-        stream = CheckedStream(terms, cast("Any", self), self.failures)
+        stream = CheckedStream(
+            turn,
+            lambda: (pb.GenerateTokensRequest(), None),
+            cast("Any", self),
+            self.failures,
+            VOCABULARY,
+        )
         return [
             (server.address, len(response.tokens.token_ids) // 4)
             async for server, response in stream.responses()

@@ -142,7 +142,7 @@ async def idle_while_others_wait(policy: DispatchPolicy, seed: int) -> int:
     for _ in range(200):
         if draw.random() < 0.7:
             tokens = 20_000.0 if draw.random() < 0.1 else draw.uniform(100, 900)
-            waiting.append(asyncio.create_task(turns.acquire(request(tokens), None)))
+            waiting.append(asyncio.create_task(turns.acquire(request(tokens))))
         elif busy := [server for server in servers if server.num_turns]:
             turns.release(draw.choice(busy))
         await until_idle()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ class Queue:
 
     async def wait(self, given: TurnRequest, pinned: int | None = None) -> asyncio.Task[Server]:
         """A turn that has begun to wait."""
-        task = asyncio.create_task(self.turns.acquire(given, pinned))
+        task = asyncio.create_task(self.turns.acquire(replace(given, pinned_weight_version=pinned)))
         await until_idle()
         return task
 
@@ -117,7 +118,7 @@ async def test_turns_wait_in_the_order_of_the_policy(
 ) -> None:
     """The rest of a turn comes first; else by arrival, or the longest of those that came now."""
     queue = Queue(server(), policy=policy)
-    await queue.turns.acquire(request(), None)
+    await queue.turns.acquire(request())
     waiting = {
         "short": await queue.wait(request(10)),
         "long": await queue.wait(request(5000)),
@@ -130,7 +131,7 @@ async def test_turns_wait_in_the_order_of_the_policy(
 async def test_short_turns_do_not_starve() -> None:
     """However many longer ones come, those that come 30 seconds later wait behind."""
     queue = Queue(server(), policy=LongestFirst())
-    await queue.turns.acquire(request(), None)
+    await queue.turns.acquire(request())
     waiting = {"short": await queue.wait(request(1))}
     for second in range(1, 100):
         queue.now = float(second)
@@ -156,7 +157,7 @@ async def test_as_many_turns_wait_as_may() -> None:
     queue = Queue(max_waiting=2)
     tasks = [await queue.wait(request()) for _ in range(2)]
     with pytest.raises(ServiceError, match="max_waiting_turns") as caught:
-        await queue.turns.acquire(request(), None)
+        await queue.turns.acquire(request())
     refused = caught.value
     assert (refused.code, refused.reason) == (
         grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -177,7 +178,7 @@ async def test_the_gauge_counts_those_that_wait() -> None:
 
     before = count()
     queue = Queue(server())
-    await queue.turns.acquire(request(), None)
+    await queue.turns.acquire(request())
     assert count() == before
     served, gone = await queue.wait(request()), await queue.wait(request())
     assert count() == before + 2
@@ -191,7 +192,7 @@ async def test_the_gauge_counts_those_that_wait() -> None:
 async def test_whoever_is_cancelled_leaves() -> None:
     """Its place in the queue is free for another, and it never gets a server."""
     queue = Queue(server(), max_waiting=2)
-    await queue.turns.acquire(request(), None)
+    await queue.turns.acquire(request())
     gone, stays = await queue.wait(request()), await queue.wait(request())
     gone.cancel()
     await until_idle()
@@ -206,7 +207,7 @@ async def test_whoever_is_cancelled_leaves() -> None:
 async def test_a_server_given_to_whoever_is_cancelled_goes_to_the_next() -> None:
     """Both happen between two steps of the waiting task."""
     queue = Queue(server())
-    await queue.turns.acquire(request(), None)
+    await queue.turns.acquire(request())
     gone, stays = await queue.wait(request()), await queue.wait(request())
     queue.turns.release(queue.servers[0])
     gone.cancel()
@@ -219,7 +220,7 @@ async def test_a_server_given_to_whoever_is_cancelled_goes_to_the_next() -> None
 async def test_a_cancelled_turn_that_is_still_queued_gets_no_server() -> None:
     """The other order of the same two: first cancelled, then there is room."""
     queue = Queue(server())
-    await queue.turns.acquire(request(), None)
+    await queue.turns.acquire(request())
     gone, stays = await queue.wait(request()), await queue.wait(request())
     gone.cancel()
     queue.turns.release(queue.servers[0])
@@ -231,7 +232,7 @@ async def test_a_pinned_turn_holds_up_nobody() -> None:
     """It waits for its version; others pass it by, and the reverse."""
     queue = Queue(server("new", 1, weight_version=7))
     pinned = await queue.wait(request(), pinned=6)
-    assert (await queue.turns.acquire(request(), None)).address == "new"
+    assert (await queue.turns.acquire(request())).address == "new"
     other = await queue.wait(request(), pinned=7)
     behind = await queue.wait(request())
     queue.turns.release(queue.servers[0])
@@ -244,8 +245,8 @@ async def test_a_pinned_turn_holds_up_nobody() -> None:
 async def test_a_free_place_wakes_one_turn() -> None:
     """Of a thousand waiting turns, only the one that gets the server is woken."""
     queue = Queue(server(), max_waiting=1000)
-    await queue.turns.acquire(request(), None)
-    tasks = [asyncio.create_task(queue.turns.acquire(request(), None)) for _ in range(1000)]
+    await queue.turns.acquire(request())
+    tasks = [asyncio.create_task(queue.turns.acquire(request())) for _ in range(1000)]
     await until_idle()
     queue.num_looks = 0
     queue.turns.release(queue.servers[0])
@@ -259,7 +260,7 @@ async def test_a_free_place_wakes_one_turn() -> None:
 async def test_whoever_comes_behind_others_looks_at_no_server() -> None:
     """They wait already, so there is none; a turn that comes before them looks."""
     queue = Queue(server())
-    await queue.turns.acquire(request(), None)
+    await queue.turns.acquire(request())
     first = await queue.wait(request())
     queue.num_looks = 0
     behind = await queue.wait(request())
@@ -283,7 +284,7 @@ class Choosy(LeastLoad):
 async def test_who_waits_behind_a_turn_that_goes_away_is_next() -> None:
     """At once: what it waited for was not a server, but that turn."""
     queue = Queue(server("a", 2), policy=Choosy())
-    await queue.turns.acquire(request(), None)
+    await queue.turns.acquire(request())
     long, short = await queue.wait(request(1000)), await queue.wait(request())
     assert not short.done()
     long.cancel()
@@ -305,8 +306,8 @@ async def test_a_policy_that_fails_fails_that_turn_alone() -> None:
     """The others get their servers."""
     queue = Queue(server("a", 2), policy=Broken())
     with pytest.raises(KeyError):
-        await queue.turns.acquire(request(1), None)
-    assert await queue.turns.acquire(request(2), None)
+        await queue.turns.acquire(request(1))
+    assert await queue.turns.acquire(request(2))
     assert queue.servers[0].num_turns == 1
 
 
@@ -330,7 +331,7 @@ async def test_a_turn_waits_for_the_weights_it_needs() -> None:
     old, new = server("old", max_running=2, weight_version=3), server("new", weight_version=4)
     queue = Queue(old)
     needs = await queue.wait(request(required_version=4))
-    assert (await queue.turns.acquire(request(required_version=3), None)) is old
+    assert (await queue.turns.acquire(request(required_version=3))) is old
     assert not needs.done()
     queue.servers = (old, new)
     queue.turns.assign()
@@ -350,7 +351,7 @@ async def test_waiting_for_required_weights_times_out() -> None:
     """The trainer may have died before publishing them."""
     old = server()
     queue = Queue(old, weights_timeout=0.01)
-    assert await queue.turns.acquire(request(required_version=1), None) is old
+    assert await queue.turns.acquire(request(required_version=1)) is old
 
 
 def test_servers_with_older_weights_are_not_asked() -> None:

@@ -12,7 +12,7 @@ import pytest
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
-from rollout.gateway.record import request_batcher as module
+from rollout.gateway.record import recorder as module
 from rollout.gateway.record.recorder import Recorder
 from services.chassis.errors import Reason, ServiceError
 from tests.lib.rollout.gateway.support import FakeStore, failed, refusal, until_idle

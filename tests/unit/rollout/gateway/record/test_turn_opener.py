@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 import grpc
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
-from rollout.gateway.record.turn_opener import TurnOpener
+from rollout.gateway.record.recorder import TurnOpener
 from services.chassis.errors import Reason, ServiceError
 from tests.lib.rollout.gateway.support import failed, refusal, until_idle
 
