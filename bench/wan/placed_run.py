@@ -29,7 +29,7 @@ from services.chassis.config.load import load
 from services.launcher import redis_server
 from services.launcher.child_process import ProcessPlan, settings_of
 from services.launcher.cli import make_layout
-from services.launcher.config import LauncherConfig
+from services.launcher.config import LauncherConfig, own_settings
 from services.launcher.hosts.host_network import host_variables
 from services.launcher.hosts.run_certificates import hosts_folder, secured
 from services.launcher.layout import Layout
@@ -38,7 +38,6 @@ from services.launcher.report.summary import trajectories
 from services.launcher.report.view import PlainView
 from services.launcher.run import Run
 from services.launcher.service_clients import connected
-from services.launcher.set_option import own_settings
 from services.lib.redis_binary import find_redis_server
 
 RUN = "runs/wan"

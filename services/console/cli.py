@@ -12,14 +12,11 @@ from seamflow.inspect.endpoints import UsageError
 
 from services.chassis.errors import ConfigError
 from services.chassis.rpc.server import Service, run
-from services.console.access.login import Login
-from services.console.app import STATIC, application
-from services.console.bundle.bundle_command import bundle
+from services.console.app import STATIC, Login, application
+from services.console.bundle import bundle
 from services.console.config import ConsoleConfig
-from services.console.demo.demo_run import demo_run
 from services.console.routes import Routes
-from services.console.sources.shown_run import ShownRun, folder_run, live_run
-from services.console.sources.shown_runs import ShownRuns
+from services.console.sources.shown_runs import ShownRun, ShownRuns, demo_run, folder_run, live_run
 from services.lib.http.http_server import is_local, serving
 
 _LATEST = Path("runs/latest")

@@ -25,7 +25,7 @@ from services.evaluator.evaluation_log import EvaluationLog, line_of
 from services.evaluator.held_version import VersionLost, await_loaded, held, manifest_of
 from services.evaluator.pinned_rollouts import EvaluationFailed
 from services.evaluator.trainer_client import TrainerClient
-from services.lib.evaluation.evaluation_line import EvaluationLine, shown
+from services.lib.evaluation import EvaluationLine, shown
 
 _START_PATIENCE_SECONDS = 120.0
 """Time in which agents must take one of an evaluation's rollouts beside training; after it the

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
-from services.chassis.errors import ConfigError
+from services.chassis.config.load import load_or_exit
+from services.chassis.errors import ConfigError, StartupError
 from services.chassis.rpc.clients import credentials, with_token
 from services.evaluator.config import EvaluatorConfig
 from services.lib.tasks.checked_tasks import checked_tasks
@@ -65,3 +67,19 @@ async def environment_tasks(config: EvaluatorConfig) -> list[TaskRow]:
     listed = await list_tasks(address, shown, _START_SECONDS, config.num_heldout)
     source = EnvironmentSource(address, listed.heldout, shuffle=False, seed=0)
     return checked_tasks(source, config.row_fields, _MOST_TASKS)
+
+
+def main() -> None:
+    """Check all rows; those of an environment are known once its server has started."""
+    config = load_or_exit(EvaluatorConfig, "evaluator")
+    if config.num_heldout:
+        return
+    try:
+        read_tasks(config.tasks, config.row_fields, config.seed)
+    except StartupError as error:
+        sys.stderr.write(f"evaluator: {error}\n")
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,7 @@ from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
 from services.chassis.log import get_logger
 from services.evaluator.clients import Clients
-from services.lib.evaluation.evaluation_line import EvaluationLine
+from services.lib.evaluation import EvaluationLine
 
 if TYPE_CHECKING:
     from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceAsyncStub

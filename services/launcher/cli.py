@@ -25,7 +25,6 @@ from services.chassis.config.load import load, load_or_exit
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError, ExitCode, StartupError
 from services.launcher import redis_server
-from services.launcher.agent_access import base_url
 from services.launcher.checks.prerequisites import (
     check_evaluation,
     check_hosts,
@@ -45,7 +44,13 @@ from services.launcher.checks.user_code import (
     checked_settings,
 )
 from services.launcher.child_process import ProcessPlan
-from services.launcher.config import LauncherConfig
+from services.launcher.config import (
+    DEFAULT_FILE,
+    LauncherConfig,
+    flags_by_table,
+    own_settings,
+    with_file,
+)
 from services.launcher.hosts.host_network import host_variables
 from services.launcher.hosts.other_hosts import OtherHosts
 from services.launcher.hosts.run_certificates import hosts_folder, listening_at, secured
@@ -53,6 +58,7 @@ from services.launcher.layout import (
     AGENT_PORTS,
     LOOPBACK,
     Layout,
+    base_url,
     free_ports,
     host_addresses,
     places,
@@ -61,15 +67,8 @@ from services.launcher.process_plan import plan
 from services.launcher.report.summary import show_summary
 from services.launcher.report.view import LiveView, PlainView
 from services.launcher.run import Run
-from services.launcher.same_run import run_lock
-from services.launcher.same_run.same_run import check_same_run, note_beginning, recorded_end
-from services.launcher.set_option import (
-    DEFAULT_FILE,
-    flags_by_table,
-    own_settings,
-    with_file,
-)
-from services.lib.evaluation.evaluation_config import EvaluationConfig
+from services.launcher.same_run import check_same_run, hold, note_beginning, recorded_end
+from services.lib.evaluation import EvaluationConfig
 
 _TABLE = "evaluation"
 _OF_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT)
@@ -226,7 +225,7 @@ def make_layout(config: LauncherConfig, config_file: Path) -> Layout:
         _check_name(folder, config.name)
     if not config.dry_run:
         _make_folder(folder)
-        run_lock.hold(folder)
+        hold(folder)
     ports = free_ports(config, _agent_ports(folder / "addresses.json"))
     url = redis_server.given_url(config)
     if url is not None:

@@ -25,15 +25,13 @@ from services.launcher.checks.run_settings import process_setting
 from services.launcher.checks.user_code import check_user_code
 from services.launcher.child_process import ProcessPlan
 from services.launcher.cli import make_layout
-from services.launcher.config import LauncherConfig
+from services.launcher.config import DEFAULT_FILE, LauncherConfig, flags_by_table, own_settings
 from services.launcher.layout import Layout
 from services.launcher.process_plan import plan
 from services.launcher.report.view import LiveView, PlainView
 from services.launcher.run import Run
-from services.launcher.set_option import DEFAULT_FILE, flags_by_table, own_settings
 from services.launcher.supervisor import child_environment
-from services.lib.evaluation.evaluation_config import EvaluationConfig
-from services.lib.evaluation.evaluation_line import EvaluationLine, shown
+from services.lib.evaluation import EvaluationConfig, EvaluationLine, shown
 
 _TRAIN_NODE = "no-trainer"
 """A run has a node that trains; here it is never started."""

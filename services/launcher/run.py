@@ -19,7 +19,7 @@ from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 from services.chassis.errors import DependencyUnavailable
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
-from services.launcher.evaluation.followed_evaluator import (
+from services.launcher.evaluation import (
     AROUND_TRAINING,
     WITHOUT_TRAINING,
     FollowedEvaluator,
@@ -33,8 +33,11 @@ from services.launcher.phases.watch import Watch
 from services.launcher.report.view import View
 from services.launcher.service_clients import Services, connected
 from services.launcher.supervisor import Supervisor, run_until_failure
-from services.lib.evaluation.evaluation_config import EvaluationConfig
-from services.lib.evaluation.evaluation_line import EvaluationLine, read_evaluations
+from services.lib.evaluation import (
+    EvaluationConfig,
+    EvaluationLine,
+    read_evaluations,
+)
 
 _SECONDS = 1.0
 _DELETED = " (deleted)"

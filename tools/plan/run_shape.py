@@ -12,9 +12,8 @@ from services.chassis.config.load import load
 from services.chassis.errors import ConfigError, UsageError
 from services.launcher.checks.run_settings import check_settings
 from services.launcher.cli import make_layout
-from services.launcher.config import LauncherConfig
+from services.launcher.config import LauncherConfig, own_settings
 from services.launcher.process_plan import plan
-from services.launcher.set_option import own_settings
 from services.lib.model_files.model_folder import vocabulary_size
 from trainer.config import TrainerConfig
 

@@ -15,7 +15,7 @@ from services.launcher.checks.run_settings import CLASSES
 
 TABLES: Mapping[str, str] = {
     "launcher": "services.launcher.config:LauncherConfig",
-    "evaluation": "services.lib.evaluation.evaluation_config:EvaluationConfig",
+    "evaluation": "services.lib.evaluation:EvaluationConfig",
     **CLASSES,
     "run": "deploy.create_run:CreateRunConfig",
 }

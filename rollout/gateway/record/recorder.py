@@ -10,7 +10,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from rollout.gateway.record.request_batcher import RequestBatcher
 from services.chassis import metrics
-from services.chassis.rpc.retries import call_until_answered
+from services.chassis.rpc.clients import call_until_answered
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub

@@ -55,7 +55,7 @@ MODULES: Mapping[str, ServiceModule] = {
         "launcher",
     ),
     "slurm": ServiceModule(
-        "services.launcher.slurm.slurm_command",
+        "services.launcher.hosts.slurm",
         "Write the batch script of a run for a Slurm cluster.",
         "launcher",
     ),

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from services.chassis.config.file_secret import FileSecret
-from services.chassis.config.settings import ServerConfig, secret_names
+from services.chassis.config.settings import FileSecret, ServerConfig, secret_names
 from services.chassis.config.sources import Source, command_line, environment, nearest, toml_table
 from services.chassis.errors import ConfigError, ExitCode, StartupError, UsageError
 

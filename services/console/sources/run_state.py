@@ -21,7 +21,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.console.sources.allocation_log import AllocationLog
 from services.console.sources.run_store import RunStore
-from services.console.sources.shown_run import ShownRun
+from services.console.sources.shown_runs import ShownRun
 
 _NEWEST = 50
 _KEPT = 200

@@ -24,7 +24,7 @@ from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryService
 
 from services.console.sources.kept_endpoints import KeptEndpoints
 from services.console.sources.private_store import private_store
-from services.console.sources.shown_run import ShownRun
+from services.console.sources.shown_runs import ShownRun
 from services.console.text.token_text import TokenText, load_token_text
 
 if TYPE_CHECKING:

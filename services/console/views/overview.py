@@ -17,7 +17,7 @@ from seamflow.inspect.why_stuck import why_stuck
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
-from services.console.sources.shown_run import ShownRun
+from services.console.sources.shown_runs import ShownRun
 from services.console.views.steps import evaluation_points
 
 Values = dict[str, Any]

@@ -9,7 +9,7 @@ from typing import Any
 from seamflow.inspect.run_files import json_lines
 from seamflow.inspect.snapshot import Snapshot
 
-from services.console.sources.shown_run import ShownRun
+from services.console.sources.shown_runs import ShownRun
 
 _DEFAULT = ("reward_mean",)
 

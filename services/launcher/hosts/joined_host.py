@@ -20,7 +20,7 @@ from services.launcher.checks.run_settings import divided_threads, num_cores
 from services.launcher.child_process import ProcessPlan
 from services.launcher.hosts.host_network import host_variables
 from services.launcher.hosts.other_hosts import FOLDER_MARK
-from services.launcher.same_run.same_run import fingerprint
+from services.launcher.same_run import fingerprint
 from services.launcher.supervisor import ChildFailed, Supervisor, run_until_failure
 
 if TYPE_CHECKING:

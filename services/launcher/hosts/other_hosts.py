@@ -33,7 +33,7 @@ from services.launcher.hosts.join_secret import made_secret, secret_file
 from services.launcher.hosts.run_certificates import hosts_folder, kept_secret
 from services.launcher.layout import Layout
 from services.launcher.report.view import View
-from services.launcher.same_run.same_run import fingerprint
+from services.launcher.same_run import fingerprint
 from services.launcher.supervisor import ChildFailed
 
 FOLDER_MARK = "hosts/folder_mark"

@@ -25,7 +25,7 @@ from services.launcher.report.summary import trajectories
 from services.launcher.report.view import View
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
-from services.lib.evaluation.pinned_task import check_trained_reward
+from services.lib.evaluation import check_trained_reward
 
 _SECONDS = 5.0
 """All must stay so for this long: a sample may be replaced."""

@@ -19,7 +19,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.launcher.service_clients import Services
-from services.lib.evaluation.pinned_task import label_of
+from services.lib.evaluation import label_of
 
 _ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
 

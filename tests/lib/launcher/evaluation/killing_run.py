@@ -22,7 +22,7 @@ from services.launcher.report.view import PlainView
 from services.launcher.run import Run
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
-from services.lib.evaluation.evaluation_config import EvaluationConfig
+from services.lib.evaluation import EvaluationConfig
 from tests.lib.end_to_end.quickstart_files import make_quickstart
 from trainer.checkpoint.checkpoint_files import read_parameters
 

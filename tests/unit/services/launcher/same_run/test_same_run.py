@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from services.chassis.errors import ConfigError
+from services.launcher import same_run
 from services.launcher.config import LauncherConfig
-from services.launcher.same_run import same_run
-from services.launcher.same_run.same_run import check_same_run, note_beginning
+from services.launcher.same_run import check_same_run, note_beginning
 from tests.lib.launcher.support import make_config, make_layout
 
 

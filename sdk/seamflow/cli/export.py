@@ -18,7 +18,7 @@ from typing import Any
 
 import grpc.aio
 
-from seamflow.cli.export_run.arrow_table import table_of
+from seamflow.cli.arrow_table import table_of
 from seamflow.cli.parser import Verbs
 from seamflow.errors import ExhaustedError, SeamflowError, UnavailableError
 from seamflow.inspect.endpoints import Endpoints, UsageError

@@ -1,9 +1,12 @@
-"""How a run began and ended: it goes on by the same rules and from the same model."""
+"""A run stays what it began as: by the same rules, from the same model, one process at a time."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,6 +27,8 @@ FILE = "began_with.json"
 _SAMPLE_BYTES = 1 << 20
 _NO_SHAPE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 END_FILE = "end.json"
+
+LOCK_FILE = "run.lock"
 
 
 def check_same_run(config: LauncherConfig, layout: Layout) -> None:
@@ -139,3 +144,33 @@ def _write(file: Path, state: str, reason: str) -> None:
     when = time.strftime("%Y-%m-%d %H:%M:%S")
     with suppress(OSError):  # the folder may be what failed
         file.write_text(json.dumps({"state": state, "reason": reason, "time": when}) + "\n")
+
+
+def hold(folder: Path) -> None:
+    """Hold `folder` until this process ends; the kernel lets go of it, however it ends.
+
+    The file stays and says who holds it; children do not.
+
+    Raises:
+        ConfigError: another process holds it, which is named, or it cannot be written.
+    """
+    file = folder / LOCK_FILE
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"folder {str(folder)!r} cannot be locked: {error}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if not isinstance(error, BlockingIOError):
+            raise ConfigError(f"{str(file)!r} cannot be locked: {error}") from error
+        raise ConfigError(
+            f"folder {str(folder)!r} is in use by {_holder(file)}: end that process, or wait for it"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+
+
+def _holder(file: Path) -> str:
+    return file.read_text(encoding="utf-8").strip() or "another process"

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 
-from seamflow.cli.export_run.export import retry_limit
+from seamflow.cli.export import load_arrow, retry_limit
 from seamflow.cli.parser import Verbs
-from seamflow.cli.transcripts.transcript_files import opened
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import NotFoundError
-from seamflow.inspect.endpoints import Endpoints
+from seamflow.inspect.endpoints import Endpoints, UsageError
 from seamflow.inspect.named_run import decoder_of, manager_of_run
 from seamflow.pages import pages
 from seamflow.retry import retrying
@@ -27,6 +28,12 @@ from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryService
 from seamflow.transcript import transcript
 
 _PAGE = 1000
+
+_ROWS = 1000
+"""Rows of a row group of Parquet, which are held in memory."""
+
+Add = Callable[[Mapping[str, Any]], None]
+"""Appends a transcript."""
 
 
 def register(verbs: Verbs) -> None:
@@ -113,3 +120,76 @@ async def transcripts(
 def _is_wanted(header: trajectory_pb2.Trajectory, purpose: tokens_pb2.Purpose.ValueType) -> bool:
     is_closed = header.state != trajectory_pb2.ROLLOUT_STATE_RUNNING
     return is_closed and purpose in (tokens_pb2.PURPOSE_UNSPECIFIED, header.purpose)
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[Add]:
+    """What appends rows to `file`, which is replaced at the end of the block, if that succeeds.
+
+    Raises:
+        UsageError: pyarrow is missing for a Parquet file, or the file cannot be written.
+    """
+    kind = _parquet if file.suffix == ".parquet" else _json_lines
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        with kind(partial) as add:
+            yield add
+        partial.replace(file)
+    except OSError as error:
+        raise UsageError(f"--out {str(file)!r} cannot be written: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _json_lines(file: Path) -> Iterator[Add]:
+    with file.open("w", encoding="utf-8") as out:
+        yield lambda row: print(json.dumps(row, ensure_ascii=False), file=out)
+
+
+@contextmanager
+def _parquet(file: Path) -> Iterator[Add]:
+    arrow = load_arrow()
+    schema, rows = _schema(arrow), list[Mapping[str, Any]]()
+    with arrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+
+        def flush() -> None:
+            writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
+            rows.clear()
+
+        def add(row: Mapping[str, Any]) -> None:
+            rows.append(_entries(row))
+            if len(rows) == _ROWS:
+                flush()
+
+        yield add
+        flush()
+
+
+def _entries(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row with its maps as lists of entries, as pyarrow takes them."""
+    turns = [{**turn, "rewards": list(turn["rewards"].items())} for turn in row["turns"]]
+    maps = {name: list(row[name].items()) for name in ("rewards", "labels")}
+    return {**row, **maps, "turns": turns}
+
+
+def _schema(arrow: Any) -> Any:
+    text, versions = arrow.string(), arrow.list_(arrow.int64())
+    rewards = arrow.map_(text, arrow.float64())
+    turn = {
+        **dict.fromkeys(("turn_id", "continues_turn_id", "prompt", "answer"), text),
+        "finish_reason": text,
+        "weight_versions": versions,
+        "rewards": rewards,
+    }
+    fields = {
+        **dict.fromkeys(("task_id", "rollout_id", "purpose", "state"), text),
+        "weight_versions": versions,
+        "rewards": rewards,
+        "policy_failure": text,
+        "truncated": arrow.bool_(),
+        "failure": arrow.struct({"class": text, "message": text}),
+        "labels": arrow.map_(text, text),
+        "turns": arrow.list_(arrow.struct(turn)),
+    }
+    return arrow.schema(fields)
