@@ -20,7 +20,6 @@ _READERS = {
 _ALLOWED = {
     "rollout.http_gateway.dialects.chat_completions": "`created` of an answer, for people",
     "rollout.http_gateway.dialects.responses": "`created_at` of an answer, for people",
-    "services.launcher.service_clients": "how long ago heartbeats were, for people",
     "seamflow.inspect.snapshot": "how long ago what services report was, for people",
     "services.launcher.evaluate_checkpoint": "the name of a run",
     "services.launcher.report.occupancy": "where a plot begins, next to the times of steps",

@@ -139,16 +139,15 @@ def _register_workers(verbs: Verbs) -> None:
 async def update_weights(given: argparse.Namespace, endpoints: Endpoints) -> int:
     """Let a rollout server load committed weights now; prints the version it then serves."""
     request = server_pb.UpdateWeightsRequest(weight_version=given.version)
-    async with endpoints.channel(given.server) as channel:
-        stub = async_stub(RolloutServerServiceStub, channel)
-        try:
-            response = await stub.UpdateWeights(request, timeout=_WORK_SECONDS)
-        except grpc.aio.AioRpcError as failure:
-            error = decode(failure)
-            if isinstance(error, UnavailableError) and not error.reason:
-                message = f"the rollout server at {given.server} does not answer: {error}"
-                raise UnavailableError(message) from failure
-            raise error from failure
+    stub = async_stub(RolloutServerServiceStub, endpoints.channel(given.server))
+    try:
+        response = await stub.UpdateWeights(request, timeout=_WORK_SECONDS)
+    except grpc.aio.AioRpcError as failure:
+        error = decode(failure)
+        if isinstance(error, UnavailableError) and not error.reason:
+            message = f"the rollout server at {given.server} does not answer: {error}"
+            raise UnavailableError(message) from failure
+        raise error from failure
     print(f"rollout server {given.server} serves v{response.weight_version}")
     return 0
 

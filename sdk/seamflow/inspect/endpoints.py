@@ -14,12 +14,14 @@ from typing import Any
 
 import grpc.aio
 
-from seamflow.channel import connect
+from seamflow.channel import CONNECT_TIMEOUT, connect
 from seamflow.credentials import Credentials, SecretFile
 from seamflow.errors import SeamflowError, UnavailableError, decode
 from seamflow.network.host_port import listens
 
 LATEST = Path("runs/latest")
+_NOWHERE = "127.0.0.1:1"
+"""An address without a listener."""
 
 
 class UsageError(Exception):
@@ -122,13 +124,29 @@ class Endpoints:
     """How the run of the folder ended, and what to do; empty: nobody knows that it has."""
     credentials: Credentials = field(default_factory=Credentials)
     """Token and certificates, if the services require them."""
+    connect_timeout: float | None = CONNECT_TIMEOUT
+    """As that of `seamflow.channel.connect`."""
+    channels: dict[str, grpc.aio.Channel] = field(default_factory=dict, repr=False, compare=False)
+    """Open ones by address."""
 
     def channel(self, address: str) -> grpc.aio.Channel:
-        """Open a channel; close it. Raises `UsageError` for what is no address."""
-        try:
-            return connect(address, self.credentials)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+        """The channel to an address, until `close`. Raises `UsageError` for what is no address."""
+        if address not in self.channels:
+            try:
+                opened = connect(address, self.credentials, connect_timeout=self.connect_timeout)
+            except ValueError as error:
+                raise UsageError(str(error)) from error
+            self.channels[address] = opened
+        return self.channels[address]
+
+    def to(self, service: str) -> grpc.aio.Channel:
+        """The channel to a service of SERVICES, known or not."""
+        return self.channel(self.services.get(service, _NOWHERE))
+
+    async def close(self) -> None:
+        """Close all channels."""
+        for channel in self.channels.values():
+            await channel.close()
 
 
 Command = Callable[[argparse.Namespace, Endpoints], Awaitable[int]]
@@ -144,13 +162,12 @@ async def reached(endpoints: Endpoints, name: str) -> AsyncIterator[grpc.aio.Cha
     """
     if endpoints.ended:
         raise UnavailableError(endpoints.ended)
-    async with endpoints.channel(endpoints.services[name]) as channel:
-        try:
-            yield channel
-        except grpc.aio.AioRpcError as error:
-            raise _located(name, endpoints, decode(error)) from error
-        except SeamflowError as error:
-            raise _located(name, endpoints, error) from error
+    try:
+        yield endpoints.to(name)
+    except grpc.aio.AioRpcError as error:
+        raise _located(name, endpoints, decode(error)) from error
+    except SeamflowError as error:
+        raise _located(name, endpoints, error) from error
 
 
 def _located(name: str, endpoints: Endpoints, error: SeamflowError) -> SeamflowError:

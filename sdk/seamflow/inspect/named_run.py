@@ -63,11 +63,10 @@ def note(text: str) -> None:
 
 
 async def _trainers_run(endpoints: Endpoints) -> str:
-    async with endpoints.channel(endpoints.services["trainer"]) as channel:
-        stub = async_stub(TrainerServiceStub, channel)
-        try:
-            return (await stub.GetStatus(trainer_pb.GetStatusRequest(), timeout=5)).run_id
-        except grpc.aio.AioRpcError as error:
-            raise UsageError(
-                "the run is unknown: name it with --run, SEAMFLOW_RUN or --run-folder"
-            ) from error
+    stub = async_stub(TrainerServiceStub, endpoints.to("trainer"))
+    try:
+        return (await stub.GetStatus(trainer_pb.GetStatusRequest(), timeout=5)).run_id
+    except grpc.aio.AioRpcError as error:
+        raise UsageError(
+            "the run is unknown: name it with --run, SEAMFLOW_RUN or --run-folder"
+        ) from error

@@ -30,8 +30,6 @@ _SECONDS = 5.0
 _PATIENCE_SECONDS = 1.0
 _SEARCH_SECONDS = 5.0
 """Between searches of the store for what runs and what failed: they look at many rollouts."""
-_NO_TRAINER = "127.0.0.1:1"
-"""Errors of an address without a listener: no node of the run trains yet."""
 
 
 async def oldest_running(store: RunStore) -> trajectory_pb2.Trajectory | None:
@@ -133,8 +131,9 @@ class RunState:
             nodes = (await self._store.scheduler.ListNodes(request, timeout=_SECONDS)).nodes
         workers = [(node.assignment.tag, worker) for node in nodes for worker in node.workers]
         found = [(tag != "train", each.address) for tag, each in workers if each.tag == "train"]
-        address = min(found)[1] if found else _NO_TRAINER
-        return replace(endpoints, services={**endpoints.services, "trainer": address})
+        if not found:
+            return endpoints
+        return replace(endpoints, services={**endpoints.services, "trainer": min(found)[1]})
 
     def _add_step(self, snapshot: Snapshot) -> None:
         """Where no metrics file is here, what the trainer says of its last step."""

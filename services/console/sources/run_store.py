@@ -6,74 +6,31 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
 
 from seamflow.errors import NotFoundError
+from seamflow.inspect.clients import RunClients
+from seamflow.inspect.endpoints import Endpoints
 from seamflow.pages import pages
-from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
-from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
-from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
-from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
-from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
-from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
-from services.console.sources.kept_endpoints import KeptEndpoints
 from services.console.sources.private_store import private_store
 from services.console.sources.shown_runs import ShownRun
 from services.console.text.token_text import TokenText, load_token_text
-
-if TYPE_CHECKING:
-    from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
-    from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceAsyncStub
-    from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub
-    from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
-    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
 
 _SECONDS = 20.0
 _MAX_PRIVATE = 2
 """Finished runs whose data are served at once: each takes processes and a copy on the disk."""
 
 
-@dataclass(frozen=True)
-class RunStore:
+class RunStore(RunClients):
     """Reads what is recorded of one run."""
 
-    run_id: str
-    """Training job."""
-    endpoints: KeptEndpoints
-    """Who serves it."""
-    text: TokenText
-    """Of its model."""
-
-    @cached_property
-    def trajectories(self) -> TrajectoryServiceAsyncStub:
-        """Calls of TrajectoryService."""
-        return async_stub(TrajectoryServiceStub, self.endpoints.to("trajectory_manager"))
-
-    @cached_property
-    def samples(self) -> SampleServiceAsyncStub:
-        """Calls of SampleService."""
-        return async_stub(SampleServiceStub, self.endpoints.to("trajectory_manager"))
-
-    @cached_property
-    def tasks(self) -> TaskServiceAsyncStub:
-        """Calls of TaskService."""
-        return async_stub(TaskServiceStub, self.endpoints.to("trajectory_manager"))
-
-    @cached_property
-    def runs(self) -> RunServiceAsyncStub:
-        """Calls of RunService."""
-        return async_stub(RunServiceStub, self.endpoints.to("trajectory_manager"))
-
-    @cached_property
-    def scheduler(self) -> SchedulerServiceAsyncStub:
-        """Calls of SchedulerService."""
-        return async_stub(SchedulerServiceStub, self.endpoints.to("scheduler"))
+    def __init__(self, run_id: str, endpoints: Endpoints, text: TokenText) -> None:
+        """`text`: of its model."""
+        super().__init__(endpoints)
+        self.run_id, self.text = run_id, text
 
     async def headers(self, rollout_id: str) -> trajectory_pb2.Trajectory:
         """A rollout with the spans of its turns, without ids and log-probs."""

@@ -21,11 +21,11 @@ from seamflow.network.host_port import listens
 from services.chassis.rpc import clients
 from services.console.api_error import ApiError
 from services.console.config import ConsoleConfig
-from services.console.sources.kept_endpoints import KeptEndpoints, kept
 from services.console.sources.step_table import StepTable
 
 _LOOK_SECONDS = 2.0
-
+_CONNECT_SECONDS = 1.0
+"""A page that asks why a run waits must not wait long for a service that is away."""
 _ARCHIVE = Path(__file__).parents[1] / "demo" / "demo_run.tar.xz"
 
 
@@ -37,7 +37,7 @@ class ShownRun:
     """Its name, by which it is requested."""
     folder: Path | None
     """Its folder, if it is on this machine."""
-    endpoints: KeptEndpoints | None
+    endpoints: Endpoints | None
     """Its services; None: they have ended."""
     model: str = ""
     """Folder of the model it started from; empty: unknown."""
@@ -92,7 +92,7 @@ def folder_run(folder: Path) -> ShownRun:
     return ShownRun(
         run_id=found.run_id or folder.resolve().name,
         folder=folder.resolve(),
-        endpoints=kept(found) if is_up else None,
+        endpoints=replace(found, connect_timeout=_CONNECT_SECONDS) if is_up else None,
         model=found.model or "",
         steps=StepTable(folder / "metrics.jsonl"),
     )
@@ -113,9 +113,10 @@ def live_run(config: ConsoleConfig) -> ShownRun:
         zones=run.json("addresses.json").get("zones", {}),
         started=_started(folder),
         credentials=clients.credentials(config),
+        connect_timeout=_CONNECT_SECONDS,
     )
     file = folder / "metrics.jsonl" if folder else None
-    return replace(run, endpoints=kept(found), steps=StepTable(file))
+    return replace(run, endpoints=found, steps=StepTable(file))
 
 
 def _started(folder: Path | None) -> float | None:
