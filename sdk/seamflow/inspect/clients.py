@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from seamflow.evaluator.v1.evaluator_service_pb2_grpc import EvaluatorServiceStub
 from seamflow.inspect.endpoints import Endpoints
-from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from seamflow.stubs import async_stub
 from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
@@ -26,7 +25,6 @@ class RunClients:
         self.trajectories = async_stub(TrajectoryServiceStub, manager)
         self.samples = async_stub(SampleServiceStub, manager)
         self.tasks = async_stub(TaskServiceStub, manager)
-        self.rollouts = async_stub(RolloutServiceStub, endpoints.to("gateway"))
         self.scheduler = async_stub(SchedulerServiceStub, endpoints.to("scheduler"))
         self.trainer = async_stub(TrainerServiceStub, endpoints.to("trainer"))
         self.weights = async_stub(WeightServiceStub, endpoints.to("weights"))
