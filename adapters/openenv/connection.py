@@ -62,7 +62,6 @@ class Connection:
         return data_of_answer
 
     def close(self) -> None:
-        """End the episode."""
         try:
             self._socket.send(json.dumps({"type": "close"}))
         except (OSError, WebSocketException):

@@ -64,7 +64,6 @@ class OpenEnvEnvironment:
         self._connection: Connection | None = None
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Connect and start the episode."""
         tools = [] if self._action_field else [self._tool()]
         self._connection = Connection(self._url, self._timeout)
         # Python environments hand the seed on to numpy or random; 32 bits suit all of them.
@@ -77,7 +76,6 @@ class OpenEnvEnvironment:
         return Observation(messages=[*system, {"role": "user", "content": shown}], tools=tools)
 
     def step(self, message: Mapping[str, Any]) -> Step:
-        """Send the action of the message."""
         assert self._connection is not None
         try:
             answer = self._connection.send("step", self._action(message))
@@ -90,7 +88,6 @@ class OpenEnvEnvironment:
         )
 
     def close(self) -> None:
-        """Close the connection, which ends the episode."""
         if self._connection is not None:
             self._connection.close()
 

@@ -20,7 +20,6 @@ from services.lib.http.http_server import ForeignRequestError, check_source
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 STATIC = Path(__file__).parent / "static"
-"""Folder of the pages."""
 _log = get_logger()
 _HEADERS = {
     # Model output is untrusted text: nothing from another origin is loaded, run or framed.
@@ -131,11 +130,9 @@ class Login:
 
     @property
     def path(self) -> str:
-        """The end of the link."""
         return f"/?token={self._token}"
 
     def knows(self, request: web.Request) -> bool:
-        """Whether a request may be answered."""
         cookie = request.cookies.get(self._cookie, "")
         return _same(cookie, self._value) or _same(_bearer(request.headers), self._token)
 

@@ -32,7 +32,6 @@ addresses.json of its folder is the address, the file console_token there holds 
 
 @asynccontextmanager
 async def build(config: ConsoleConfig) -> AsyncIterator[Service]:
-    """Find the run and serve its pages."""
     login = Login(config)
     async with AsyncExitStack() as stack:
         own = stack.enter_context(demo_run()) if config.demo else _own_run(config)

@@ -96,43 +96,36 @@ class Routes:
         await self._stores.close()
 
     async def runs(self, _: web.Request) -> web.Response:
-        """All runs, the own one first."""
         runs = self._runs.all()
         snapshots = await asyncio.gather(*(self._snapshot(run) for run in runs))
         rows = [run_row(run, snapshot) for run, snapshot in zip(runs, snapshots, strict=True)]
         return web.json_response({"runs": rows})
 
     async def overview(self, request: web.Request) -> web.Response:
-        """The first screen."""
         run = self._run(request)
         snapshot = await self._snapshot(run)
         causes = self._states[run.run_id].causes if run.is_live else []
         return web.json_response(overview(run, snapshot, causes))
 
     async def steps(self, request: web.Request) -> web.Response:
-        """Curves."""
         run = self._run(request)
         names = [name for name in request.query.get("names", "").split(",") if name]
         since = _number(request, "since", 0)
         return web.json_response(step_curves(run, await self._snapshot(run), names, since))
 
     async def step(self, request: web.Request) -> web.Response:
-        """One step with its groups."""
         run, number = self._run(request), int(request.match_info["step"])
         return web.json_response(await step_detail(await self._store(run), run.steps, number))
 
     async def rollouts(self, request: web.Request) -> web.Response:
-        """A page of a list."""
         store = await self._store(self._run(request))
         return web.json_response(await rollouts(store, search_of(request.query)))
 
     async def rollout(self, request: web.Request) -> web.Response:
-        """One rollout with its text."""
         store = await self._store(self._run(request))
         return web.json_response(await transcript(store, request.match_info["rollout"]))
 
     async def tokens(self, request: web.Request) -> web.Response:
-        """Single tokens of a turn."""
         store = await self._store(self._run(request))
         start = max(_number(request, "start", 0), 0)
         count = min(max(_number(request, "count", 256), 1), MAX_TOKENS)
@@ -140,7 +133,6 @@ class Routes:
         return web.json_response(await token_window(store, rollout, turn, start, count))
 
     async def nodes(self, request: web.Request) -> web.Response:
-        """What nodes were at work on."""
         return web.json_response(await self._node_history(self._run(request)))
 
     async def trace(self, request: web.Request) -> web.Response:
@@ -246,7 +238,6 @@ class RunFeed:
 
     def __init__(self, state: RunState, store: RunStore, seconds: float) -> None:
         self.state = state
-        """Of the run."""
         self._store = store
         self._seconds = seconds
         self._pages: set[asyncio.Queue[str | None]] = set()
@@ -257,7 +248,6 @@ class RunFeed:
 
     @property
     def num_pages(self) -> int:
-        """Pages that follow."""
         return len(self._pages)
 
     @asynccontextmanager
@@ -278,7 +268,6 @@ class RunFeed:
                 await self.close()
 
     async def close(self) -> None:
-        """Look no more, and let the pages go."""
         for page in list(self._pages):
             self._dismiss(page)
         if self._looking is not None:

@@ -25,7 +25,6 @@ _FIRST_ROWS = 8
 
 
 def main() -> None:
-    """Check and count."""
     config = load_or_exit(DataloaderConfig, "dataloader")
     number, broken = None, 0
     try:

@@ -35,7 +35,6 @@ class Curriculum:
         )
 
     async def refresh(self) -> None:
-        """Update the success rates."""
         await self._rates.refresh()
 
     def is_drawn(self, task_id: str) -> bool:
@@ -64,7 +63,6 @@ class GroupSizes:
         self._config, self._rates = config, rates
 
     async def refresh(self) -> None:
-        """Update the success rates."""
         await self._rates.refresh()
 
     def of(self, task_id: str) -> int:

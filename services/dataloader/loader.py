@@ -49,7 +49,6 @@ class Position:
         return replace(self, sizes={**sizes, **self.sizes})
 
     def next_epoch(self) -> Position:
-        """The start of the next epoch."""
         return replace(self, epoch=self.epoch + 1, place=0)
 
 

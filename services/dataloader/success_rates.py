@@ -42,7 +42,6 @@ class Outcomes:
         return self.successes / self.rollouts
 
     def added(self, success: float) -> Outcomes:
-        """With one more rollout."""
         return Outcomes(
             _MEMORY * self.successes + success, _MEMORY * self.rollouts + 1, self.count + 1
         )

@@ -60,7 +60,6 @@ class EvaluatorServicer(EvaluatorServiceServicer):
     async def FinishEvaluations(  # noqa: N802 -- named by the contract
         self, request: pb.FinishEvaluationsRequest, context: Context
     ) -> pb.FinishEvaluationsResponse:
-        """Go on to the last evaluation."""
         self._check_run(request.run_id)
         self._evaluator.finish()
         return pb.FinishEvaluationsResponse()

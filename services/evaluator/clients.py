@@ -40,9 +40,7 @@ class Worker:
     """A process that a node offers."""
 
     node_id: str
-    """Its node."""
     address: str
-    """host:port."""
     can_train: bool
     """Whether its node trains too, and may take it away."""
 
@@ -61,7 +59,6 @@ class Clients:
     stack: AsyncExitStack
     """Closes the channels to workers."""
     channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
-    """To workers, by address."""
 
     async def workers(self, tag: str) -> Sequence[Worker]:
         """The workers of a tag, those on nodes that never train first.
@@ -84,11 +81,9 @@ class Clients:
         return sorted(found, key=lambda worker: (worker.can_train, worker.node_id))
 
     async def rollout_server(self, address: str) -> RolloutServerServiceAsyncStub:
-        """The rollout server at an address."""
         return async_stub(RolloutServerServiceStub, await self._to(address))
 
     async def trainer(self, address: str) -> TrainerServiceAsyncStub:
-        """The trainer at an address."""
         return async_stub(TrainerServiceStub, await self._to(address))
 
     async def _to(self, address: str) -> grpc.aio.Channel:

@@ -42,7 +42,6 @@ class Evaluation:
 
     @property
     def num_tasks(self) -> int:
-        """Held-out tasks."""
         return len(self._tasks)
 
     def rollouts(self, label: str, version: int, concurrency: int) -> PinnedRollouts:

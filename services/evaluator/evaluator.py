@@ -57,15 +57,11 @@ class Evaluator:
         self._config, self._clients = config, clients
         self._trainer, self._is_ending = trainer, False
         self.evaluation = evaluation
-        """Runs the tasks."""
         self.log = EvaluationLog(config.folder / "evaluation.jsonl", config)
-        """Results so far."""
         self.state: pb.EvaluatorState.ValueType = pb.EVALUATOR_STATE_BEFORE_TRAINING
-        """What it waits for."""
         self.stopped_early = ""
         """Why training ended early; empty: it did not."""
         self.notes: list[str] = []
-        """What people should know."""
 
     async def run(self) -> None:
         """Evaluate until training has ended and its last weights are evaluated.

@@ -34,9 +34,7 @@ class HeldVersion:
 
     weight_version: int
     step: int
-    """Optimizer step that made it."""
     server: str
-    """Node of the rollout server."""
     lost: asyncio.Future[None]
     """Fails with `VersionLost` once the version cannot be loaded again."""
 

@@ -97,13 +97,9 @@ class ScorerPlan:
     tag: str
     """Of the nodes that compute it; if there is none, it is computed beside the nodes."""
     model: str
-    """Hugging Face folder."""
     column: str
-    """What it writes."""
     scorer: str
-    """How it computes it."""
     service: str
-    """Name of its service, among the ports and in logs."""
 
     def service_on(self, node_id: str) -> str:
         """Name of its service on a node."""
@@ -345,7 +341,6 @@ class LauncherConfig(RunRules):
 
     @property
     def scorers(self) -> tuple[ScorerPlan, ...]:
-        """The frozen models that score."""
         return tuple(_scorers(self.reference, self.reward_model))
 
     @property
@@ -354,7 +349,6 @@ class LauncherConfig(RunRules):
         return self.nodes_with("train")
 
     def nodes_with(self, tag: str) -> tuple[str, ...]:
-        """The nodes with a capability tag."""
         return tuple(node.node_id for node in self.node_plans() if tag in node.tags)
 
     def node_plans(self) -> list[NodePlan]:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 
 CHECK_HELDOUT = "services.evaluator.heldout_tasks"
-"""Reads all held-out tasks."""
 _ALONE_FACTOR = 2
 """Rollouts in flight, over those of the agents, while nothing is trained."""
 _SILENCE_SECONDS = 120.0
@@ -174,7 +173,6 @@ class FollowedEvaluator:
         """Why it ended training early; empty: it did not."""
 
     async def until(self, state: pb.EvaluatorState.ValueType) -> None:
-        """Follow it until it has reached `state`."""
         while self._state < state:
             await self._look()
             if self._state < state:
@@ -189,7 +187,6 @@ class FollowedEvaluator:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def follow(self) -> None:
-        """Follow it until cancelled."""
         while True:
             await self._look()
             await asyncio.sleep(2 * _LOOK_SECONDS)

@@ -41,24 +41,18 @@ class Layout:
     """Folder, ports and addresses of a run."""
 
     folder: Path
-    """The run's own folder."""
     run_id: str
-    """Its name in every service."""
     config_file: Path
-    """The user's file."""
     ports: Mapping[str, int]
     """By service, and "rollout_server/<id>" for each rollout server."""
     hosts: tuple[str, ...] = (LOOPBACK,)
-    """Addresses of the run's hosts."""
     places: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Hosts of the processes that are not on host 0, by name as in `ports`; of several it is one,
     and may become another."""
     redis_url: str = field(repr=False)
-    """The store."""
     credential_secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     """Key from which the gateway derives the credentials of rollouts."""
     console_token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
-    """Secret of the console's link."""
 
     def address(self, name: str) -> str:
         """host:port of a process; of one that may be on several hosts all, as gRPC reads it."""
@@ -69,7 +63,6 @@ class Layout:
         return scheme + ",".join(f"{host}:{port}" for host in hosts)
 
     def addresses(self) -> dict[str, str]:
-        """Addresses of the services, for tools."""
         names = (name for name in self.ports if name != "redis" and "/" not in name)
         return {name: self.address(name) for name in names}
 
@@ -259,6 +252,5 @@ agents connect to run {layout.run_id!r} at {url} (gRPC: {gateway})
 
 
 def base_url(config: LauncherConfig, layout: Layout) -> str:
-    """Start of the HTTP gateway's URLs."""
     scheme = "http" if config.tls_ca_file is None else "https"
     return f"{scheme}://{layout.address('http_gateway')}"

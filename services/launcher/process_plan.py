@@ -40,7 +40,6 @@ from services.launcher.trainer_plan import trainers
 from services.lib.evaluation import EvaluationConfig
 
 CHECK_FUNCTIONS = "services.tool_loop.check_functions"
-"""Loads tools and reward functions."""
 
 
 def plan(
@@ -300,7 +299,6 @@ def environment_processes(config: LauncherConfig, layout: Layout) -> list[Proces
 
 
 def environment_tasks(config: LauncherConfig, layout: Layout) -> str | None:
-    """The environment's own tasks, for the dataloader."""
     if not config.runs_environment:
         return None
     return f"environment://{environment_addresses(config, layout)[0]}"

@@ -160,15 +160,11 @@ class Run:
     supervisor: Callable[[Path], Supervisor] = Supervisor
     """Makes the supervisor of the processes, which log to the folder that it is given."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    """Table [evaluation]."""
     other_hosts: OtherHosts | None = None
-    """Of a run on several hosts."""
     start: float = field(default_factory=time.monotonic)
-    """When it began."""
     watch: Watch = field(init=False)
     """What is counted from start to end."""
     learned: Learned = field(default_factory=Learned)
-    """What is known of its training; known after it."""
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.config, self.layout, self.view)
@@ -178,7 +174,6 @@ class Run:
         return await self._with_processes(self._train)
 
     async def evaluate(self) -> EvaluationLine:
-        """Start all processes, evaluate the model once, end them."""
         return await self._with_processes(self._evaluate)
 
     async def serve(self) -> None:

@@ -94,7 +94,6 @@ class Supervisor:
         await child.end(_TERM_SECONDS)
 
     async def finished(self, name: str) -> None:
-        """Wait until a process has ended cleanly."""
         await self._watchers[name]
 
     async def failure(self) -> None:
@@ -164,7 +163,6 @@ class Supervisor:
         return f"{self._full_disk(name)}, {cure}; {text}"
 
     def _full_disk(self, name: str) -> str:
-        """Which disk is full, and what to do."""
         folder = full_folder(self._end_of_log(name)) or self._log_folder
         free = shutil.disk_usage(folder).free >> 10
         return (

@@ -79,24 +79,18 @@ class EvaluationLine:
     label: str
     """before, after, or step-N of the step that was due."""
     step: int
-    """Optimizer step that made the weights."""
     weight_version: int
     """Version that all rollouts were pinned to."""
     metric: str
     """Reward that was averaged."""
     num_tasks: int
     num_rollouts: int
-    """Finished rollouts."""
     mean: float | None
-    """Mean of the metric over tasks; None: the evaluation was abandoned."""
     interval: tuple[float, float] | None = None
-    """95 % confidence interval of the mean."""
     pass_at: dict[str, float] | None = None
     """Unbiased estimate of pass@k, by k."""
     successes: dict[str, int] | None = None
-    """Solved rollouts of each task."""
     is_best: bool = False
-    """Whether it was the best evaluation so far."""
     checkpoint: str | None = None
     """Folder of the kept checkpoint of this step; None: it is not the best, or there was none."""
     seconds: float = 0.0

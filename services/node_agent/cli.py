@@ -32,7 +32,6 @@ RECHECK_SECONDS = 5.0
 
 
 def main() -> None:
-    """Serve until a signal."""
     run("node_agent", NodeAgentConfig, build)
 
 

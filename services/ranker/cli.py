@@ -65,7 +65,6 @@ class RankerServicer(RankerServiceServicer):
     async def GetRanker(  # noqa: N802
         self, request: pb.GetRankerRequest, context: Context
     ) -> pb.GetRankerResponse:
-        """Return statistics of the model; all 0 before the first fit."""
         self._check_run(request.run_id)
         learned = self._ranker.learned
         if learned is None:
@@ -84,7 +83,6 @@ def _ids(field: str, packed: bytes) -> NDArray[np.int32]:
 
 
 def main() -> None:
-    """Serve until SIGTERM."""
     run("ranker", RankerConfig, build)
 
 

@@ -20,7 +20,6 @@ from services.scoring.worker import ScoringWorker
 
 
 def main() -> None:
-    """Run the scoring service until a signal."""
     run("scoring", ScoringConfig, build)
 
 

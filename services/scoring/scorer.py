@@ -26,7 +26,6 @@ class Row:
     """A sample to score."""
 
     sample_id: str
-    """Id, for errors."""
     token_ids_T: NDArray[np.int32]
     """The whole sequence, environment tokens included."""
     temperatures_T: NDArray[np.float32]

@@ -77,7 +77,6 @@ class ScoringWorker(WorkerServiceServicer):
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: Context
     ) -> pb.GetStatusResponse:
-        """Whether it holds the device, and under which epoch."""
         state = pb.WORKER_STATE_ON if self._is_on else pb.WORKER_STATE_OFF
         return pb.GetStatusResponse(
             state=state, epoch=self._epoch, used_device_bytes=_device_bytes()

@@ -109,7 +109,6 @@ class ToolLoop:
         self.max_turns = config.max_turns
         """Messages of the policy in an episode."""
         self.rewards = Rewards(config)
-        """How episodes are scored."""
         self._config = config
         self._prompt = PromptTemplate(config.prompt)
         self._functions = [_function(config, i, name) for i, name in enumerate(config.tools)]
@@ -135,7 +134,6 @@ class ToolLoop:
         self.declared()
 
     async def close(self) -> None:
-        """End the shared connections."""
         for connection in self._shared.values():
             await connection.close()
         await self.rewards.close()
@@ -186,7 +184,6 @@ class ToolEpisode:
         self._num_turns = 0
 
     async def reset(self, task: Task, seed: int) -> list[dict[str, Any]]:
-        """The prompt."""
         self._task = task
         self._transcript: list[Message] = list(self._loop.messages(task))
         return [dict(message) for message in self._transcript]
@@ -204,7 +201,6 @@ class ToolEpisode:
         return Step(messages=answers, rewards=self._loop.rewards.none_yet())
 
     async def close(self) -> None:
-        """End the episode's own connections."""
         for connection in self._own.values():
             await connection.close()
 

@@ -19,7 +19,6 @@ class Tool:
     """A tool of one episode."""
 
     name: str
-    """Unique in the episode."""
     description: str
     """What it does, for the policy."""
     parameters: Mapping[str, Any]

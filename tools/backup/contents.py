@@ -35,9 +35,7 @@ class Contents:
     time: float
     """Unix seconds of the snapshot."""
     database: int
-    """Number of the Redis database."""
     num_keys: int
-    """Keys in it."""
     runs: dict[str, dict[str, int]] = field(default_factory=dict)
     """By run: committed_step, leased_step, checkpoint_step and weight_version; 0 for none."""
     files: dict[str, str] = field(default_factory=dict)

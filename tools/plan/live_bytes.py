@@ -70,7 +70,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._is_counting = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the operation, and count its results."""
         if func._overloadpacket is torch.ops.c10d.alltoall_base_:
             self.exchanged_bytes += args[1].nbytes
         found = func(*args, **(kwargs or {}))
@@ -146,7 +145,6 @@ class Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._formulas: Mapping[Any, Callable[..., int]] = {**flop_registry, **_own_formulas()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the operation, and count its work."""
         found = func(*args, **(kwargs or {}))
         formula = self._formulas.get(func._overloadpacket)
         if formula is not None:

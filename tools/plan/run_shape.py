@@ -41,18 +41,15 @@ class RunShape:
     nodes: tuple[tuple[str, ...], ...]
     """Capability tags of each node."""
     trainer_nodes: int
-    """Nodes that train together."""
     ranks_per_node: int
     group_size: int
     groups_per_step: int
     max_staleness: int
     lengths: Lengths
     servers_per_node: int = 1
-    """Rollout servers of each node that rolls out."""
 
     @property
     def ranks(self) -> int:
-        """Ranks of the trainer."""
         return self.trainer_nodes * self.ranks_per_node
 
     @property
@@ -62,7 +59,6 @@ class RunShape:
 
     @property
     def rollouts(self) -> int:
-        """Rollouts of a step."""
         return self.group_size * self.groups_per_step
 
     @property
@@ -78,12 +74,10 @@ class RunShape:
 
     @property
     def engines(self) -> int:
-        """Rollout servers."""
         return self.servers_per_node * self.rollout_nodes
 
     @property
     def devices(self) -> int:
-        """Devices of all nodes."""
         return sum(map(self.devices_of, self.nodes))
 
     def devices_of(self, tags: Collection[str]) -> int:

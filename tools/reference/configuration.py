@@ -51,7 +51,6 @@ _BOUNDS = {
 
 
 def configuration_page() -> str:
-    """docs/configuration.md."""
     parts = [_HEADER, "## Every process\n", _table(ServerConfig, ServerConfig.model_fields)]
     told: dict[str, str] = {_told(*each): "" for each in ServerConfig.model_fields.items()}
     for table, settings in settings_of().items():
@@ -104,7 +103,6 @@ def json_schema() -> str:
 
 
 def settings_of() -> dict[str, type[ServerConfig]]:
-    """The settings class of each table."""
     found = {}
     for table, path in TABLES.items():
         module, _, name = path.partition(":")

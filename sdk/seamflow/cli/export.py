@@ -37,7 +37,6 @@ _STATE = "export.json"
 
 
 def register(verbs: Verbs) -> None:
-    """Add `seamflow export`."""
     exporting = verbs.add("export", "Write a run's samples to Parquet files.", _export)
     exporting.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     exporting.add_argument(
@@ -71,9 +70,7 @@ class Progress:
     """How far an export came; the content of export.json."""
 
     run_id: str
-    """Training job."""
     committed_only: bool
-    """Whether it leaves out what no step committed."""
     page_token: str = ""
     """Page to read next; once complete, the last one again."""
     num_parts: int = 0
@@ -87,11 +84,9 @@ class Exported:
     """What an export did."""
 
     num_samples: int
-    """Samples written."""
     num_parts: int
     """Files in the folder now."""
     num_deleted: int
-    """Rollouts deleted."""
     num_needed: int
     """Rollouts that are exported and were not deleted, because the run needs them."""
 
@@ -151,7 +146,6 @@ def read_progress(folder: Path) -> Progress | None:
 
 
 def part_file(folder: Path, index: int) -> Path:
-    """The file of a part."""
     return folder / f"part-{index:05d}.parquet"
 
 

@@ -23,9 +23,7 @@ class ServiceModule:
     """What carries a command out."""
 
     name: str
-    """Of the module."""
     about: str
-    """One line of help."""
     needs: str
     """The extra that it cannot be imported without."""
     first: tuple[str, ...] = ()

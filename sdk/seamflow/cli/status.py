@@ -52,7 +52,6 @@ def _field(message: Message, name: str, enum: Any) -> Any:
 
 
 def register(verbs: Verbs) -> None:
-    """Add `seamflow status` and `seamflow why-stuck`."""
     status = verbs.add("status", "The run on one screen.", _status)
     why = verbs.add("why-stuck", "What waits for what, since when, and the cure.", _why_stuck)
     for command in (status, why):

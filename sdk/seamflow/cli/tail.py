@@ -30,7 +30,6 @@ _SECONDS = 10.0
 
 
 def register(verbs: Verbs) -> None:
-    """Add `seamflow tail`."""
     watch = verbs.add("tail", "Follow the turns of a rollout as they grow.", _tail)
     watch.add_argument("rollout", nargs="?", help="its id; none: list those of the run")
     watch.add_argument("--model", type=Path, help="folder whose tokenizer turns ids into text")
@@ -120,7 +119,6 @@ class TailPrinter:
 
     def __init__(self, decoder: Decode) -> None:
         self.closed = False
-        """The rollout has ended."""
         self._decode = decoder
         self._turns: dict[str, _Shown] = {}
         self._current: str | None = None

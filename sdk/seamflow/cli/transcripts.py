@@ -37,7 +37,6 @@ Add = Callable[[Mapping[str, Any]], None]
 
 
 def register(verbs: Verbs) -> None:
-    """Add `seamflow transcripts`."""
     about = "Write the closed rollouts of a run with text and rewards, to JSON lines or Parquet."
     writing = verbs.add("transcripts", about, _transcripts)
     form = "new file: Parquet if its name ends with .parquet, else JSON lines"

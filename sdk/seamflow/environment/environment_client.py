@@ -209,7 +209,6 @@ class OpenEpisode:
         )
 
     async def close(self) -> None:
-        """End the episode."""
         await self._client.close_episode(self.episode_id)
 
     async def __aenter__(self) -> Self:

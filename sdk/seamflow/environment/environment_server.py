@@ -72,7 +72,6 @@ class RewardServicer(RewardServiceServicer):
     async def Score(  # noqa: N802
         self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ScoreResponse:
-        """Score each transcript."""
         return await self._guard.answer(context, lambda: self._score_all(request))
 
     async def _score_all(self, request: pb.ScoreRequest) -> pb.ScoreResponse:

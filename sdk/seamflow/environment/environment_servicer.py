@@ -93,7 +93,6 @@ class EpisodeTable:
         self._reserved.add(name)
 
     def release(self, name: str) -> None:
-        """Give the place of `reserve` back."""
         self._reserved.discard(name)
 
     def close(self, name: str) -> None:
@@ -135,38 +134,31 @@ class EnvironmentServicer(EnvironmentServiceServicer):
         self._max_bytes = max_bytes
         self._guard = guard
         self.episodes = EpisodeTable(environment.max_episodes, idle_seconds)
-        """The open episodes."""
 
     async def Describe(  # noqa: N802
         self, request: pb.DescribeRequest, context: Context
     ) -> pb.DescribeResponse:
-        """What the class declares."""
         return await self._guard.answer(context, self._describe)
 
     async def ListTasks(  # noqa: N802
         self, request: pb.ListTasksRequest, context: Context
     ) -> pb.ListTasksResponse:
-        """A page of the class's tasks."""
         return await self._guard.answer(context, lambda: self._list_tasks(request))
 
     async def Reset(  # noqa: N802
         self, request: pb.ResetRequest, context: Context
     ) -> pb.ResetResponse:
-        """Start an episode."""
         return await self._guard.answer(context, lambda: self._reset(request))
 
     async def Step(self, request: pb.StepRequest, context: Context) -> pb.StepResponse:  # noqa: N802
-        """Answer a message."""
         return await self._guard.answer(context, lambda: self._step(request))
 
     async def Close(self, request: pb.CloseRequest, context: Context) -> pb.CloseResponse:  # noqa: N802
-        """End an episode."""
         return await self._guard.answer(context, lambda: self._close(request))
 
     async def RunEpisode(  # noqa: N802
         self, request: pb.RunEpisodeRequest, context: Context
     ) -> AsyncIterator[pb.RunEpisodeResponse]:
-        """Run an episode of a self-driving environment."""
         try:
             self._guard.check(context)
             async for response in self._run_episode(request):

@@ -33,7 +33,6 @@ class Service:
     """One of the services that the command line asks."""
 
     name: str
-    """In sentences."""
     flag: str
     """Sets its address, and names it in `Endpoints`."""
     variable: str
@@ -144,7 +143,6 @@ class Endpoints:
         return self.channel(self.services.get(service, _NOWHERE))
 
     async def close(self) -> None:
-        """Close all channels."""
         for channel in self.channels.values():
             await channel.close()
 

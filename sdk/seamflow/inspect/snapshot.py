@@ -20,6 +20,7 @@ from seamflow.pages import pages
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_service_pb2 as rollout_pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
+from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.stubs import async_stub
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
@@ -39,7 +40,6 @@ class ServerSnapshot:
     """One rollout server that a node offers."""
 
     node_id: str
-    """The node it runs on."""
     address: str
     """host:port."""
     info: server_pb.GetServerInfoResponse | None
@@ -56,21 +56,15 @@ class Snapshot:
     now: float = 0.0
     """Unix time of the requests; 0: nobody asks how long ago anything was."""
     run_id: str | None = None
-    """Training job."""
     agents: str = ""
-    """Who works on tasks, as in `Endpoints`."""
     logs: str = ""
-    """Folder of the processes' logs; empty: unknown."""
     started: float | None = None
     """Unix time at which the launcher started the run; None: unknown."""
     addresses: Mapping[str, str] = field(default_factory=dict)
     """host:port of the services asked, by name in `endpoints.SERVICES`."""
     zones: Mapping[str, str] = field(default_factory=dict)
-    """Zone by host, as far as nodes of the run name them."""
     problems: Mapping[str, SeamflowError] = field(default_factory=dict)
-    """Errors of services in `addresses`."""
     readiness: sample_pb.Readiness | None = None
-    """From the trajectory manager."""
     oldest_rollout: trajectory_pb2.Trajectory | None = None
     """The longest running rollout, without its tokens; only with `history`."""
     failed_rollouts: tuple[trajectory_pb2.Trajectory, ...] = ()
@@ -80,15 +74,12 @@ class Snapshot:
     progress: Progress | None = None
     """Steps and evaluations; without the run's folder the trainer's last step alone."""
     nodes: tuple[scheduler_pb.Node, ...] | None = None
-    """From the scheduler."""
     events: tuple[scheduler_pb.AllocationEvent, ...] = ()
     """The scheduler's audit log, oldest first; only with `history`."""
     trainer: trainer_pb.GetStatusResponse | None = None
-    """From the trainer."""
     weights_answer: bool = False
     """Whether the weights service answered; it may have no version yet."""
     manifest: weight_pb.Manifest | None = None
-    """The newest committed version."""
     evaluations: evaluator_pb.GetEvaluationsResponse | None = None
     """From the evaluator; None too where the run has none."""
     gateway_serves: bool | None = None
@@ -319,10 +310,10 @@ class _Gatherer:
         return None if answer is None else answer == _HEALTHY
 
     async def _server_uses(self) -> tuple[rollout_pb.ServerUse, ...]:
+        stub = async_stub(RolloutServiceStub, self._endpoints.to("gateway"))
         request = rollout_pb.ListServersRequest(run_id=self._run_id or "")
         try:
-            answer = await self._clients.rollouts.ListServers(request, timeout=self._seconds)
-            return tuple(answer.servers)
+            return tuple((await stub.ListServers(request, timeout=self._seconds)).servers)
         except grpc.aio.AioRpcError:
             return ()  # the health check tells whether it answers
 

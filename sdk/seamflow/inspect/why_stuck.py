@@ -229,7 +229,6 @@ def _admission_is_closed(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _columns_fail(snapshot: Snapshot) -> Iterator[Finding]:
-    """A scoring service fails on samples."""
     ready = snapshot.readiness
     if ready is None or not ready.column_failure:
         return
@@ -245,7 +244,6 @@ def _columns_fail(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _columns_are_missing(snapshot: Snapshot) -> Iterator[Finding]:
-    """Complete groups wait for a required column."""
     ready = snapshot.readiness
     if ready is None or not ready.num_incomplete_groups or has_enough(snapshot):
         return

@@ -118,7 +118,6 @@ class FileSecret(SecretStr):
 
     @property
     def path(self) -> Path:
-        """The file."""
         return self._file.path
 
     def get_secret_value(self) -> str:

@@ -95,12 +95,10 @@ class _Cluster(RedisCluster):
         self._free_for_pipelines = asyncio.Semaphore(concurrency)
 
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
-        """Execute the command once a connection is free."""
         async with self._free_for_commands:
             return await super().execute_command(*args, **kwargs)
 
     def pipeline(self, transaction: bool | None = None, shard_hint: Any = None) -> ClusterPipeline:
-        """A pipeline that waits for a free connection."""
         free = self._free_for_pipelines
         return _Pipeline(self, transaction, free)  # type: ignore[abstract] # redis-py's, too
 
@@ -124,7 +122,6 @@ class _Pipeline(ClusterPipeline):
             strategy._retry = Retry(NoBackoff(), _MAX_REDIRECTIONS, redirections)
 
     async def execute(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """Execute the commands once a connection is free."""
         async with self._free:
             replies: list[Any] = await super().execute(*args, **kwargs)
             return replies

@@ -53,7 +53,6 @@ def weights_channel(config: ServerConfig, target: str, connections: int) -> grpc
 
 
 def credentials(config: ServerConfig) -> Credentials:
-    """This process's token and certificate."""
     return with_token(
         Credentials(
             ca_file=config.tls_ca_file,

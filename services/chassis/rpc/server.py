@@ -68,7 +68,6 @@ class Health:
         return answer
 
     async def watch(self) -> None:
-        """Check once a second until cancelled."""
         while True:
             await asyncio.sleep(_INTERVAL_SECONDS)
             await self.check()

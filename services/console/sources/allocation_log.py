@@ -22,7 +22,6 @@ class AllocationLog:
 
     def __init__(self, store: RunStore) -> None:
         self.store = store
-        """Whose scheduler is asked."""
         self._events: deque[pb.AllocationEvent] = deque(maxlen=_MAX_EVENTS)
         self._feed: asyncio.Task[None] | None = None
         self._asked = 0.0
@@ -44,7 +43,6 @@ class AllocationLog:
             await asyncio.sleep(_QUIET_SECONDS)
 
     async def close(self) -> None:
-        """End the feed."""
         if self._feed is not None:
             self._feed.cancel()
             await asyncio.wait([self._feed])

@@ -72,9 +72,7 @@ class RunState:
     """The newest snapshot of a live run; requests that come together share one."""
 
     def __init__(self, run: ShownRun, store: RunStore, seconds: float) -> None:
-        """Ask the services again after `seconds`."""
         self.run = run
-        """Whose services are asked."""
         self.causes: list[Cause] = []
         """Why the newest rollouts that failed did, the most frequent cause first."""
         self._store = store
@@ -108,7 +106,6 @@ class RunState:
         return await self._log.events()
 
     async def close(self) -> None:
-        """Ask no more."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.wait([self._asking])

@@ -42,7 +42,6 @@ class RunStore(RunClients):
     async def window(
         self, rollout_id: str, turn_id: str, start: int, num_tokens: int
     ) -> pb.ReadTokensResponse:
-        """Tokens of a turn's whole sequence."""
         request = pb.ReadTokensRequest(
             run_id=self.run_id,
             rollout_id=rollout_id,
@@ -53,7 +52,6 @@ class RunStore(RunClients):
         return await self.trajectories.ReadTokens(request, timeout=_SECONDS)
 
     async def found(self, search: pb.SearchRolloutsRequest) -> pb.SearchRolloutsResponse:
-        """One page of a search."""
         search.run_id = self.run_id
         return await self.trajectories.SearchRollouts(search, timeout=_SECONDS)
 

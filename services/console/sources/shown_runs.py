@@ -34,15 +34,12 @@ class ShownRun:
     """One run of the list."""
 
     run_id: str
-    """Its name, by which it is requested."""
     folder: Path | None
     """Its folder, if it is on this machine."""
     endpoints: Endpoints | None
-    """Its services; None: they have ended."""
     model: str = ""
     """Folder of the model it started from; empty: unknown."""
     steps: StepTable = field(default_factory=StepTable)
-    """Metrics of its steps."""
 
     @property
     def is_live(self) -> bool:
@@ -148,7 +145,6 @@ class ShownRuns:
         return found
 
     async def close(self) -> None:
-        """Close all connections."""
         for run in (self._own, *self._others.values()):
             if run.endpoints is not None:
                 await run.endpoints.close()

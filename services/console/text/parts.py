@@ -72,11 +72,8 @@ class Part:
     role: str
     """system, user, assistant or tool."""
     kind: str
-    """text, reasoning, tool_call or tool_result."""
     start: int
-    """First token."""
     count: int
-    """Number of tokens."""
 
 
 def parts_of(ids: Sequence[int], is_policy: Sequence[bool], text: TokenText) -> list[Part]:
@@ -111,7 +108,6 @@ class _Reader:
         self._role = "user"
 
     def read(self, start: int, end: int, sampled: bool) -> None:
-        """Take in a stretch of one origin."""
         if sampled:
             self._role = "assistant"
         elif self._role == "assistant":

@@ -167,7 +167,6 @@ class Arrival:
     server: str
     """Its name: that of its node, with a number where the node has several."""
     version: int
-    """Of the weights."""
     time: float
     """Unix time, by the server's clock."""
 

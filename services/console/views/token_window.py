@@ -14,7 +14,6 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from services.console.sources.run_store import RunStore
 
 MAX_TOKENS = 4096
-"""Tokens of a window."""
 _BEFORE = 4
 
 _Values = tuple[float | None, float | None]
@@ -107,7 +106,6 @@ class TrainedTokens:
         return cls(trained_places(turns, listed, turn_id), is_known=bool(listed))
 
     def has(self, place: int) -> bool:
-        """Whether the token was trained."""
         return place in self._by_place
 
     def difference(self, place: int) -> float | None:
@@ -115,7 +113,6 @@ class TrainedTokens:
         return self._by_place.get(place, (None, None))[0]
 
     def advantage(self, place: int) -> float | None:
-        """Its advantage."""
         return self._by_place.get(place, (None, None))[1]
 
 

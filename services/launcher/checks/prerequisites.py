@@ -107,7 +107,6 @@ def check_groups(config: LauncherConfig, config_file: Path) -> None:
 
 
 def check_prerequisites(config: LauncherConfig, layout: Layout) -> None:
-    """Check the prerequisites before the first process starts."""
     check_groups(config, layout.config_file)
     if process_setting(config, layout.config_file, "agent_runner"):
         raise ConfigError(

@@ -51,7 +51,6 @@ class JoinSecret:
 
 
 def secret_file(layout: Layout) -> Path:
-    """Where the launcher writes the secret."""
     return hosts_folder(layout) / "join_secret"
 
 

@@ -131,7 +131,6 @@ class OtherHosts(LauncherServiceServicer):
     async def ReportHost(  # noqa: N802
         self, request: pb.ReportHostRequest, context: Any
     ) -> pb.ReportHostResponse:
-        """What a host does next."""
         host = self._known(request.host)
         if request.join_id != host.join_id:
             known = request.join_id in host.replaced

@@ -70,7 +70,6 @@ class Training:
     processes: Supervisor
     services: Services
     is_without_tasks: bool = False
-    """Whether it ended as no task was left for another step."""
 
     async def finished(self) -> trainer_pb.GetStatusResponse:
         """Wait until the trainer has made its last step, or no task is left for another one.
@@ -158,11 +157,8 @@ class Learned:
     """What is known of the training of a run after it."""
 
     seconds: float = 0.0
-    """Duration."""
     cores_busy: float = 0.0
-    """Mean number of cores at work."""
     is_without_tasks: bool = False
-    """Whether it ended as no task was left for another step."""
     stopped_early: str = ""
     """Why the evaluator ended it early; empty: it did not."""
 

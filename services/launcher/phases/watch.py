@@ -51,7 +51,6 @@ class Lendings:
     num_lent: int = 0
     num_returned: int = 0
     sequence: int = 0
-    """Of the newest event."""
     _lent: set[str] = field(default_factory=set)
 
     def add(self, event: scheduler_pb.AllocationEvent) -> None:
@@ -77,11 +76,9 @@ class Watch:
     layout: Layout
     view: View
     lendings: Lendings = field(default_factory=Lendings)
-    """Of nodes that can train."""
     occupancy: Occupancy = field(default_factory=Occupancy)
     """What nodes were at work on while the run learned."""
     is_learning: bool = False
-    """Whether occupancy is counted."""
 
     async def follow(self, processes: Supervisor, services: Services) -> None:
         """Show and count until cancelled."""

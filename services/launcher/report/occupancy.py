@@ -52,7 +52,6 @@ class Occupancy:
     """Node -> "rollout", "train", ..., "starting", "switching", "idle", "unknown" or "lost" ->
     seconds. starting: its first switch, as processes load the model."""
     stretches: list[Stretch] = field(default_factory=list)
-    """The same in the order of time, for the timeline."""
     began: float | None = None
     """Unix time of the first snapshot."""
     switch_seconds: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -111,7 +110,6 @@ class CoresBusy:
         self._began, self._spent = time.monotonic(), _cpu_seconds()
 
     def mean(self) -> float:
-        """The mean since this object was created."""
         return (_cpu_seconds() - self._spent) / (time.monotonic() - self._began)
 
 

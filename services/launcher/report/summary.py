@@ -50,7 +50,6 @@ class TrajectoryFigures:
     num_rollouts: int = 0
     """Rollouts that finished with rewards."""
     num_turns: int = 0
-    """Stored turns."""
     tokens_recorded: int = 0
     """Sampled tokens in the store."""
     turns_interrupted: int = 0
@@ -62,14 +61,11 @@ class TrajectoryFigures:
     infrastructure_failures: int = 0
     """Of those, rollouts that failed because a process, machine or network broke."""
     min_turns_per_rollout: int = 0
-    """Fewest turns of a finished rollout."""
     turn_lengths: dict[str, list[int]] = field(default_factory=dict)
     """Sampled tokens per turn, by the evaluation the rollout belongs to ("" for training)."""
     rollout_lengths: dict[str, list[int]] = field(default_factory=dict)
-    """Sampled tokens per rollout, likewise."""
 
     def add(self, trajectory: trajectory_pb2.Trajectory) -> None:
-        """Count one trajectory."""
         lengths = [self._add_turn(turn) for turn in trajectory.turns]
         self.failed_rollouts += trajectory.HasField("failure")
         if trajectory.failure.failure_class == tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE:

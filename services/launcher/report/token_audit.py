@@ -74,7 +74,6 @@ def read_token_log(path: Path) -> Received:
 
 
 def audit(received: Received, stored: Iterable[trajectory_pb2.Trajectory]) -> Audit:
-    """Compare every received token with the stored one."""
     result = Audit()
     turns = {(t.rollout_id, turn.turn_id): (t, turn) for t in stored for turn in t.turns}
     for name, tokens in received.items():

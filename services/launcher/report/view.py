@@ -24,21 +24,13 @@ _BARS = "▁▂▃▄▅▆▇█"
 class View(Protocol):
     """Shows the progress of a run."""
 
-    def phase(self, text: str) -> None:
-        """Start a new phase, described by `text`."""
-        ...
+    def phase(self, text: str) -> None: ...
 
-    def note(self, text: str) -> None:
-        """Tell something within the phase."""
-        ...
+    def note(self, text: str) -> None: ...
 
-    def progress(self, done: int, total: int) -> None:
-        """Move the progress bar of the current phase."""
-        ...
+    def progress(self, done: int, total: int) -> None: ...
 
-    def show(self, snapshot: Snapshot) -> None:
-        """Show the state of the services."""
-        ...
+    def show(self, snapshot: Snapshot) -> None: ...
 
 
 class PlainView:
@@ -50,11 +42,9 @@ class PlainView:
         self._step = 0
 
     def phase(self, text: str) -> None:
-        """Print the new phase."""
         print(f"[{time.monotonic() - self._start:6.1f} s] {text}", flush=True)
 
     def note(self, text: str) -> None:
-        """Print the text, indented."""
         print(_indented(text), flush=True)
 
     def progress(self, done: int, total: int) -> None:
@@ -102,7 +92,6 @@ class LiveView:
         self._live = Live(console=Console(), refresh_per_second=4, get_renderable=self.renderable)
 
     def phase(self, text: str) -> None:
-        """Print the new phase and reset the bar."""
         self._phase = text
         self._live.console.print(f"[dim]{time.monotonic() - self._start:6.1f} s[/]  {text}")
         self._bar.reset(self._task, total=None, description=text)
@@ -112,11 +101,9 @@ class LiveView:
         self._live.console.print(_indented(text), soft_wrap=True, markup=False, highlight=False)
 
     def progress(self, done: int, total: int) -> None:
-        """Move the bar."""
         self._bar.update(self._task, completed=done, total=total)
 
     def show(self, snapshot: Snapshot) -> None:
-        """Keep the snapshot for the next redraw."""
         self._facts = snapshot
 
     def __enter__(self) -> Self:
@@ -132,7 +119,6 @@ class LiveView:
         self._live.stop()
 
     def renderable(self) -> Panel:
-        """The current panel."""
         elapsed = f"{time.monotonic() - self._start:.0f} s"
         parts = [self._bar, *([] if self._facts is None else self._body(self._facts))]
         return Panel(Group(*parts), title=f"seamflow · {self._title}", subtitle=elapsed)

@@ -190,7 +190,6 @@ class HuggingFaceSource:
         return f"sha256:{digest.hexdigest()}"
 
     def rows(self, epoch: int, start: int) -> Iterator[Row]:
-        """The rows of an epoch from position `start` on."""
         from services.lib.tasks.sources.arrow_rows import BATCH, json_rows
 
         count, tables = len(self._rows), self._rows.with_format("arrow")

@@ -14,7 +14,6 @@ class Row:
     index: int
     """Position in the source, the same in every epoch."""
     values: Mapping[str, Any]
-    """Fields by name."""
     where: str
     """For error messages: file and line, or function and position."""
     problem: str = ""

@@ -60,7 +60,6 @@ class EnvironmentSource:
         return f"sha256:{digest.hexdigest()}"
 
     def rows(self, epoch: int, start: int) -> Iterator[Row]:
-        """The rows of an epoch from position `start` on."""
         count = len(self._tasks)
         order = (
             Permutation(count, seed=self._seed, name=f"{epoch}") if self._shuffle else range(count)

@@ -111,7 +111,6 @@ class FunctionSource:
     name: str
     """The configured "package.module:function"."""
     function: Callable[[int, int], Iterable[Mapping[str, Any]]]
-    """The imported function."""
     seed: int
     """First argument of every call."""
 
