@@ -77,10 +77,11 @@ def folder_problem(folder: Path, descriptor: int) -> str:
     """What is wrong with the folder that was opened as `descriptor`; empty if it is usable."""
     if not _is_same(folder, descriptor):
         return f"{folder} {_whereabouts(descriptor)}, so that the run cannot go on"
-    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+    # By the descriptor: the folder may be moved at any moment.
+    if os.fstatvfs(descriptor).f_flag & os.ST_RDONLY:
         cure = "mount its file system for writing, then --resume"
         return f"{folder} is on a file system that became read-only: {cure}"
-    if not os.access(folder, os.W_OK | os.X_OK):
+    if not os.access(".", os.W_OK | os.X_OK, dir_fd=descriptor):
         cure = "give this user its permissions back, then --resume"
         return f"{folder} cannot be written any more: {cure}"
     return ""

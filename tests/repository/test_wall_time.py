@@ -22,6 +22,7 @@ _ALLOWED = {
     "rollout.http_gateway.dialects.responses": "`created_at` of an answer, for people",
     "seamflow.inspect.snapshot": "how long ago what services report was, for people",
     "services.launcher.evaluate_checkpoint": "the name of a run",
+    "services.launcher.hosts.certificates": "how long a certificate is valid",
     "services.launcher.report.occupancy": "where a plot begins, next to the times of steps",
     "services.launcher.same_run": "when the run ended, for people",
     "services.chassis.steady_clock": "where it starts",

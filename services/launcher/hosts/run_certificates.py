@@ -14,11 +14,11 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from deploy.generate_secrets import Authority, authority_in, write_certificate
 from services.chassis.config.load import TABLES
 from services.chassis.errors import ConfigError
 from services.launcher.child_process import ProcessPlan, settings_of
 from services.launcher.config import LauncherConfig
+from services.launcher.hosts.certificates import Authority, authority_in, write_certificate
 from services.launcher.layout import LOOPBACK, Layout
 
 _OF_HOST_0 = ("launcher", "operator", "agent")
