@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
-from services.chassis.config.load import load_or_exit
-from services.chassis.errors import ConfigError, StartupError
+from services.chassis.config.load import exiting, load_or_exit
+from services.chassis.errors import ConfigError
 from services.chassis.rpc.clients import credentials, with_token
 from services.evaluator.config import EvaluatorConfig
 from services.lib.tasks.checked_tasks import checked_tasks
@@ -74,11 +73,8 @@ def main() -> None:
     config = load_or_exit(EvaluatorConfig, "evaluator")
     if config.num_heldout:
         return
-    try:
+    with exiting("evaluator"):
         read_tasks(config.tasks, config.row_fields, config.seed)
-    except StartupError as error:
-        sys.stderr.write(f"evaluator: {error}\n")
-        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

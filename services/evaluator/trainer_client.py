@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import grpc.aio
 from seamflow.errors import SeamflowError
+from seamflow.stubs import async_stub
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
+from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
 
 from services.chassis.log import get_logger
 from services.evaluator.clients import Clients
@@ -35,7 +37,7 @@ class TrainerClient:
         """Its state; None: it does not answer."""
         request = trainer_pb.GetStatusRequest()
         for address in await self._addresses():
-            trainer = await self._clients.trainer(address)
+            trainer = self._at(address)
             try:
                 status = await trainer.GetStatus(request, timeout=_SECONDS)
             except grpc.aio.AioRpcError:
@@ -85,13 +87,16 @@ class TrainerClient:
         except SeamflowError:
             return ()
 
+    def _at(self, address: str) -> TrainerServiceAsyncStub:
+        return async_stub(TrainerServiceStub, self._clients.endpoints.channel(address))
+
     async def _ask(self, call: Callable[[TrainerServiceAsyncStub], Awaitable[T]]) -> T | None:
         if self._address is None:
             await self.status()
         if self._address is None:
             return None
         try:
-            return await call(await self._clients.trainer(self._address))
+            return await call(self._at(self._address))
         except grpc.aio.AioRpcError as error:
             get_logger().debug("trainer_did_not", code=error.code().name, detail=error.details())
             return None

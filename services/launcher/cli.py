@@ -17,8 +17,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from seamflow.inspect.run_files import json_object
 from seamflow.installation import missing_packages
 
 from services.chassis.config.load import load, load_or_exit
@@ -248,7 +249,7 @@ def make_layout(config: LauncherConfig, config_file: Path) -> Layout:
 
 def _check_name(folder: Path, name: str) -> None:
     """Refuse a folder that was renamed: all that a run has stored is under its own name."""
-    began_as = _known(folder / "addresses.json").get("run_id", name)
+    began_as = json_object(folder / "addresses.json").get("run_id", name)
     if began_as != name:
         own = folder.with_name(str(began_as))
         raise ConfigError(
@@ -270,16 +271,8 @@ def _make_folder(folder: Path) -> None:
 
 def _agent_ports(addresses: Path) -> dict[str, int]:
     """The ports that the agents of an earlier start of this run know; none: it is the first."""
-    known = _known(addresses)
+    known = json_object(addresses)
     return {name: int(known[name].rpartition(":")[2]) for name in AGENT_PORTS if known.get(name)}
-
-
-def _known(addresses: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(addresses.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _secrets(folder: Path) -> dict[str, str]:

@@ -17,8 +17,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from services.chassis.config.load import load
-from services.chassis.errors import ConfigError, ExitCode, StartupError
+from seamflow.inspect.run_files import json_object
+
+from services.chassis.config.load import exiting, load
+from services.chassis.errors import ConfigError, ExitCode
 from services.launcher import redis_server
 from services.launcher.checks.prerequisites import check_evaluation, check_installed, check_program
 from services.launcher.checks.run_settings import process_setting
@@ -42,10 +44,8 @@ def main() -> NoReturn:
     """Evaluate; exits with a code of `ExitCode`, or with 130 after Ctrl-C."""
     given, others = _parser().parse_known_args()
     try:
-        sys.exit(_main(given, others))
-    except StartupError as error:
-        print(f"evaluate: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        with exiting("evaluate"):
+            sys.exit(_main(given, others))
     except KeyboardInterrupt:
         print("stopped; all processes have ended", file=sys.stderr)
         sys.exit(130)
@@ -159,11 +159,7 @@ def _model_folder(checkpoint: Path, config: LauncherConfig, layout: Layout) -> P
 
 def _state(checkpoint: Path) -> dict[str, Any]:
     """What a trainer's checkpoint says of itself; empty for a Hugging Face folder."""
-    try:
-        found: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return found
+    return json_object(checkpoint / "state.json")
 
 
 def _step(checkpoint: Path) -> int:

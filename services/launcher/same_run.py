@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
+from seamflow.inspect.run_files import json_object
 
 from services.chassis.errors import ConfigError, StartupError
 from services.launcher.config import LauncherConfig
@@ -37,7 +38,7 @@ def check_same_run(config: LauncherConfig, layout: Layout) -> None:
     Raises:
         ConfigError: names what differs, both values and the cure.
     """
-    began, now = _read(layout.folder / FILE), _facts(config, layout)
+    began, now = json_object(layout.folder / FILE), _facts(config, layout)
     if not began:
         return  # a new run, or one of an older release: its trajectory manager compares
     rules_then, rules_now = began.get("rules", {}), now["rules"]
@@ -57,7 +58,7 @@ def check_same_run(config: LauncherConfig, layout: Layout) -> None:
 def note_beginning(config: LauncherConfig, layout: Layout) -> None:
     """Write down what the run begins with, unless an earlier start has."""
     file = layout.folder / FILE
-    if not _read(file):
+    if not json_object(file):
         partial = file.with_suffix(".partial")
         partial.write_text(json.dumps(_facts(config, layout), indent=2) + "\n", encoding="utf-8")
         partial.rename(file)
@@ -83,14 +84,6 @@ def _facts(config: LauncherConfig, layout: Layout) -> dict[str, Any]:
         "rules": MessageToDict(rules(own), preserving_proto_field_name=True),
         "model": {} if config.prepare is not None else dict(fingerprint(folder)),
     }
-
-
-def _read(file: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def fingerprint(folder: Path) -> Mapping[str, str]:

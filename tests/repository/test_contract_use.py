@@ -182,7 +182,7 @@ LIBRARIES: Mapping[Identity, tuple[str, ...]] = {
     Identity.DATALOADER: (_CLOSED_ROLLOUTS, _ENVIRONMENT_CLIENT),
     Identity.RANKER: (_CLOSED_ROLLOUTS,),
     Identity.ENVIRONMENTS: (_CLIENT, _ENVIRONMENT_CLIENT),
-    Identity.EVALUATOR: (_ENVIRONMENT_CLIENT,),
+    Identity.EVALUATOR: (_ENVIRONMENT_CLIENT, _RUN_CLIENTS),
     Identity.CONSOLE: (
         _RUN_CLIENTS,
         "sdk/seamflow/inspect/snapshot.py",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from redis.asyncio import Redis
 
-from services.chassis.errors import StartupError, UsageError
+from services.chassis.config.load import exiting
+from services.chassis.errors import UsageError
 from services.chassis.redis.connect import connect
 from services.launcher.same_run import hold
 from tools.backup.contents import RDB, BackupError, Contents, copied, read_contents
@@ -25,7 +25,7 @@ _COMPLETE = ".complete"
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; a failure is one line and its exit code."""
-    try:
+    with exiting("backup"):
         given = _parser().parse_args(arguments)
         url, checkpoints = _url(given), dict(given.checkpoints)
         if given.command == "save":
@@ -33,9 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             contents = asyncio.run(restore(given.backup, url, checkpoints, given.weights))
         _report(contents)
-    except StartupError as error:
-        print(f"backup: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
 
 
 def _report(contents: Contents) -> None:

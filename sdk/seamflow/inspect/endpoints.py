@@ -17,6 +17,7 @@ import grpc.aio
 from seamflow.channel import CONNECT_TIMEOUT, connect
 from seamflow.credentials import Credentials, SecretFile
 from seamflow.errors import SeamflowError, UnavailableError, decode
+from seamflow.inspect.run_files import json_object
 from seamflow.network.host_port import listens
 
 LATEST = Path("runs/latest")
@@ -286,9 +287,7 @@ _KNOWN_BY = ("rollout_gateway", "trajectory_manager", "scheduler")
 
 def how_it_ended(folder: Path, addresses: Mapping[str, str]) -> str:
     """One line for people; empty: it goes on, or `seamflow train` has not made the folder."""
-    try:
-        end = json.loads((folder / "end.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    if not (end := json_object(folder / "end.json")):
         return _killed(folder, addresses)
     reason = f" ({end['reason']})" if end.get("reason") else ""
     serve = f"`seamflow serve {_flags(folder, addresses)}`"

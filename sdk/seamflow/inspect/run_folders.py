@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from seamflow.inspect.learning import not_learning
 from seamflow.inspect.progress import read_progress
+from seamflow.inspect.run_files import json_object
 from seamflow.network.host_port import listens
 
 _COLUMNS = ("run", "state", "steps", "reward", "best", "health", "started (UTC)", "folder")
@@ -41,7 +40,7 @@ def _row(folder: Path) -> Mapping[str, str]:
     progress = read_progress(folder)
     last = progress.steps[-1] if progress.steps else {}
     reward = last.get("reward_mean")
-    best = _json(folder / "checkpoints" / "best" / "best.json")
+    best = json_object(folder / "checkpoints" / "best" / "best.json")
     return {
         "run": folder.name,
         "state": run_state(folder),
@@ -56,10 +55,10 @@ def _row(folder: Path) -> Mapping[str, str]:
 
 def run_state(folder: Path) -> str:
     """running: its gateway's port answers; else its end: finished, stopped, failed, or killed."""
-    address = str(_json(folder / "addresses.json").get("rollout_gateway", ""))
+    address = str(json_object(folder / "addresses.json").get("rollout_gateway", ""))
     if listens(address):
         return "running"
-    end = _json(folder / "end.json")
+    end = json_object(folder / "end.json")
     is_finished = (folder / "summary.json").is_file()
     return str(end.get("state", "finished" if is_finished else "killed"))
 
@@ -67,11 +66,3 @@ def run_state(folder: Path) -> str:
 def started(folder: Path) -> float:
     """Unix time at which the launcher last started the run."""
     return (folder / "addresses.json").stat().st_mtime
-
-
-def _json(file: Path) -> Mapping[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}

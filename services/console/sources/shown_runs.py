@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import tarfile
 import tempfile
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from seamflow.inspect.endpoints import SERVICES, Endpoints, UsageError, resolve
+from seamflow.inspect.run_files import json_object
 from seamflow.inspect.run_folders import started
 from seamflow.network.host_port import listens
 
@@ -67,13 +67,7 @@ class ShownRun:
 
     def json(self, name: str) -> dict[str, Any]:
         """A JSON object of its folder; {}: there is no such file, or it is in writing."""
-        if self.folder is None:
-            return {}
-        try:
-            values = json.loads((self.folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return values if isinstance(values, dict) else {}
+        return {} if self.folder is None else json_object(self.folder / name)
 
 
 def folder_run(folder: Path) -> ShownRun:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from services.chassis.config.load import load
-from services.chassis.errors import ConfigError, ExitCode, StartupError
+from services.chassis.config.load import exiting, load
+from services.chassis.errors import ConfigError, ExitCode
 from services.launcher.config import DEFAULT_FILE, LauncherConfig, own_settings
 from services.launcher.node_plan import node_plan
 
@@ -180,11 +180,8 @@ exit "$CODE"
 def main() -> NoReturn:
     """Print the script, or write it to --out; exits with a code of `ExitCode`."""
     given, others = _parser().parse_known_args()
-    try:
+    with exiting("slurm"):
         script = script_of(given, others)
-    except StartupError as error:
-        print(f"slurm: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
     warnings = [*_warnings(given, others)]
     for line in warnings:
         print(f"slurm: warning: {line}", file=sys.stderr)

@@ -64,7 +64,7 @@ def test_without_the_note_nothing_is_compared(
 ) -> None:
     """Negative control: the same change goes unseen."""
     check = _begun(tmp_path, model=_model(tmp_path / "model"), group_size=8)
-    monkeypatch.setattr(same_run, "_read", lambda file: {})
+    monkeypatch.setattr(same_run, "json_object", lambda file: {})
     check(make_config(model=str(tmp_path / "model"), group_size=4))
 
 
