@@ -30,7 +30,7 @@ from services.launcher import redis_server
 from services.launcher.child_process import ProcessPlan, settings_of
 from services.launcher.cli import make_layout
 from services.launcher.config import LauncherConfig, own_settings
-from services.launcher.hosts.host_network import host_variables
+from services.launcher.hosts.other_hosts import host_variables
 from services.launcher.hosts.run_certificates import hosts_folder, secured
 from services.launcher.layout import Layout
 from services.launcher.process_plan import plan

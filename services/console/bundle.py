@@ -29,10 +29,9 @@ from services.chassis.errors import ExitCode
 from services.console.sources.run_store import RunStore, RunStores
 from services.console.sources.shown_runs import ShownRun, folder_run
 from services.console.views.nodes import ended_history
-from services.console.views.overview import overview, run_row
+from services.console.views.overview import overview, run_row, step_curves
 from services.console.views.rows import rollout_row
 from services.console.views.step_detail import step_detail
-from services.console.views.steps import step_curves
 from services.console.views.token_window import MAX_TOKENS, token_window
 from services.console.views.transcript import transcript
 

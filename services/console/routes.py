@@ -27,11 +27,10 @@ from services.console.views.nodes import (
     node_history,
     reported_arrivals,
 )
-from services.console.views.overview import overview, run_row
+from services.console.views.overview import overview, run_row, step_curves
 from services.console.views.rollouts import rollouts, search_of
 from services.console.views.rows import rollout_row
 from services.console.views.step_detail import step_detail
-from services.console.views.steps import step_curves
 from services.console.views.token_window import MAX_TOKENS, token_window
 from services.console.views.transcript import transcript
 

@@ -17,12 +17,11 @@ from seamflow.evaluator.v1.evaluator_service_pb2_grpc import (
 from services.chassis.errors import ConfigError, invalid_argument, not_found
 from services.chassis.rpc.fields import message_of
 from services.chassis.rpc.server import Service, run
-from services.evaluator.clients import connected
+from services.evaluator.clients import TrainerClient, connected
 from services.evaluator.config import EvaluatorConfig
 from services.evaluator.evaluation import Evaluation
 from services.evaluator.evaluator import Evaluator
 from services.evaluator.heldout_tasks import heldout_tasks
-from services.evaluator.trainer_client import TrainerClient
 from services.lib.evaluation import EvaluationLine
 
 Context = grpc.aio.ServicerContext[Any, Any]

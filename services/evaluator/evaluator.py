@@ -18,13 +18,12 @@ from seamflow.weights.v1 import weight_service_pb2 as weight_pb
 from services.chassis import metrics
 from services.chassis.errors import DependencyUnavailable, StartupError
 from services.chassis.log import get_logger
-from services.evaluator.clients import Clients
+from services.evaluator.clients import Clients, TrainerClient
 from services.evaluator.config import EvaluatorConfig
 from services.evaluator.evaluation import Evaluation, unless_lost
 from services.evaluator.evaluation_log import EvaluationLog, line_of
 from services.evaluator.held_version import VersionLost, await_loaded, held, manifest_of
 from services.evaluator.pinned_rollouts import EvaluationFailed
-from services.evaluator.trainer_client import TrainerClient
 from services.lib.evaluation import EvaluationLine, shown
 
 _START_PATIENCE_SECONDS = 120.0

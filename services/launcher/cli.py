@@ -52,8 +52,7 @@ from services.launcher.config import (
     own_settings,
     with_file,
 )
-from services.launcher.hosts.host_network import host_variables
-from services.launcher.hosts.other_hosts import OtherHosts
+from services.launcher.hosts.other_hosts import OtherHosts, host_variables
 from services.launcher.hosts.run_certificates import hosts_folder, listening_at, secured
 from services.launcher.layout import (
     AGENT_PORTS,

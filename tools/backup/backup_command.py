@@ -15,9 +15,16 @@ from services.chassis.config.load import exiting
 from services.chassis.errors import UsageError
 from services.chassis.redis.connect import connect
 from services.launcher.same_run import hold
-from tools.backup.contents import RDB, BackupError, Contents, copied, read_contents
 from tools.backup.save import save
-from tools.backup.snapshot import require_one_server, serving
+from tools.backup.snapshot import (
+    RDB,
+    BackupError,
+    Contents,
+    copied,
+    read_contents,
+    require_one_server,
+    serving,
+)
 
 _KEYS = 256
 _COMPLETE = ".complete"

@@ -21,8 +21,7 @@ import grpc.aio
 from seamflow.cli.arrow_table import table_of
 from seamflow.cli.parser import Verbs
 from seamflow.errors import ExhaustedError, SeamflowError, UnavailableError
-from seamflow.inspect.endpoints import Endpoints, UsageError
-from seamflow.inspect.named_run import manager_of_run, note
+from seamflow.inspect.endpoints import Endpoints, UsageError, manager_of_run, note
 from seamflow.retry import retrying
 from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb

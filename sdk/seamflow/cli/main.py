@@ -27,8 +27,7 @@ from seamflow.errors import (
     PermissionDeniedError,
     SeamflowError,
 )
-from seamflow.inspect.endpoints import UsageError
-from seamflow.inspect.named_run import note
+from seamflow.inspect.endpoints import UsageError, note
 from seamflow.printable import escaped_output
 
 _OK, _USAGE, _UNAVAILABLE, _CONFIG = 0, 64, 69, 78  # sysexits.h

@@ -10,8 +10,7 @@ from seamflow.cli.parser import Verbs
 from seamflow.durations import seconds_of
 from seamflow.errors import UnavailableError, decode
 from seamflow.inspect.diagnosis import activity
-from seamflow.inspect.endpoints import Endpoints, reached
-from seamflow.inspect.named_run import required_run
+from seamflow.inspect.endpoints import Endpoints, reached, required_run
 from seamflow.pages import pages
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub

@@ -11,8 +11,7 @@ import grpc.aio
 from seamflow.cli.parser import Verbs, call_services
 from seamflow.enum_names import enum_name
 from seamflow.errors import decode
-from seamflow.inspect.endpoints import Endpoints, reached
-from seamflow.inspect.named_run import manager_of_run
+from seamflow.inspect.endpoints import Endpoints, manager_of_run, reached
 from seamflow.inspect.run_folders import print_run_folders
 from seamflow.pages import pages
 from seamflow.retry import retrying

@@ -14,8 +14,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from seamflow.cli.parser import Verbs
 from seamflow.errors import SeamflowError
 from seamflow.inspect.diagnosis import Finding
-from seamflow.inspect.ended_run import ended_status
 from seamflow.inspect.endpoints import Endpoints
+from seamflow.inspect.run_folders import ended_status
 from seamflow.inspect.snapshot import Snapshot, gather
 from seamflow.inspect.status_screen import ago, status_screen
 from seamflow.inspect.why_stuck import why_stuck

@@ -14,9 +14,8 @@ from seamflow.cli.parser import Verbs
 from seamflow.common.v1 import tokens_pb2
 from seamflow.enum_names import enum_name
 from seamflow.errors import UnavailableError, decode
-from seamflow.inspect.ended_run import recorded_rollouts, recorded_turns
-from seamflow.inspect.endpoints import Endpoints
-from seamflow.inspect.named_run import decoder_of, manager_of_run
+from seamflow.inspect.endpoints import Endpoints, decoder_of, manager_of_run
+from seamflow.inspect.run_folders import recorded_rollouts, recorded_turns
 from seamflow.pages import pages
 from seamflow.retry import Backoff
 from seamflow.stubs import async_stub

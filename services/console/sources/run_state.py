@@ -19,8 +19,7 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
-from services.console.sources.allocation_log import AllocationLog
-from services.console.sources.run_store import RunStore
+from services.console.sources.run_store import AllocationLog, RunStore
 from services.console.sources.shown_runs import ShownRun
 
 _NEWEST = 50

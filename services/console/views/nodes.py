@@ -14,8 +14,7 @@ from seamflow.inspect.run_files import json_lines
 from seamflow.inspect.snapshot import ServerSnapshot
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
-from services.console.sources.allocation_log import AllocationLog
-from services.console.sources.run_store import RunStore
+from services.console.sources.run_store import AllocationLog, RunStore
 from services.console.sources.shown_runs import ShownRun
 
 Values = dict[str, Any]

@@ -21,12 +21,12 @@ from services.launcher.report.notes import HealthNotes
 from services.launcher.report.occupancy import draw_run
 from services.launcher.report.summary import (
     TrajectoryFigures,
+    audit_figures,
     num_weight_updates,
     package_versions,
     tail_ratio,
     trajectories,
 )
-from services.launcher.report.token_audit import audit_figures
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
 from services.lib.evaluation import (

@@ -8,7 +8,7 @@ from pathlib import Path
 from seamflow.credentials import Credentials
 
 from services.chassis.errors import ConfigError
-from services.lib.tasks.sources.base import Row, Source
+from services.lib.tasks.task_rows import Row, Source
 
 __all__ = ["Row", "Source", "is_function", "open_source"]
 

@@ -16,7 +16,7 @@ from pyarrow import types
 
 from services.chassis.errors import ConfigError
 from services.lib.tasks.order import Permutation
-from services.lib.tasks.sources.base import Row
+from services.lib.tasks.task_rows import Row
 
 BATCH = 1000
 """Rows to turn at a time, as the library takes as long for one as for many."""

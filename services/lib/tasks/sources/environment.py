@@ -15,7 +15,7 @@ from seamflow.errors import SeamflowError
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.lib.tasks.order import Permutation
-from services.lib.tasks.sources.base import Row
+from services.lib.tasks.task_rows import Row
 
 
 class EnvironmentSource:

@@ -15,7 +15,7 @@ from typing import Any
 from services.chassis import plugins
 from services.chassis.errors import ConfigError
 from services.lib.tasks.order import Permutation
-from services.lib.tasks.sources.base import Row
+from services.lib.tasks.task_rows import Row
 
 
 class JsonlSource:
