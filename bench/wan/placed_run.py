@@ -35,7 +35,7 @@ from services.launcher.hosts.run_certificates import hosts_folder, secured
 from services.launcher.layout import Layout
 from services.launcher.process_plan import plan
 from services.launcher.report.summary import trajectories
-from services.launcher.report.view import PlainView
+from services.launcher.report.view import View
 from services.launcher.run import Run
 from services.launcher.service_clients import connected
 from services.lib.redis_binary import find_redis_server
@@ -75,7 +75,7 @@ def main() -> None:
     layout = replace(own, places={**own.places, **dict.fromkeys(_WITH_TRAINING, (1,))})
     config, plans = _placed(config, layout)
     os.environ.update(environment(host_variables(layout.hosts[0], layout.hosts)))
-    with _western_redis(folder), PlainView(layout.folder / "metrics.jsonl") as view:
+    with _western_redis(folder), View(layout.folder / "metrics.jsonl") as view:
         run = Run(config, layout, plans, view)
         summary = asyncio.run(_trained(run, folder / FINISH))
     (layout.folder / "summary.json").write_text(json.dumps(summary))

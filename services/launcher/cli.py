@@ -65,7 +65,7 @@ from services.launcher.layout import (
 )
 from services.launcher.process_plan import plan
 from services.launcher.report.summary import show_summary
-from services.launcher.report.view import LiveView, PlainView
+from services.launcher.report.view import LiveView, View
 from services.launcher.run import Run
 from services.launcher.same_run import check_same_run, hold, note_beginning, recorded_end
 from services.lib.evaluation import EvaluationConfig
@@ -174,7 +174,7 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
     _link_latest(layout.folder)
     is_terminal = sys.stdout.isatty() and config.live
     metrics = layout.folder / "metrics.jsonl"
-    view = LiveView(config.name, metrics) if is_terminal else PlainView(metrics)
+    view = LiveView(config.name, metrics) if is_terminal else View(metrics)
     with recorded_end(layout.folder), view:
         if amount:
             view.note(amount)

@@ -30,7 +30,7 @@ from services.launcher.cli import make_layout
 from services.launcher.config import DEFAULT_FILE, LauncherConfig, flags_by_table, own_settings
 from services.launcher.layout import Layout
 from services.launcher.process_plan import plan
-from services.launcher.report.view import LiveView, PlainView
+from services.launcher.report.view import LiveView, View
 from services.launcher.run import Run
 from services.launcher.supervisor import child_environment
 from services.lib.evaluation import EvaluationConfig, EvaluationLine, shown
@@ -90,7 +90,7 @@ def _main(given: argparse.Namespace, others: list[str]) -> int:
     check_installed(plans.values(), process_setting(config, file, "rollout_server.engine"))
     check_program(plans)
     is_terminal = sys.stdout.isatty() and config.live
-    view = LiveView(config.name, layout.folder / "metrics.jsonl") if is_terminal else PlainView()
+    view = LiveView(config.name, layout.folder / "metrics.jsonl") if is_terminal else View()
     with view:
         run = Run(config, layout, plans, view, evaluation=settings)
         line = asyncio.run(run.evaluate())

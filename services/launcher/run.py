@@ -258,13 +258,7 @@ class Run:
         self.learned = await learn(training, self.plans, self.watch)
 
     def _training(self, processes: Supervisor, services: Services) -> Training:
-        return Training(
-            config=self.config,
-            layout=self.layout,
-            view=self.view,
-            processes=processes,
-            services=services,
-        )
+        return Training(self.config, self.layout, self.view, processes, services)
 
     async def _evaluate_last(
         self, evaluator: FollowedEvaluator, processes: Supervisor, services: Services
@@ -284,16 +278,8 @@ class Run:
         self.view.phase("summarizing")
         if "agent_runner" in self.plans:
             await processes.stop("agent_runner")
-        summary = RunSummary(
-            config=self.config,
-            layout=self.layout,
-            evaluation=self.evaluation,
-            learned=self.learned,
-            watch=self.watch,
-            processes=processes,
-            services=services,
-        )
-        return await summary.made(time.monotonic() - self.start)
+        facts = (self.config, self.layout, self.evaluation, self.learned, self.watch)
+        return await RunSummary(*facts, processes, services).made(time.monotonic() - self.start)
 
 
 @asynccontextmanager

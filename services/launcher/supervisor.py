@@ -10,7 +10,6 @@ import signal
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn, Self, TypeVar
 
 from seamflow.user_code.user_modules import FOLDER_VARIABLE
@@ -185,12 +184,7 @@ class Supervisor:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         # Newest first: agents end before the services they use.
         for name in reversed(self._children):
             self._watchers.pop(name).cancel()

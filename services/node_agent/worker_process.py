@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from services.chassis import metrics
@@ -151,10 +150,5 @@ class WorkerProcesses:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await asyncio.gather(*(process.end() for process in self.by_address.values()))

@@ -99,7 +99,7 @@ def failure_lines(trajectories: Iterable[trajectory_pb2.Trajectory]) -> list[str
     return [f"{each.number} × {each.line}. {each.cure}" for each in causes(trajectories)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RunSummary:
     """Sums up a run that has ended, while its services still answer."""
 

@@ -60,7 +60,7 @@ class UsedUpTasks:
         return now - self._since >= self._seconds
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Training:
     """The training of one run, which its trainer does."""
 
