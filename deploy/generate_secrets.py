@@ -1,6 +1,6 @@
 """Generate the secrets of a deployment: a CA, certificates, Redis passwords, tokens.
 
-    python generate_secrets.py --authority /authority --out /secrets
+    python -m deploy.generate_secrets --authority /authority --out /secrets
 
 `--out` gets a folder for each service, which is mounted to it alone: `<service>/ca.pem`,
 `<service>/<service>/cert.pem` and `key.pem`, whose URI spiffe://seamflow/<identity> says who it is,
@@ -20,22 +20,18 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import ipaddress
-import os
 import secrets
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from services.launcher.hosts.certificates import (
+    Authority,
+    authority_in,
+    write_certificate,
+    write_file,
+)
 
-_AUTHORITY_DAYS = 3650
-_SERVICE_DAYS = 825
 _MOUNT = "/secrets"
 """Where a service sees its folder."""
 
@@ -87,21 +83,6 @@ SERVICES: dict[str, Service] = {
 _COMMANDS = "+@all -@admin -@dangerous +info +config|get"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Authority:
-    """The certificate authority of one deployment."""
-
-    certificate: x509.Certificate
-    """Self-signed certificate."""
-    key: ec.EllipticCurvePrivateKey
-    """Signs the services' certificates."""
-
-    @property
-    def pem(self) -> bytes:
-        """Its certificate, for those who trust it."""
-        return _public_pem(self.certificate)
-
-
 def main() -> None:
     """Generate what is missing."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -144,26 +125,13 @@ def _authority(folder: Path, out: Path) -> Authority:
     return authority
 
 
-def authority_in(folder: Path) -> Authority:
-    """The authority whose key and certificate are in `folder`, made if there is none."""
-    if not (folder / "ca.key").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / "ca.key", _private_pem(ec.generate_private_key(ec.SECP256R1())))
-    key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    if not (folder / "ca.pem").exists():  # new, or of release 0.2.0
-        _write(folder / "ca.pem", _public_pem(_self_signed(key)))
-    certificate = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
-    return Authority(certificate=certificate, key=key)
-
-
 def _shared(folder: Path) -> dict[str, str]:
     """The secrets that more than one service knows, by their file in the authority's folder."""
     accounts = [f"redis_password_{name}" for name, service in SERVICES.items() if service.keys]
     names = ["agent_token", "credential_secret", "console_access_token", *accounts]
     for name in names:
         if not (folder / name).exists():
-            _write(folder / name, secrets.token_urlsafe(32).encode())
+            write_file(folder / name, secrets.token_urlsafe(32).encode())
     return {name: (folder / name).read_text() for name in names}
 
 
@@ -175,14 +143,14 @@ def _write_service(
     lacks = renew or not (own / "key.pem").exists()
     if lacks:
         folder.mkdir(mode=0o750, parents=True, exist_ok=True)
-        _write(folder / "ca.pem", authority.pem)
+        write_file(folder / "ca.pem", authority.pem)
         # The key is written last: a certificate without its key is made anew.
         hosts = (name, *SERVICES[name].hosts, "localhost", "127.0.0.1")
         write_certificate(own, authority, SERVICES[name].identity or name, hosts)
     texts = _texts(SERVICES[name], name, shared)
     stale = {path: text for path, text in texts.items() if _text(folder / path) != text}
     for path, text in stale.items():
-        _write(folder / path, text.encode())
+        write_file(folder / path, text.encode())
     return lacks or bool(stale)
 
 
@@ -232,100 +200,6 @@ def _text(path: Path) -> str | None:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "seamflow deployment CA")])
-    usage = x509.KeyUsage(
-        digital_signature=False,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=True,
-        crl_sign=True,
-        encipher_only=False,
-        decipher_only=False,
-    )
-    builder = _builder(name, name, key.public_key(), _AUTHORITY_DAYS)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(usage, critical=True)
-    return builder.sign(key, hashes.SHA256())
-
-
-def write_certificate(
-    folder: Path, authority: Authority, identity: str, hosts: Sequence[str]
-) -> None:
-    """Write cert.pem and key.pem of a service, reached by `hosts`: names, or addresses.
-
-    One certificate for both sides of a connection: every service is also a client.
-    """
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
-    builder = _builder(name, authority.certificate.subject, key.public_key(), _SERVICE_DAYS)
-    names = [_general_name(host) for host in hosts]
-    names.append(x509.UniformResourceIdentifier(f"spiffe://seamflow/{identity}"))
-    purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
-    for extension, critical in (
-        (x509.SubjectAlternativeName(names), False),
-        (x509.BasicConstraints(ca=False, path_length=None), True),
-        (x509.ExtendedKeyUsage(purposes), False),
-        (issuer, False),
-    ):
-        builder = builder.add_extension(extension, critical=critical)
-    certificate = builder.sign(authority.key, hashes.SHA256())
-    _write(folder / "cert.pem", _public_pem(certificate))
-    _write(folder / "key.pem", _private_pem(key))
-
-
-def _general_name(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
-) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        # Valid an hour early, for clock skew.
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-    )
-
-
-def _public_pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file atomically, readable by owner and group only (Redis reads it as the group)."""
-    path.parent.mkdir(mode=0o750, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.unlink(missing_ok=True)  # of an interrupted run
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(descriptor)
-    partial.rename(path)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,6 @@ def _release_changes(changelog: Path, version: str, day: date) -> None:
 
 
 def main() -> int:
-    """Returns the exit code."""
     given = _arguments()
     try:
         return _prepare(given.version) if given.what == "prepare" else _check(given.tag)

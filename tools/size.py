@@ -26,7 +26,6 @@ ROOMS = (
 
 
 def sizes(root: Path) -> dict[str, int]:
-    """The figures of a checkout, by name."""
     files = _tracked(root)
     python = [name for name in files if name.endswith(".py") and "_pb2" not in name]
     product = [name for name in python if name.split("/")[0] in ROOMS]
@@ -48,7 +47,6 @@ def sizes(root: Path) -> dict[str, int]:
 
 
 def main() -> None:
-    """Print them."""
     print(_table(sizes(ROOT)))
 
 

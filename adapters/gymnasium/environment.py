@@ -78,7 +78,6 @@ class GymnasiumEnvironment:
         )
 
     def step(self, message: Mapping[str, Any]) -> Step:
-        """Act as the message says."""
         assert self._env is not None
         try:
             action = self._action(message)
@@ -93,7 +92,6 @@ class GymnasiumEnvironment:
         )
 
     def close(self) -> None:
-        """Close the environment."""
         if self._env is not None:
             self._env.close()
 

@@ -118,7 +118,6 @@ class McpToolsEnvironment:
         return Step(messages=answers, rewards=reward, done=done)
 
     async def close(self) -> None:
-        """End the session."""
         if self._session is not None:
             await self._session.close()
 

@@ -82,7 +82,6 @@ class ReasoningGymEnvironment:
         return [*system, {"role": "user", "content": question}]
 
     def step(self, message: Mapping[str, Any]) -> Step:
-        """Score the answer."""
         text = message["content"]
         marked = extract_answer(text)
         answer = marked if marked is not None or self._needs_mark else text.strip()

@@ -6,7 +6,6 @@ import random
 import re
 import threading
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -163,12 +162,7 @@ class OwnRandom:
         random.setstate(self._state)
         np.random.set_state(self._numpy_state)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._state = random.getstate()
         self._numpy_state = np.random.get_state()
         _using.release()

@@ -29,8 +29,7 @@ from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import plan
-from services.launcher.report.summary import trajectories
-from services.launcher.report.token_audit import Audit, audit, read_token_log
+from services.launcher.report.summary import Audit, audit, read_token_log, trajectories
 from services.launcher.run_rules import rules
 from services.launcher.service_clients import Services, connected
 from services.launcher.supervisor import Supervisor

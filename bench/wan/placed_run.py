@@ -29,16 +29,15 @@ from services.chassis.config.load import load
 from services.launcher import redis_server
 from services.launcher.child_process import ProcessPlan, settings_of
 from services.launcher.cli import make_layout
-from services.launcher.config import LauncherConfig
-from services.launcher.hosts.host_network import host_variables
+from services.launcher.config import LauncherConfig, own_settings
+from services.launcher.hosts.other_hosts import host_variables
 from services.launcher.hosts.run_certificates import hosts_folder, secured
 from services.launcher.layout import Layout
 from services.launcher.process_plan import plan
 from services.launcher.report.summary import trajectories
-from services.launcher.report.view import PlainView
+from services.launcher.report.view import View
 from services.launcher.run import Run
 from services.launcher.service_clients import connected
-from services.launcher.set_option import own_settings
 from services.lib.redis_binary import find_redis_server
 
 RUN = "runs/wan"
@@ -76,7 +75,7 @@ def main() -> None:
     layout = replace(own, places={**own.places, **dict.fromkeys(_WITH_TRAINING, (1,))})
     config, plans = _placed(config, layout)
     os.environ.update(environment(host_variables(layout.hosts[0], layout.hosts)))
-    with _western_redis(folder), PlainView(layout.folder / "metrics.jsonl") as view:
+    with _western_redis(folder), View(layout.folder / "metrics.jsonl") as view:
         run = Run(config, layout, plans, view)
         summary = asyncio.run(_trained(run, folder / FINISH))
     (layout.folder / "summary.json").write_text(json.dumps(summary))

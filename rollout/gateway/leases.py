@@ -18,7 +18,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as store_pb
 from rollout.gateway import credentials
 from services.chassis.errors import Reason, ServiceError, exhausted, failed_precondition
 from services.chassis.rpc import tracing
-from services.chassis.rpc.retries import call_until_answered
+from services.chassis.rpc.clients import call_until_answered
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub

@@ -32,8 +32,8 @@ from rollout.gateway.record.recorder import begin_request
 from rollout.gateway.send_buffer import SendBuffer
 from rollout.gateway.turn import Send, TurnServices, run_turn
 from services.chassis.errors import invalid_argument, not_found
+from services.chassis.rpc.clients import call_until_answered
 from services.chassis.rpc.request_budget import RequestBudget
-from services.chassis.rpc.retries import call_until_answered
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceAsyncStub

@@ -12,23 +12,8 @@ from prometheus_client import Counter, Gauge, Histogram
 
 # From a fast unary call to a long generation.
 _SECONDS = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1,
-    2.5,
-    5,
-    10,
-    30,
-    60,
-    300,
-    1800,
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1, 2.5, 5, 10, 30, 60, 300, 1800),
 )
 
 # Cached: a second request for a metric of a process must return the same object.

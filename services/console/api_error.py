@@ -28,20 +28,15 @@ class ApiError(Exception):
     """An error for the page."""
 
     status: int
-    """Of HTTP."""
     message: str
-    """What is wrong, with field and value."""
     cure: str
-    """What to do."""
 
     def response(self) -> web.Response:
-        """As JSON."""
         error = {"message": self.message, "cure": self.cure}
         return web.json_response({"error": error}, status=self.status)
 
 
 def from_seamflow(error: SeamflowError) -> ApiError:
-    """The error of a service."""
     for kind, status, cure in _STATUS:
         if isinstance(error, kind):
             return ApiError(status, str(error), cure)

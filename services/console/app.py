@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import hashlib
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import grpc
@@ -10,7 +13,6 @@ from aiohttp import web
 from seamflow.errors import SeamflowError, decode
 
 from services.chassis.log import get_logger
-from services.console.access.login import Login
 from services.console.api_error import ApiError, from_seamflow
 from services.console.config import ConsoleConfig
 from services.lib.http.http_server import ForeignRequestError, check_source
@@ -18,7 +20,6 @@ from services.lib.http.http_server import ForeignRequestError, check_source
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 STATIC = Path(__file__).parent / "static"
-"""Folder of the pages."""
 _log = get_logger()
 _HEADERS = {
     # Model output is untrusted text: nothing from another origin is loaded, run or framed.
@@ -30,6 +31,19 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+
+_COOKIE_SECONDS = 30 * 86_400
+_WELCOME = """<!doctype html><html lang="en"><meta charset="utf-8"><title>seamflow console</title>
+<meta http-equiv="refresh" content="0;url=./"><p><a href="./">The console</a></p></html>"""
+_NO_WAY_IN = """<!doctype html><html lang="en"><meta charset="utf-8">
+<meta name="viewport" content="width=device-width"><title>seamflow console: link needed</title>
+<main><h1>This page needs its link</h1><p>{reason}</p>
+<p>Open the link that the console printed when it was started. It ends in
+<code>/?token=…</code>:</p><ul>
+<li><code>seamflow train</code> and <code>seamflow console</code> print it;
+<code>seamflow console --help</code> says how to get it again.</li>
+<li>In containers the token is the secret <code>console_access_token</code>.</li></ul></main></html>
+"""
 
 
 def application(
@@ -103,3 +117,58 @@ def _of_aiohttp(request: web.Request, error: web.HTTPException) -> web.StreamRes
         return web.Response(status=error.status, headers=error.headers)
     message = f"{request.method} {request.path[:200]}: {error.reason}"
     return ApiError(error.status, message, "the API is described in docs/console.md").response()
+
+
+class Login:
+    """Lets requests in that have the secret: in the link, the cookie, or as a bearer token."""
+
+    def __init__(self, config: ConsoleConfig) -> None:
+        given = config.access_token
+        self._token = given.get_secret_value() if given else secrets.token_urlsafe(32)
+        self._cookie = f"seamflow_console_{self._derived('name')[:12]}"
+        self._value = self._derived("session")
+
+    @property
+    def path(self) -> str:
+        return f"/?token={self._token}"
+
+    def knows(self, request: web.Request) -> bool:
+        cookie = request.cookies.get(self._cookie, "")
+        return _same(cookie, self._value) or _same(_bearer(request.headers), self._token)
+
+    def enter(self, request: web.Request) -> web.Response:
+        """Answer the link: a cookie, and a page that forwards to the console.
+
+        It is no redirect: a browser that came from another site would send no strict cookie.
+        """
+        if not _same(request.query.get("token", ""), self._token):
+            return _refusal("The token of this link is not that of the console that runs now.")
+        page = web.Response(text=_WELCOME, content_type="text/html")
+        page.set_cookie(
+            self._cookie,
+            self._value,
+            max_age=_COOKIE_SECONDS,
+            httponly=True,
+            samesite="Strict",
+            secure=request.secure,
+            path="/",
+        )
+        return page
+
+    def _derived(self, purpose: str) -> str:
+        return hmac.new(self._token.encode(), purpose.encode(), hashlib.sha256).hexdigest()
+
+
+def _refusal(reason: str) -> web.Response:
+    """The page for a browser with another secret, which says how to get it."""
+    page = _NO_WAY_IN.format(reason=reason)
+    return web.Response(status=401, text=page, content_type="text/html")
+
+
+def _bearer(headers: Mapping[str, str]) -> str:
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    return token if scheme.lower() == "bearer" else ""
+
+
+def _same(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="replace"), expected.encode())

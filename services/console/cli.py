@@ -12,14 +12,11 @@ from seamflow.inspect.endpoints import UsageError
 
 from services.chassis.errors import ConfigError
 from services.chassis.rpc.server import Service, run
-from services.console.access.login import Login
-from services.console.app import STATIC, application
-from services.console.bundle.bundle_command import bundle
+from services.console.app import STATIC, Login, application
+from services.console.bundle import bundle
 from services.console.config import ConsoleConfig
-from services.console.demo.demo_run import demo_run
 from services.console.routes import Routes
-from services.console.sources.shown_run import ShownRun, folder_run, live_run
-from services.console.sources.shown_runs import ShownRuns
+from services.console.sources.shown_runs import ShownRun, ShownRuns, demo_run, folder_run, live_run
 from services.lib.http.http_server import is_local, serving
 
 _LATEST = Path("runs/latest")
@@ -35,7 +32,6 @@ addresses.json of its folder is the address, the file console_token there holds 
 
 @asynccontextmanager
 async def build(config: ConsoleConfig) -> AsyncIterator[Service]:
-    """Find the run and serve its pages."""
     login = Login(config)
     async with AsyncExitStack() as stack:
         own = stack.enter_context(demo_run()) if config.demo else _own_run(config)

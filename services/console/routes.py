@@ -1,30 +1,36 @@
-"""The routes of the API: they read requests, and write what views give."""
+"""The routes of the API, and the feed of events to open pages; views give what is written."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import grpc.aio
 from aiohttp import web
 from seamflow.durations import seconds_of
 from seamflow.errors import SeamflowError
 from seamflow.inspect.snapshot import Snapshot
+from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
+from services.chassis.log import get_logger
 from services.console.api_error import ApiError
 from services.console.config import ConsoleConfig
-from services.console.feed import RunFeed
-from services.console.sources.arrivals import reported_arrivals
 from services.console.sources.run_state import RunState
 from services.console.sources.run_store import RunStore, RunStores
-from services.console.sources.shown_run import ShownRun
-from services.console.sources.shown_runs import ShownRuns
-from services.console.views.nodes import chrome_trace, ended_history, node_history
-from services.console.views.overview import overview, run_row
+from services.console.sources.shown_runs import ShownRun, ShownRuns
+from services.console.views.nodes import (
+    chrome_trace,
+    ended_history,
+    node_history,
+    reported_arrivals,
+)
+from services.console.views.overview import overview, run_row, step_curves
 from services.console.views.rollouts import rollouts, search_of
+from services.console.views.rows import rollout_row
 from services.console.views.step_detail import step_detail
-from services.console.views.steps import step_curves
 from services.console.views.token_window import MAX_TOKENS, token_window
 from services.console.views.transcript import transcript
 
@@ -35,6 +41,11 @@ _MAX_PAGES = 64
 """Pages that may follow a run at once; further ones are refused with status 429."""
 
 _PING_SECONDS = 15.0
+
+_NEWEST = 20
+_QUEUED = 256
+"""Events that may wait for a page; one that does not take them is let go, and comes again."""
+_log = get_logger()
 
 
 class Routes:
@@ -84,43 +95,36 @@ class Routes:
         await self._stores.close()
 
     async def runs(self, _: web.Request) -> web.Response:
-        """All runs, the own one first."""
         runs = self._runs.all()
         snapshots = await asyncio.gather(*(self._snapshot(run) for run in runs))
         rows = [run_row(run, snapshot) for run, snapshot in zip(runs, snapshots, strict=True)]
         return web.json_response({"runs": rows})
 
     async def overview(self, request: web.Request) -> web.Response:
-        """The first screen."""
         run = self._run(request)
         snapshot = await self._snapshot(run)
         causes = self._states[run.run_id].causes if run.is_live else []
         return web.json_response(overview(run, snapshot, causes))
 
     async def steps(self, request: web.Request) -> web.Response:
-        """Curves."""
         run = self._run(request)
         names = [name for name in request.query.get("names", "").split(",") if name]
         since = _number(request, "since", 0)
         return web.json_response(step_curves(run, await self._snapshot(run), names, since))
 
     async def step(self, request: web.Request) -> web.Response:
-        """One step with its groups."""
         run, number = self._run(request), int(request.match_info["step"])
         return web.json_response(await step_detail(await self._store(run), run.steps, number))
 
     async def rollouts(self, request: web.Request) -> web.Response:
-        """A page of a list."""
         store = await self._store(self._run(request))
         return web.json_response(await rollouts(store, search_of(request.query)))
 
     async def rollout(self, request: web.Request) -> web.Response:
-        """One rollout with its text."""
         store = await self._store(self._run(request))
         return web.json_response(await transcript(store, request.match_info["rollout"]))
 
     async def tokens(self, request: web.Request) -> web.Response:
-        """Single tokens of a turn."""
         store = await self._store(self._run(request))
         start = max(_number(request, "start", 0), 0)
         count = min(max(_number(request, "count", 256), 1), MAX_TOKENS)
@@ -128,7 +132,6 @@ class Routes:
         return web.json_response(await token_window(store, rollout, turn, start, count))
 
     async def nodes(self, request: web.Request) -> web.Response:
-        """What nodes were at work on."""
         return web.json_response(await self._node_history(self._run(request)))
 
     async def trace(self, request: web.Request) -> web.Response:
@@ -227,3 +230,106 @@ def _number(request: web.Request, name: str, default: int) -> int:
     if not text.lstrip("-").isdecimal() or len(text) > 15:
         raise ApiError(400, f"{name} is {text[:50]!r}, no whole number", "correct the link")
     return int(text)
+
+
+class RunFeed:
+    """Looks at a run every `seconds` while pages follow, and tells all of them what is new."""
+
+    def __init__(self, state: RunState, store: RunStore, seconds: float) -> None:
+        self.state = state
+        self._store = store
+        self._seconds = seconds
+        self._pages: set[asyncio.Queue[str | None]] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self._step = 0
+        self._rollouts: set[str] = set()
+        self._status = ""
+
+    @property
+    def num_pages(self) -> int:
+        return len(self._pages)
+
+    @asynccontextmanager
+    async def followed(self) -> AsyncIterator[asyncio.Queue[str | None]]:
+        """Events as text of the event stream, within the block; None: come again."""
+        queue: asyncio.Queue[str | None] = asyncio.Queue(_QUEUED)
+        self._pages.add(queue)
+        if self._looking is None or self._looking.done():
+            self._status = ""
+            self._looking = asyncio.create_task(self._look())
+        elif self._status:
+            queue.put_nowait(self._status)
+        try:
+            yield queue
+        finally:
+            self._pages.discard(queue)
+            if not self._pages:
+                await self.close()
+
+    async def close(self) -> None:
+        for page in list(self._pages):
+            self._dismiss(page)
+        if self._looking is not None:
+            self._looking.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._looking
+            self._looking = None
+
+    async def _look(self) -> None:
+        table = self.state.run.steps
+        table.read()
+        self._step = table.steps[-1] if table.steps else 0
+        self._rollouts = {row["rollout_id"] for row in await self._closed()}
+        while True:
+            try:
+                await self._look_once()
+            except (SeamflowError, grpc.aio.AioRpcError) as error:
+                _log.info("run_does_not_answer", detail=str(error))
+            await asyncio.sleep(self._seconds)
+
+    async def _look_once(self) -> None:
+        snapshot = await self.state.snapshot()
+        table = self.state.run.steps
+        table.read()
+        for step in [each for each in table.steps[-100:] if each > self._step]:
+            self._tell("step", {"step": step, "metrics": table.row(step)})
+        self._step = table.steps[-1] if table.steps else 0
+        shown = overview(self.state.run, snapshot, self.state.causes)
+        status = _event("status", {k: v for k, v in shown.items() if k != "now"})
+        if status != self._status:
+            self._status = status
+            self._send(status)
+        rows = await self._closed()
+        for row in reversed([row for row in rows if row["rollout_id"] not in self._rollouts]):
+            self._tell("rollout", row)
+        self._rollouts = {row["rollout_id"] for row in rows} | self._rollouts
+        if len(self._rollouts) > 50 * _NEWEST:
+            self._rollouts = {row["rollout_id"] for row in rows}
+
+    async def _closed(self) -> list[dict[str, Any]]:
+        """The newest rollouts that have ended."""
+        with suppress(SeamflowError, grpc.aio.AioRpcError):
+            found = await self._store.found(pb.SearchRolloutsRequest(page_size=_NEWEST))
+            rows = [rollout_row(each) for each in found.rollouts]
+            return [row for row in rows if row["state"] != "running"]
+        return []
+
+    def _tell(self, kind: str, values: dict[str, Any]) -> None:
+        self._send(_event(kind, values))
+
+    def _send(self, text: str) -> None:
+        for page in list(self._pages):
+            if page.full():
+                self._dismiss(page)
+            else:
+                page.put_nowait(text)
+
+    def _dismiss(self, page: asyncio.Queue[str | None]) -> None:
+        self._pages.discard(page)
+        if page.full():
+            page.get_nowait()
+        page.put_nowait(None)
+
+
+def _event(kind: str, values: dict[str, Any]) -> str:
+    return f"event: {kind}\ndata: {json.dumps(values)}\n\n"

@@ -8,12 +8,11 @@ counted. Exit code 78: rows are no tasks, each with file and line.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Collection
 from itertools import islice
 
-from services.chassis.config.load import load_or_exit
-from services.chassis.errors import ConfigError, StartupError
+from services.chassis.config.load import exiting, load_or_exit
+from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
 from services.dataloader.config import DataloaderConfig
 from services.lib.tasks.checked_tasks import CheckedTasks
@@ -25,17 +24,13 @@ _FIRST_ROWS = 8
 
 
 def main() -> None:
-    """Check and count."""
     config = load_or_exit(DataloaderConfig, "dataloader")
     number, broken = None, 0
-    try:
+    with exiting("dataloader"):
         if not config.tasks.startswith("environment://"):  # whose server has not started
             source = open_source(config.tasks, shuffle=False, seed=config.seed)
             number, found = check_tasks(config, source)
             broken = len(found)
-    except StartupError as error:
-        sys.stderr.write(f"dataloader: {error}\n")
-        sys.exit(error.exit_code)
     print(json.dumps({"tasks": number, "epochs": config.num_epochs, "broken": broken}))
 
 

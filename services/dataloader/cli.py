@@ -18,9 +18,8 @@ from services.chassis.rpc.clients import channel, credentials, with_token
 from services.chassis.rpc.server import Service, run
 from services.dataloader.check_tasks import check_tasks
 from services.dataloader.config import DataloaderConfig
-from services.dataloader.curriculum import Curriculum, GroupSizes
+from services.dataloader.curriculum import Curriculum, GroupSizes, SuccessRates
 from services.dataloader.loader import Loader
-from services.dataloader.success_rates import SuccessRates
 from services.dataloader.task_queue import TaskQueue
 from services.lib.tasks.sources import open_source
 

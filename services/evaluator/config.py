@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from services.lib.evaluation.evaluation_config import EvaluationConfig
+from services.lib.evaluation import EvaluationConfig
 from services.lib.tasks.task_rows import RowFields
 
 

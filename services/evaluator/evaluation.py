@@ -17,7 +17,7 @@ from seamflow.transcript import transcript
 from services.evaluator.clients import Clients
 from services.evaluator.config import EvaluatorConfig
 from services.evaluator.pinned_rollouts import PinnedRollouts, cancel
-from services.lib.evaluation.pinned_task import pinned_task
+from services.lib.evaluation import pinned_task
 from services.lib.tasks.task_rows import TaskRow
 
 _RUNNING = "evaluation.running.json"
@@ -42,7 +42,6 @@ class Evaluation:
 
     @property
     def num_tasks(self) -> int:
-        """Held-out tasks."""
         return len(self._tasks)
 
     def rollouts(self, label: str, version: int, concurrency: int) -> PinnedRollouts:

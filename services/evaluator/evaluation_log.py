@@ -9,8 +9,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from services.lib.evaluation.evaluation_config import EvaluationConfig
-from services.lib.evaluation.evaluation_line import EvaluationLine, best_of, read_evaluations
+from services.lib.evaluation import (
+    EvaluationConfig,
+    EvaluationLine,
+    best_of,
+    read_evaluations,
+)
 
 
 class EvaluationLog:

@@ -18,14 +18,13 @@ from seamflow.weights.v1 import weight_service_pb2 as weight_pb
 from services.chassis import metrics
 from services.chassis.errors import DependencyUnavailable, StartupError
 from services.chassis.log import get_logger
-from services.evaluator.clients import Clients
+from services.evaluator.clients import Clients, TrainerClient
 from services.evaluator.config import EvaluatorConfig
 from services.evaluator.evaluation import Evaluation, unless_lost
 from services.evaluator.evaluation_log import EvaluationLog, line_of
 from services.evaluator.held_version import VersionLost, await_loaded, held, manifest_of
 from services.evaluator.pinned_rollouts import EvaluationFailed
-from services.evaluator.trainer_client import TrainerClient
-from services.lib.evaluation.evaluation_line import EvaluationLine, shown
+from services.lib.evaluation import EvaluationLine, shown
 
 _START_PATIENCE_SECONDS = 120.0
 """Time in which agents must take one of an evaluation's rollouts beside training; after it the
@@ -57,15 +56,11 @@ class Evaluator:
         self._config, self._clients = config, clients
         self._trainer, self._is_ending = trainer, False
         self.evaluation = evaluation
-        """Runs the tasks."""
         self.log = EvaluationLog(config.folder / "evaluation.jsonl", config)
-        """Results so far."""
         self.state: pb.EvaluatorState.ValueType = pb.EVALUATOR_STATE_BEFORE_TRAINING
-        """What it waits for."""
         self.stopped_early = ""
         """Why training ended early; empty: it did not."""
         self.notes: list[str] = []
-        """What people should know."""
 
     async def run(self) -> None:
         """Evaluate until training has ended and its last weights are evaluated.

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
@@ -13,9 +14,14 @@ from seamflow.durations import to_duration
 from seamflow.errors import NotFoundError, SeamflowError, decode
 from seamflow.retry import retrying
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
+from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
+from seamflow.stubs import async_stub
 from seamflow.weights.v1 import weight_service_pb2 as weight_pb
 
 from services.evaluator.clients import Clients, Worker
+
+if TYPE_CHECKING:
+    from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceAsyncStub
 
 _HOLD_SECONDS = 60.0
 _RENEW_SECONDS = 5.0
@@ -34,9 +40,7 @@ class HeldVersion:
 
     weight_version: int
     step: int
-    """Optimizer step that made it."""
     server: str
-    """Node of the rollout server."""
     lost: asyncio.Future[None]
     """Fails with `VersionLost` once the version cannot be loaded again."""
 
@@ -61,7 +65,7 @@ async def await_loaded(clients: Clients, version: int) -> None:
     while True:
         with suppress(SeamflowError):
             for worker in await clients.workers("rollout"):
-                server = await clients.rollout_server(worker.address)
+                server = _server(clients, worker)
                 with suppress(grpc.aio.AioRpcError):
                     info = await server.GetServerInfo(request, timeout=_INFO_SECONDS)
                     if info.weight_version == version:
@@ -142,9 +146,13 @@ async def _renew(
 async def _update(clients: Clients, server: Worker, version: int | None, seconds: float) -> int:
     hold = to_duration(seconds) if seconds else Duration()
     request = server_pb.UpdateWeightsRequest(weight_version=version, hold=hold)
-    stub = await clients.rollout_server(server.address)
+    stub = _server(clients, server)
     try:
         answer = await stub.UpdateWeights(request, timeout=_CALL_SECONDS)
     except grpc.aio.AioRpcError as error:
         raise decode(error) from error
     return answer.weight_version
+
+
+def _server(clients: Clients, worker: Worker) -> RolloutServerServiceAsyncStub:
+    return async_stub(RolloutServerServiceStub, clients.endpoints.channel(worker.address))

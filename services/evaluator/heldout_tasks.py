@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from services.chassis.config.load import exiting, load_or_exit
 from services.chassis.errors import ConfigError
 from services.chassis.rpc.clients import credentials, with_token
 from services.evaluator.config import EvaluatorConfig
@@ -65,3 +66,16 @@ async def environment_tasks(config: EvaluatorConfig) -> list[TaskRow]:
     listed = await list_tasks(address, shown, _START_SECONDS, config.num_heldout)
     source = EnvironmentSource(address, listed.heldout, shuffle=False, seed=0)
     return checked_tasks(source, config.row_fields, _MOST_TASKS)
+
+
+def main() -> None:
+    """Check all rows; those of an environment are known once its server has started."""
+    config = load_or_exit(EvaluatorConfig, "evaluator")
+    if config.num_heldout:
+        return
+    with exiting("evaluator"):
+        read_tasks(config.tasks, config.row_fields, config.seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -20,7 +20,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.evaluator.clients import Clients
-from services.lib.evaluation.pinned_task import check_trained_reward, pinned_task
+from services.lib.evaluation import check_trained_reward, pinned_task
 from services.lib.tasks.task_rows import TaskRow
 
 _POLL_SECONDS = 0.5

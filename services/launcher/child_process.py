@@ -19,7 +19,6 @@ class ProcessPlan:
     name: str
     """Unique in the run; names its log."""
     command: tuple[str, ...]
-    """Arguments, the program first."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to the launcher's own environment."""
     restarts: bool = True

@@ -17,15 +17,15 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from seamflow.inspect.run_files import json_object
 from seamflow.installation import missing_packages
 
 from services.chassis.config.load import load, load_or_exit
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError, ExitCode, StartupError
 from services.launcher import redis_server
-from services.launcher.agent_access import base_url
 from services.launcher.checks.prerequisites import (
     check_evaluation,
     check_hosts,
@@ -45,14 +45,20 @@ from services.launcher.checks.user_code import (
     checked_settings,
 )
 from services.launcher.child_process import ProcessPlan
-from services.launcher.config import LauncherConfig
-from services.launcher.hosts.host_network import host_variables
-from services.launcher.hosts.other_hosts import OtherHosts
+from services.launcher.config import (
+    DEFAULT_FILE,
+    LauncherConfig,
+    flags_by_table,
+    own_settings,
+    with_file,
+)
+from services.launcher.hosts.other_hosts import OtherHosts, host_variables
 from services.launcher.hosts.run_certificates import hosts_folder, listening_at, secured
 from services.launcher.layout import (
     AGENT_PORTS,
     LOOPBACK,
     Layout,
+    base_url,
     free_ports,
     host_addresses,
     places,
@@ -60,17 +66,10 @@ from services.launcher.layout import (
 from services.launcher.process_plan import plan
 from services.launcher.report.output import survive_closed_output
 from services.launcher.report.summary import show_summary
-from services.launcher.report.view import LiveView, PlainView
+from services.launcher.report.view import LiveView, View
 from services.launcher.run import Run
-from services.launcher.same_run import run_lock
-from services.launcher.same_run.same_run import check_same_run, note_beginning, recorded_end
-from services.launcher.set_option import (
-    DEFAULT_FILE,
-    flags_by_table,
-    own_settings,
-    with_file,
-)
-from services.lib.evaluation.evaluation_config import EvaluationConfig
+from services.launcher.same_run import check_same_run, hold, note_beginning, recorded_end
+from services.lib.evaluation import EvaluationConfig
 
 _TABLE = "evaluation"
 _OF_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT)
@@ -177,7 +176,7 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
     _link_latest(layout.folder)
     is_terminal = sys.stdout.isatty() and config.live
     metrics = layout.folder / "metrics.jsonl"
-    view = LiveView(config.name, metrics) if is_terminal else PlainView(metrics)
+    view = LiveView(config.name, metrics) if is_terminal else View(metrics)
     with recorded_end(layout.folder), view:
         if amount:
             view.note(amount)
@@ -228,7 +227,7 @@ def make_layout(config: LauncherConfig, config_file: Path) -> Layout:
         _check_name(folder, config.name)
     if not config.dry_run:
         _make_folder(folder)
-        run_lock.hold(folder)
+        hold(folder)
     ports = free_ports(config, _agent_ports(folder / "addresses.json"))
     url = redis_server.given_url(config)
     if url is not None:
@@ -251,7 +250,7 @@ def make_layout(config: LauncherConfig, config_file: Path) -> Layout:
 
 def _check_name(folder: Path, name: str) -> None:
     """Refuse a folder that was renamed: all that a run has stored is under its own name."""
-    began_as = _known(folder / "addresses.json").get("run_id", name)
+    began_as = json_object(folder / "addresses.json").get("run_id", name)
     if began_as != name:
         own = folder.with_name(str(began_as))
         raise ConfigError(
@@ -273,16 +272,8 @@ def _make_folder(folder: Path) -> None:
 
 def _agent_ports(addresses: Path) -> dict[str, int]:
     """The ports that the agents of an earlier start of this run know; none: it is the first."""
-    known = _known(addresses)
+    known = json_object(addresses)
     return {name: int(known[name].rpartition(":")[2]) for name in AGENT_PORTS if known.get(name)}
-
-
-def _known(addresses: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(addresses.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _secrets(folder: Path) -> dict[str, str]:

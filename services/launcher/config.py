@@ -6,14 +6,19 @@ the run's name are passed to the child processes by environment.
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
+from services.chassis.config.load import TABLES
+from services.chassis.config.sources import nearest
 from services.launcher.node_plan import (
     NodePlan,
     check_gpus,
@@ -22,10 +27,67 @@ from services.launcher.node_plan import (
     ranks_of,
 )
 from services.launcher.run_rules import RunRules
-from services.launcher.set_option import flags_by_table, unpacked
 
 REFERENCE_COLUMN = "ref_logprobs"
 REWARD_COLUMN = "reward_model"
+
+DEFAULT_FILE = "train.toml"
+"""Read from the current folder where no configuration file is named."""
+_PACKED, _SPECIAL = "packed:", ',"\\'
+
+
+def flags_by_table(given: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
+    """Command-line flags of each table: "trainer.optimizer.learning_rate=1e-5" becomes
+    {"trainer": ("--optimizer.learning-rate=1e-5",)}.
+
+    Raises:
+        ValueError: it names no setting of a process; the message names the cure.
+    """
+    flags = defaultdict[str, tuple[str, ...]](tuple)
+    for text in given:
+        path, equals, value = text.partition("=")
+        table, _, name = path.strip().partition(".")
+        if not equals or not name:
+            raise ValueError(f"set is {text!r}: write it as TABLE.SETTING=VALUE")
+        flag = "--" + name.replace("_", "-")
+        if table not in TABLES:
+            raise ValueError(
+                f"set is {text!r}: there is no table {table!r}{nearest(table, TABLES)}"
+            )
+        flags[table] += (f"{flag}={value}",)
+    return dict(flags)
+
+
+def own_settings(arguments: Sequence[str]) -> list[str]:
+    """The command line with `--set launcher.NAME=VALUE` as the flag that it stands for, --NAME."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--set", action="append", default=[])
+    try:
+        given, rest = parser.parse_known_args(arguments)
+    except argparse.ArgumentError:  # `load` says what is missing
+        return list(arguments)
+    own = [text for text in given.set if text.strip().startswith("launcher.")]
+    others = [_packed(text) for text in given.set if text not in own]
+    return [*rest, *others, *flags_by_table(own).get("launcher", ())]
+
+
+def _packed(text: str) -> str:
+    """As the flag of one text: pydantic-settings would cut it at commas and undo its quotes."""
+    return f"--set={_PACKED}{text.encode().hex()}" if set(text) & set(_SPECIAL) else f"--set={text}"
+
+
+def unpacked(text: object) -> object:
+    """A text of --set as it was given."""
+    if isinstance(text, str) and text.startswith(_PACKED):
+        return bytes.fromhex(text.removeprefix(_PACKED)).decode()
+    return text
+
+
+def with_file(arguments: Sequence[str]) -> list[str]:
+    """The command line with --config of `DEFAULT_FILE`, if it names no file and that one exists."""
+    given = any(each == "--config" or each.startswith("--config=") for each in arguments)
+    default = [] if given or not Path(DEFAULT_FILE).is_file() else ["--config", DEFAULT_FILE]
+    return [*default, *arguments]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +97,9 @@ class ScorerPlan:
     tag: str
     """Of the nodes that compute it; if there is none, it is computed beside the nodes."""
     model: str
-    """Hugging Face folder."""
     column: str
-    """What it writes."""
     scorer: str
-    """How it computes it."""
     service: str
-    """Name of its service, among the ports and in logs."""
 
     def service_on(self, node_id: str) -> str:
         """Name of its service on a node."""
@@ -287,7 +345,6 @@ class LauncherConfig(RunRules):
 
     @property
     def scorers(self) -> tuple[ScorerPlan, ...]:
-        """The frozen models that score."""
         return tuple(_scorers(self.reference, self.reward_model))
 
     @property
@@ -296,7 +353,6 @@ class LauncherConfig(RunRules):
         return self.nodes_with("train")
 
     def nodes_with(self, tag: str) -> tuple[str, ...]:
-        """The nodes with a capability tag."""
         return tuple(node.node_id for node in self.node_plans() if tag in node.tags)
 
     def node_plans(self) -> list[NodePlan]:

@@ -17,23 +17,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from services.chassis.config.load import load
-from services.chassis.errors import ConfigError, ExitCode, StartupError
+from seamflow.inspect.run_files import json_object
+
+from services.chassis.config.load import exiting, load
+from services.chassis.errors import ConfigError, ExitCode
 from services.launcher import redis_server
 from services.launcher.checks.prerequisites import check_evaluation, check_installed, check_program
 from services.launcher.checks.run_settings import process_setting
 from services.launcher.checks.user_code import check_user_code
 from services.launcher.child_process import ProcessPlan
 from services.launcher.cli import make_layout
-from services.launcher.config import LauncherConfig
+from services.launcher.config import DEFAULT_FILE, LauncherConfig, flags_by_table, own_settings
 from services.launcher.layout import Layout
 from services.launcher.process_plan import plan
-from services.launcher.report.view import LiveView, PlainView
+from services.launcher.report.view import LiveView, View
 from services.launcher.run import Run
-from services.launcher.set_option import DEFAULT_FILE, flags_by_table, own_settings
 from services.launcher.supervisor import child_environment
-from services.lib.evaluation.evaluation_config import EvaluationConfig
-from services.lib.evaluation.evaluation_line import EvaluationLine, shown
+from services.lib.evaluation import EvaluationConfig, EvaluationLine, shown
 
 _TRAIN_NODE = "no-trainer"
 """A run has a node that trains; here it is never started."""
@@ -44,10 +44,8 @@ def main() -> NoReturn:
     """Evaluate; exits with a code of `ExitCode`, or with 130 after Ctrl-C."""
     given, others = _parser().parse_known_args()
     try:
-        sys.exit(_main(given, others))
-    except StartupError as error:
-        print(f"evaluate: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        with exiting("evaluate"):
+            sys.exit(_main(given, others))
     except KeyboardInterrupt:
         print("stopped; all processes have ended", file=sys.stderr)
         sys.exit(130)
@@ -92,7 +90,7 @@ def _main(given: argparse.Namespace, others: list[str]) -> int:
     check_installed(plans.values(), process_setting(config, file, "rollout_server.engine"))
     check_program(plans)
     is_terminal = sys.stdout.isatty() and config.live
-    view = LiveView(config.name, layout.folder / "metrics.jsonl") if is_terminal else PlainView()
+    view = LiveView(config.name, layout.folder / "metrics.jsonl") if is_terminal else View()
     with view:
         run = Run(config, layout, plans, view, evaluation=settings)
         line = asyncio.run(run.evaluate())
@@ -161,11 +159,7 @@ def _model_folder(checkpoint: Path, config: LauncherConfig, layout: Layout) -> P
 
 def _state(checkpoint: Path) -> dict[str, Any]:
     """What a trainer's checkpoint says of itself; empty for a Hugging Face folder."""
-    try:
-        found: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return found
+    return json_object(checkpoint / "state.json")
 
 
 def _step(checkpoint: Path) -> int:

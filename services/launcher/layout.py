@@ -1,4 +1,4 @@
-"""Where a run lives: its folder, its ports and the secret of its credentials."""
+"""Where a run lives: folder, ports, secrets, and what an agent in a process of its own needs."""
 
 from __future__ import annotations
 
@@ -41,24 +41,18 @@ class Layout:
     """Folder, ports and addresses of a run."""
 
     folder: Path
-    """The run's own folder."""
     run_id: str
-    """Its name in every service."""
     config_file: Path
-    """The user's file."""
     ports: Mapping[str, int]
     """By service, and "rollout_server/<id>" for each rollout server."""
     hosts: tuple[str, ...] = (LOOPBACK,)
-    """Addresses of the run's hosts."""
     places: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Hosts of the processes that are not on host 0, by name as in `ports`; of several it is one,
     and may become another."""
     redis_url: str = field(repr=False)
-    """The store."""
     credential_secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     """Key from which the gateway derives the credentials of rollouts."""
     console_token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
-    """Secret of the console's link."""
 
     def address(self, name: str) -> str:
         """host:port of a process; of one that may be on several hosts all, as gRPC reads it."""
@@ -69,7 +63,6 @@ class Layout:
         return scheme + ",".join(f"{host}:{port}" for host in hosts)
 
     def addresses(self) -> dict[str, str]:
-        """Addresses of the services, for tools."""
         names = (name for name in self.ports if name != "redis" and "/" not in name)
         return {name: self.address(name) for name in names}
 
@@ -221,3 +214,43 @@ def server_name(server_id: str) -> str:
 def scorer_names(plan: ScorerPlan, config: LauncherConfig) -> list[str]:
     """Names, among the ports, of the services of a scorer: on its nodes, or one beside them."""
     return [plan.service_on(node) for node in config.nodes_with(plan.tag)] or [plan.service]
+
+
+def agent_variables(config: LauncherConfig, layout: Layout) -> Mapping[str, str]:
+    """Environment variables of an agent's program.
+
+    SEAMFLOW_HTTP_GATEWAY is the base URL of the HTTP gateway, SEAMFLOW_GATEWAY host:port of the
+    rollout gateway, SEAMFLOW_RUN_ID the run, and SEAMFLOW_AGENT_TOKEN the bearer token of agents
+    where there is one. SEAMFLOW_RUN is for the command `seamflow`.
+    """
+    token = config.agent_token or config.token
+    return {
+        "SEAMFLOW_HTTP_GATEWAY": base_url(config, layout),
+        "SEAMFLOW_GATEWAY": layout.address("rollout_gateway"),
+        "SEAMFLOW_RUN_ID": layout.run_id,
+        "SEAMFLOW_RUN": layout.run_id,
+        **({} if token is None else {"SEAMFLOW_AGENT_TOKEN": token.get_secret_value()}),
+    }
+
+
+def instructions(config: LauncherConfig, layout: Layout) -> str:
+    """How an agent connects: the addresses, and how it gets a rollout and its credential."""
+    url, gateway = base_url(config, layout), layout.address("rollout_gateway")
+    is_open = config.agent_token is None and config.token is None
+    header = "" if is_open else '-H "authorization: Bearer $SEAMFLOW_AGENT_TOKEN" '
+    credentials = "" if is_open else ", credentials=Credentials(token=…)"
+    return f"""\
+agents connect to run {layout.run_id!r} at {url} (gRPC: {gateway})
+  lease a rollout: the answer has its task, base_url and credential
+    curl {header}--json '{{"wait_seconds": 20}}' {url}/rollouts/lease
+  call the model, then POST /rollouts/ID/finish (docs/agents.md)
+    OpenAI(base_url=rollout["base_url"], api_key=rollout["credential"])
+  or over gRPC, in Python
+    await Client("{gateway}", run_id="{layout.run_id}"{credentials}).lease_rollouts()
+  for programs
+    export SEAMFLOW_HTTP_GATEWAY={url} SEAMFLOW_GATEWAY={gateway} SEAMFLOW_RUN_ID={layout.run_id}"""
+
+
+def base_url(config: LauncherConfig, layout: Layout) -> str:
+    scheme = "http" if config.tls_ca_file is None else "https"
+    return f"{scheme}://{layout.address('http_gateway')}"

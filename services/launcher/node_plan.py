@@ -22,7 +22,6 @@ class NodePlan:
     """One node to start."""
 
     node_id: str
-    """Unique name."""
     tags: tuple[str, ...]
     """Capability tags: one or more of "rollout", "train", "score" and "reward"."""
     gpus: tuple[int, ...] = ()
@@ -59,7 +58,6 @@ class NodePlan:
         return [f"{self.node_id}.{index}" for index in range(self.servers)]
 
     def server_gpus(self, index: int) -> tuple[int, ...]:
-        """GPUs of one of its rollout servers."""
         each = len(self.gpus) // self.servers
         return self.gpus[index * each : (index + 1) * each]
 

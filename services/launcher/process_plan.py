@@ -15,7 +15,6 @@ from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
-from services.launcher.agent_access import agent_variables, base_url
 from services.launcher.checks.run_settings import CHECK_TASKS
 from services.launcher.child_process import (
     ProcessPlan,
@@ -25,22 +24,22 @@ from services.launcher.child_process import (
     settings_of,
     with_gpus,
 )
-from services.launcher.config import LauncherConfig, ScorerPlan
-from services.launcher.evaluation.evaluator_plan import evaluators
+from services.launcher.config import LauncherConfig, ScorerPlan, flags_by_table
+from services.launcher.evaluation import evaluators
 from services.launcher.layout import (
     Layout,
+    agent_variables,
+    base_url,
     environment_addresses,
     environment_server_names,
     scorer_names,
     server_name,
 )
 from services.launcher.node_plan import NodePlan
-from services.launcher.set_option import flags_by_table
 from services.launcher.trainer_plan import trainers
-from services.lib.evaluation.evaluation_config import EvaluationConfig
+from services.lib.evaluation import EvaluationConfig
 
 CHECK_FUNCTIONS = "services.tool_loop.check_functions"
-"""Loads tools and reward functions."""
 
 
 def plan(
@@ -300,7 +299,6 @@ def environment_processes(config: LauncherConfig, layout: Layout) -> list[Proces
 
 
 def environment_tasks(config: LauncherConfig, layout: Layout) -> str | None:
-    """The environment's own tasks, for the dataloader."""
     if not config.runs_environment:
         return None
     return f"environment://{environment_addresses(config, layout)[0]}"

@@ -18,7 +18,6 @@ _UMASK = 0o077
 
 
 def given_url(config: LauncherConfig) -> str | None:
-    """The user's own Redis, if there is one."""
     given = config.redis_url
     return given.get_secret_value() if given else os.environ.get("REDIS_URL")
 

@@ -19,7 +19,7 @@ from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 from services.chassis.errors import DependencyUnavailable
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
-from services.launcher.evaluation.followed_evaluator import (
+from services.launcher.evaluation import (
     AROUND_TRAINING,
     WITHOUT_TRAINING,
     FollowedEvaluator,
@@ -33,8 +33,11 @@ from services.launcher.phases.watch import Watch
 from services.launcher.report.view import View
 from services.launcher.service_clients import Services, connected
 from services.launcher.supervisor import Supervisor, run_until_failure
-from services.lib.evaluation.evaluation_config import EvaluationConfig
-from services.lib.evaluation.evaluation_line import EvaluationLine, read_evaluations
+from services.lib.evaluation import (
+    EvaluationConfig,
+    EvaluationLine,
+    read_evaluations,
+)
 
 _SECONDS = 1.0
 _DELETED = " (deleted)"
@@ -74,10 +77,11 @@ def folder_problem(folder: Path, descriptor: int) -> str:
     """What is wrong with the folder that was opened as `descriptor`; empty if it is usable."""
     if not _is_same(folder, descriptor):
         return f"{folder} {_whereabouts(descriptor)}, so that the run cannot go on"
-    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+    # By the descriptor: the folder may be moved at any moment.
+    if os.fstatvfs(descriptor).f_flag & os.ST_RDONLY:
         cure = "mount its file system for writing, then --resume"
         return f"{folder} is on a file system that became read-only: {cure}"
-    if not os.access(folder, os.W_OK | os.X_OK):
+    if not os.access(".", os.W_OK | os.X_OK, dir_fd=descriptor):
         cure = "give this user its permissions back, then --resume"
         return f"{folder} cannot be written any more: {cure}"
     return ""
@@ -157,15 +161,11 @@ class Run:
     supervisor: Callable[[Path], Supervisor] = Supervisor
     """Makes the supervisor of the processes, which log to the folder that it is given."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    """Table [evaluation]."""
     other_hosts: OtherHosts | None = None
-    """Of a run on several hosts."""
     start: float = field(default_factory=time.monotonic)
-    """When it began."""
     watch: Watch = field(init=False)
     """What is counted from start to end."""
     learned: Learned = field(default_factory=Learned)
-    """What is known of its training; known after it."""
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.config, self.layout, self.view)
@@ -175,7 +175,6 @@ class Run:
         return await self._with_processes(self._train)
 
     async def evaluate(self) -> EvaluationLine:
-        """Start all processes, evaluate the model once, end them."""
         return await self._with_processes(self._evaluate)
 
     async def serve(self) -> None:
@@ -259,13 +258,7 @@ class Run:
         self.learned = await learn(training, self.plans, self.watch)
 
     def _training(self, processes: Supervisor, services: Services) -> Training:
-        return Training(
-            config=self.config,
-            layout=self.layout,
-            view=self.view,
-            processes=processes,
-            services=services,
-        )
+        return Training(self.config, self.layout, self.view, processes, services)
 
     async def _evaluate_last(
         self, evaluator: FollowedEvaluator, processes: Supervisor, services: Services
@@ -285,16 +278,8 @@ class Run:
         self.view.phase("summarizing")
         if "agent_runner" in self.plans:
             await processes.stop("agent_runner")
-        summary = RunSummary(
-            config=self.config,
-            layout=self.layout,
-            evaluation=self.evaluation,
-            learned=self.learned,
-            watch=self.watch,
-            processes=processes,
-            services=services,
-        )
-        return await summary.made(time.monotonic() - self.start)
+        facts = (self.config, self.layout, self.evaluation, self.learned, self.watch)
+        return await RunSummary(*facts, processes, services).made(time.monotonic() - self.start)
 
 
 @asynccontextmanager

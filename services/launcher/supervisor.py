@@ -10,7 +10,6 @@ import signal
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn, Self, TypeVar
 
 from seamflow.user_code.user_modules import FOLDER_VARIABLE
@@ -94,7 +93,6 @@ class Supervisor:
         await child.end(_TERM_SECONDS)
 
     async def finished(self, name: str) -> None:
-        """Wait until a process has ended cleanly."""
         await self._watchers[name]
 
     async def failure(self) -> None:
@@ -164,7 +162,6 @@ class Supervisor:
         return f"{self._full_disk(name)}, {cure}; {text}"
 
     def _full_disk(self, name: str) -> str:
-        """Which disk is full, and what to do."""
         folder = full_folder(self._end_of_log(name)) or self._log_folder
         free = shutil.disk_usage(folder).free >> 10
         return (
@@ -187,12 +184,7 @@ class Supervisor:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         # Newest first: agents end before the services they use.
         for name in reversed(self._children):
             self._watchers.pop(name).cancel()

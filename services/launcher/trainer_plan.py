@@ -12,7 +12,7 @@ from services.launcher.child_process import ProcessPlan, process, settings_of, w
 from services.launcher.config import REFERENCE_COLUMN, LauncherConfig
 from services.launcher.layout import Layout
 from services.launcher.node_plan import NodePlan
-from services.lib.evaluation.evaluation_config import EvaluationConfig
+from services.lib.evaluation import EvaluationConfig
 
 _MOST_STEPS = 10
 """Between checkpoints, as the trainer does by default."""

@@ -93,7 +93,6 @@ class Child:
         await self.wait()
 
     def kill(self) -> None:
-        """Kill its group."""
         if self.is_running:
             self._kill_group()
 

@@ -68,7 +68,6 @@ class ExpertRecord:
         ]
 
     def message(self) -> tokens_pb2.RoutedExperts:
-        """The message of the contract."""
         num_tokens, num_layers, num_chosen = self.experts_TLK.shape
         return tokens_pb2.RoutedExperts(
             start=self.start,

@@ -48,7 +48,6 @@ class Reporter:
         )
 
     async def run(self) -> None:
-        """Measure, forever."""
         while True:
             self.latest = await self._measure()
             self._device.set(self.latest.used_device_bytes)

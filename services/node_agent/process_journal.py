@@ -9,7 +9,6 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from services.chassis import metrics
@@ -67,12 +66,7 @@ class ProcessJournal:
         await self._end_orphans()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         os.close(self._lock)
 
     def add(self, name: str, pid: int, epoch: int) -> None:

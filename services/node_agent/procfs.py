@@ -29,7 +29,6 @@ class Process:
     """State of a process when it was read."""
 
     identity: Identity
-    """Id and start time."""
     parent: int
     resident_bytes: int
     """Host memory it occupies, shared pages included."""
@@ -38,7 +37,6 @@ class Process:
 
 
 def read(pid: int) -> Process | None:
-    """The process with this id; None: there is none."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -53,7 +51,6 @@ def read(pid: int) -> Process | None:
 
 
 def read_all() -> dict[int, Process]:
-    """All processes by id."""
     found = (read(int(entry.name)) for entry in _PROC.iterdir() if entry.name.isdigit())
     return {process.identity.pid: process for process in found if process is not None}
 

@@ -32,7 +32,6 @@ class Order:
     role: Role | None
     """Role of the worker that gets the device; None: no worker."""
     epoch: int
-    """Epoch of the assignment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,6 @@ class NodeStatus:
 
     state: pb.NodeState.ValueType
     epoch: int
-    """Epoch of the assignment in effect."""
     switch_seconds: float | None = None
     """Duration of the switch that ended with this status; None: no switch ended."""
 
@@ -77,9 +75,7 @@ class Switcher:
         self._is_draining = False
         self._changed = asyncio.Event()
         self.status = NodeStatus(pb.NODE_STATE_IDLE, 0)
-        """Status to report."""
         self.status_changed = asyncio.Event()
-        """Set when `status` changes."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._seconds = {
@@ -119,7 +115,6 @@ class Switcher:
         self._changed.set()
 
     async def run(self) -> None:
-        """Carry out orders, forever."""
         while True:
             if self._target == self._completed:
                 await self._wait_for_change(self._recheck_seconds)

@@ -47,26 +47,20 @@ class WorkerStatus:
     used_device_bytes: int = 0
     """Device memory in use. For an active rollout server or trainer: what it last released."""
     num_turns: int = 0
-    """Turns running or queued."""
     tokens_per_second: float = 0.0
     max_running: int = 0
-    """Turns that it decodes at once."""
 
 
 class Activity(Protocol):
     """Control of one worker. All methods are idempotent and raise AioRpcError."""
 
-    async def activate(self, epoch: int) -> None:
-        """Take the device and start work, under assignment `epoch`."""
-        ...
+    async def activate(self, epoch: int) -> None: ...
 
     async def deactivate(self, epoch: int) -> None:
         """Stop and release the device; work in flight migrates or waits."""
         ...
 
-    async def status(self) -> WorkerStatus:
-        """Current status."""
-        ...
+    async def status(self) -> WorkerStatus: ...
 
     async def hand_over(self) -> None:
         """Hand work in flight over to other nodes, before this node leaves."""
@@ -81,7 +75,6 @@ class RolloutActivity:
         self._num_bytes = 0
 
     async def activate(self, epoch: int) -> None:
-        """Restore device memory with the newest weights, and serve."""
         state = (await self._info()).state
         if state == rollout_pb.SERVER_STATE_SERVING:
             return
@@ -102,7 +95,6 @@ class RolloutActivity:
         self._num_bytes = given.num_bytes
 
     async def status(self) -> WorkerStatus:
-        """Off when its memory is released."""
         info = await self._info()
         is_off = info.state == rollout_pb.SERVER_STATE_RELEASED
         return WorkerStatus(
@@ -114,7 +106,6 @@ class RolloutActivity:
         )
 
     async def hand_over(self) -> None:
-        """End running turns INTERRUPTED."""
         abort = rollout_pb.PauseRequest(mode=rollout_pb.PAUSE_MODE_ABORT)
         await self._server.Pause(abort, timeout=_SWITCH_TIMEOUT_SECONDS)
 
@@ -143,7 +134,6 @@ class TrainActivity:
         self._num_bytes = given.num_bytes or self._num_bytes
 
     async def status(self) -> WorkerStatus:
-        """Off when it is suspended on this node, as at its start."""
         request = trainer_pb.GetStatusRequest(node_id=self._node_id)
         status = await self._trainer.GetStatus(request, timeout=_STATUS_TIMEOUT_SECONDS)
         # Older trainers report their state only.
@@ -161,18 +151,15 @@ class WorkerActivity:
         self._worker = async_stub(WorkerServiceStub, channel)
 
     async def activate(self, epoch: int) -> None:
-        """Take the device."""
         await self._worker.Activate(
             worker_pb.ActivateRequest(epoch=epoch), timeout=_SWITCH_TIMEOUT_SECONDS
         )
 
     async def deactivate(self, epoch: int) -> None:
-        """Release the device at the next point where no work is lost."""
         request = worker_pb.DeactivateRequest(epoch=epoch)
         await self._worker.Deactivate(request, timeout=_SWITCH_TIMEOUT_SECONDS)
 
     async def status(self) -> WorkerStatus:
-        """Status that the worker reports; it starts off."""
         status = await self._worker.GetStatus(
             worker_pb.GetStatusRequest(), timeout=_STATUS_TIMEOUT_SECONDS
         )
@@ -222,11 +209,9 @@ class SupervisedActivity:
         self._deactivating_since = None
 
     async def status(self) -> WorkerStatus:
-        """Status of the worker; off while its process does not run."""
         return await self._inner.status() if self._process.is_running else WorkerStatus(is_off=True)
 
     async def hand_over(self) -> None:
-        """Hand work in flight over to other nodes."""
         await self._inner.hand_over()
 
     async def _deactivate_or_kill(self, epoch: int) -> None:
@@ -253,15 +238,12 @@ class JointActivity:
         self._workers = workers
 
     async def activate(self, epoch: int) -> None:
-        """Activate each."""
         await _all(worker.activate(epoch) for worker in self._workers)
 
     async def deactivate(self, epoch: int) -> None:
-        """Deactivate each."""
         await _all(worker.deactivate(epoch) for worker in self._workers)
 
     async def status(self) -> WorkerStatus:
-        """Off when all are; the sums of their measurements."""
         found = await _all(worker.status() for worker in self._workers)
         return WorkerStatus(
             is_off=all(status.is_off for status in found),
@@ -272,7 +254,6 @@ class JointActivity:
         )
 
     async def hand_over(self) -> None:
-        """Hand work in flight over to other nodes."""
         await _all(worker.hand_over() for worker in self._workers)
 
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from services.chassis import metrics
@@ -73,14 +72,12 @@ class WorkerProcess:
         return not self._stopped.is_set()
 
     def set_restart(self, enabled: bool) -> None:
-        """Set whether it is restarted after it ends."""
         if enabled:
             self._may_start.set()
         else:
             self._may_start.clear()
 
     async def run(self) -> None:
-        """Keep it running, until cancelled."""
         pause = _FIRST_PAUSE_SECONDS
         while True:
             await self._may_start.wait()
@@ -97,7 +94,6 @@ class WorkerProcess:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def resident_bytes(self) -> int:
-        """Host memory of the process and its descendants."""
         child = self._child
         return 0 if child is None else await self._journal.update(self.name, child.pid)
 
@@ -144,22 +140,15 @@ class WorkerProcesses:
         self.by_address = by_address
 
     async def run(self) -> None:
-        """Keep them running, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for process in self.by_address.values():
                 tasks.create_task(process.run())
 
     async def resident_bytes(self) -> int:
-        """Host memory of all worker processes."""
         return sum([await process.resident_bytes() for process in self.by_address.values()])
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await asyncio.gather(*(process.end() for process in self.by_address.values()))

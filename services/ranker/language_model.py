@@ -45,7 +45,6 @@ class LanguageModelRegression:
     """
 
     def __init__(self, config: LanguageModelConfig) -> None:
-        """Load the configured model."""
         import torch
 
         assert config.model is not None  # checked by RankerConfig
@@ -101,7 +100,6 @@ class LanguageModel:
         self.head = head
 
     def predict(self, prompts: Sequence[Prompt]) -> _Floats:
-        """Expected log lengths of m prompts, shape [m]."""
         import torch
 
         states = self._encoder.states(prompts)

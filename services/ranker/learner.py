@@ -32,7 +32,6 @@ class Example:
     place: tuple[str, int]
     """Task and turn index."""
     prompt: Prompt
-    """What the regression reads of the turn."""
     lengths: tuple[int, ...]
     """Tokens of each answer, at most 32."""
 
@@ -63,9 +62,7 @@ class Learned:
     """Share of the longest fifth of held-out turns that it ranks in the longest fifth; 0: too few
     turns."""
     median_tokens: float
-    """Median length of the turns it was fitted to."""
     p90_tokens: float
-    """Their 90th percentile."""
 
     def expected_tokens(self, starts: Sequence[TurnStart]) -> list[float]:
         """Predicted median number of sampled tokens of each turn."""

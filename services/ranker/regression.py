@@ -41,9 +41,7 @@ class LengthModel(Protocol):
 class Regression(Protocol):
     """A kind of ranker."""
 
-    def read(self, start: TurnStart) -> Prompt:
-        """What is remembered of a turn's start."""
-        ...
+    def read(self, start: TurnStart) -> Prompt: ...
 
     def fit(
         self, prompts: Sequence[Prompt], log_lengths: _Floats, num_answers: _Floats
@@ -75,7 +73,6 @@ class HashedRegression:
     """Reads the hashed words of a prompt. Deterministic, and needs numpy and scikit-learn alone."""
 
     def read(self, start: TurnStart) -> Columns:
-        """Its columns."""
         return columns(start)
 
     def fit(

@@ -27,9 +27,7 @@ class EndedTurn:
     """A turn and its length."""
 
     start: TurnStart
-    """Its prompt and place in the rollout."""
     num_tokens: int
-    """Tokens that were sampled."""
 
 
 class TurnFeed:

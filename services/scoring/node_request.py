@@ -21,7 +21,7 @@ from seamflow.trajectory.v1 import column_service_pb2 as pb
 from seamflow.trajectory.v1.column_service_pb2_grpc import ColumnServiceStub
 
 from services.chassis.log import get_logger
-from services.chassis.rpc.retries import retry_forever
+from services.chassis.rpc.clients import retry_forever
 from services.scoring.config import ScoringConfig
 
 _WAIT_SECONDS = 20.0

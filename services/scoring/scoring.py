@@ -35,10 +35,9 @@ from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.chassis import metrics
 from services.chassis.log import get_logger
-from services.chassis.rpc.retries import retry_forever
+from services.chassis.rpc.clients import retry_forever
 from services.scoring.config import ScoringConfig
-from services.scoring.row_batches import prefix_batches
-from services.scoring.scorer import Row, Scorer
+from services.scoring.scorer import Row, Scorer, prefix_batches
 
 _POLL_SECONDS = 20.0
 _ABSENT_SECONDS = 1.0

@@ -54,5 +54,4 @@ async def _opened(config: ToolLoopConfig) -> ToolLoop:
 
 
 def main() -> NoReturn:
-    """Serve the tool loop until SIGTERM."""
     run("tool_loop", ToolLoopConfig, build)

@@ -30,10 +30,10 @@ from tests.chaos.scheduler.ledger import Event, Ledger, read_events
 from tests.chaos.scheduler.mixes.mixes import Ask, Place, partial_gangs, play
 from tests.chaos.scheduler.mixes.worlds import VirtualWorld
 from tests.chaos.scheduler.outcome import Outcome
-from tests.chaos.scheduler.partition_proxy import Gate
 from tests.chaos.scheduler.plot import draw_timelines
 from tests.chaos.scheduler.worker import Activity
 from tests.chaos.store.rig import Setting
+from tests.lib.gate import Gate
 
 G = "gang-0-0"
 

@@ -31,6 +31,8 @@ FOR_OTHERS = {
 }
 """Rpcs of the released contract for programs of users: groups that were generated elsewhere, and
 what is deprecated."""
+_RUN_CLIENTS = "sdk/seamflow/inspect/clients.py"
+"""Makes stubs for processes that call services by `RunClients`."""
 FOR_OLDER = {
     ("seamflow.weights.v1.WeightService", "AcquireSwap"),
     ("seamflow.weights.v1.WeightService", "ReleaseSwap"),
@@ -65,6 +67,10 @@ def processes() -> dict[tuple[str, ...], list[ast.Module]]:
     for file, tree in product().items():
         parts = file.relative_to(ROOT).parts
         grouped[parts[: 2 if parts[0] in ("rollout", "services", "sdk") else 1]].append(tree)
+    shared = product()[ROOT / _RUN_CLIENTS]
+    for trees in grouped.values():
+        if any(uses(tree, "RunClients") for tree in trees):
+            trees.append(shared)
     return grouped
 
 
@@ -176,8 +182,13 @@ LIBRARIES: Mapping[Identity, tuple[str, ...]] = {
     Identity.DATALOADER: (_CLOSED_ROLLOUTS, _ENVIRONMENT_CLIENT),
     Identity.RANKER: (_CLOSED_ROLLOUTS,),
     Identity.ENVIRONMENTS: (_CLIENT, _ENVIRONMENT_CLIENT),
-    Identity.EVALUATOR: (_ENVIRONMENT_CLIENT,),
-    Identity.CONSOLE: ("sdk/seamflow/inspect/snapshot.py", "sdk/seamflow/inspect/progress.py"),
+    Identity.EVALUATOR: (_ENVIRONMENT_CLIENT, _RUN_CLIENTS),
+    Identity.CONSOLE: (
+        _RUN_CLIENTS,
+        "sdk/seamflow/inspect/snapshot.py",
+        "sdk/seamflow/inspect/progress.py",
+    ),
+    Identity.LAUNCHER: (_RUN_CLIENTS, "sdk/seamflow/inspect/snapshot.py"),
 }
 """What makes calls for a process, beside its own folder."""
 
@@ -215,9 +226,10 @@ def granted_to(identity: Identity) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("identity", Identity)
 def test_each_identity_may_call_what_its_process_calls(identity: Identity) -> None:
     """A new call of a process needs its entry."""
+    stubs = [each for each in LIBRARIES.get(identity, ()) if each == _RUN_CLIENTS]
     called = {
         (service, rpc)
-        for service, rpc in called_in(FOLDERS[identity])
+        for service, rpc in called_in(FOLDERS[identity], *stubs)
         if PERMISSIONS[service][rpc] != ROLLOUT and (identity, rpc) not in PASSED_ON | HOMONYMS
     }
     assert called - granted_to(identity) == set()

@@ -15,8 +15,17 @@ from seamflow.weights.v1.weight_service_pb2 import Manifest
 from services.lib.weight_files.folder_names import folder_name
 from services.weights import keys as weight_keys
 from services.weights.keys import Scope
-from tools.backup.contents import RDB, BackupError, Contents, copied, sha256_of
-from tools.backup.snapshot import database_of, fetch_snapshot, require_one_server, serving
+from tools.backup.snapshot import (
+    RDB,
+    BackupError,
+    Contents,
+    copied,
+    database_of,
+    fetch_snapshot,
+    require_one_server,
+    serving,
+    sha256_of,
+)
 from trainer.checkpoint.own_files import DamagedError, steps_in, verify
 from trajectory_manager.store.redis.keys import RUNS, run_keys
 

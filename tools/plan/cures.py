@@ -40,9 +40,7 @@ class Cure:
     settings: Mapping[str, str]
     """By name, as in the file."""
     shape: RunShape
-    """The run with them."""
     count: TrainingCount
-    """A rank with them."""
 
 
 def find_cures(shape: RunShape, count: TrainingCount, usable: int, counted: Count) -> Cure:

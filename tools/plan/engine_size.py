@@ -20,7 +20,6 @@ class EngineSize:
     """A model in bfloat16 as an engine samples from it."""
 
     parameters: int
-    """All."""
     expert_parameters: int
     """Those of experts, of which a token meets some."""
     embedding_parameters: int
@@ -29,7 +28,6 @@ class EngineSize:
     """Experts of a layer; 0: there are none."""
     experts_per_token: int
     kv_bytes: int
-    """Of a token in all layers."""
 
     @property
     def weight_bytes(self) -> int:

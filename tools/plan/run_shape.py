@@ -12,9 +12,8 @@ from services.chassis.config.load import load
 from services.chassis.errors import ConfigError, UsageError
 from services.launcher.checks.run_settings import check_settings
 from services.launcher.cli import make_layout
-from services.launcher.config import LauncherConfig
+from services.launcher.config import LauncherConfig, own_settings
 from services.launcher.process_plan import plan
-from services.launcher.set_option import own_settings
 from services.lib.model_files.model_folder import vocabulary_size
 from trainer.config import TrainerConfig
 
@@ -42,18 +41,15 @@ class RunShape:
     nodes: tuple[tuple[str, ...], ...]
     """Capability tags of each node."""
     trainer_nodes: int
-    """Nodes that train together."""
     ranks_per_node: int
     group_size: int
     groups_per_step: int
     max_staleness: int
     lengths: Lengths
     servers_per_node: int = 1
-    """Rollout servers of each node that rolls out."""
 
     @property
     def ranks(self) -> int:
-        """Ranks of the trainer."""
         return self.trainer_nodes * self.ranks_per_node
 
     @property
@@ -63,7 +59,6 @@ class RunShape:
 
     @property
     def rollouts(self) -> int:
-        """Rollouts of a step."""
         return self.group_size * self.groups_per_step
 
     @property
@@ -79,12 +74,10 @@ class RunShape:
 
     @property
     def engines(self) -> int:
-        """Rollout servers."""
         return self.servers_per_node * self.rollout_nodes
 
     @property
     def devices(self) -> int:
-        """Devices of all nodes."""
         return sum(map(self.devices_of, self.nodes))
 
     def devices_of(self, tags: Collection[str]) -> int:

@@ -25,8 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from services.lib.transformer.can_pack import claims_to_pack
 from services.lib.transformer.row_attention.packed_attention import use_rows
-from tools.plan.flops import Flops
-from tools.plan.live_bytes import LiveBytes
+from tools.plan.live_bytes import Flops, LiveBytes
 from trainer.config import TrainerConfig
 from trainer.data.micro_batch import MicroBatch
 from trainer.model.context_ranks import check_heads, check_packed, check_ranks, context_group

@@ -15,7 +15,7 @@ from services.launcher.checks.run_settings import CLASSES
 
 TABLES: Mapping[str, str] = {
     "launcher": "services.launcher.config:LauncherConfig",
-    "evaluation": "services.lib.evaluation.evaluation_config:EvaluationConfig",
+    "evaluation": "services.lib.evaluation:EvaluationConfig",
     **CLASSES,
     "run": "deploy.create_run:CreateRunConfig",
 }
@@ -51,7 +51,6 @@ _BOUNDS = {
 
 
 def configuration_page() -> str:
-    """docs/configuration.md."""
     parts = [_HEADER, "## Every process\n", _table(ServerConfig, ServerConfig.model_fields)]
     told: dict[str, str] = {_told(*each): "" for each in ServerConfig.model_fields.items()}
     for table, settings in settings_of().items():
@@ -108,7 +107,6 @@ def settings_schemas() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def settings_of() -> dict[str, type[ServerConfig]]:
-    """The settings class of each table."""
     found = {}
     for table, path in TABLES.items():
         module, _, name = path.partition(":")

@@ -42,7 +42,6 @@ class Scorecard:
     """The rows, and the results that they name."""
 
     def __init__(self, root: Path) -> None:
-        """Read both below `root`."""
         text = (root / "bench" / "scorecard.toml").read_text(encoding="utf-8")
         self.rows: list[dict[str, Any]] = tomllib.loads(text)["row"]
         self._results = root / "bench" / "results"
@@ -80,7 +79,6 @@ class Scorecard:
 
 
 def reliability_page(root: Path) -> str:
-    """The page as Markdown."""
     card = Scorecard(root)
     lines = [
         f"| {number} | {row['what']} | {card.verdict(row)} | {'<br>'.join(_evidence(card, row))} |"

@@ -30,7 +30,6 @@ _GRACE_SECONDS = 30.0
 
 
 def main() -> None:
-    """Run a suite or a bench; exits with its code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kind", choices=["suite", "bench"])
     parser.add_argument("name", nargs="?", help="without one they are listed")

@@ -14,7 +14,7 @@ from seamflow.scheduler.v1 import scheduler_service_pb2_grpc as scheduler_grpc
 from seamflow.stubs import async_stub
 
 from services.chassis.log import get_logger
-from services.chassis.rpc.retries import retry_forever
+from services.chassis.rpc.clients import retry_forever
 
 _TAG, _ROLLOUT = "train", "rollout"
 _POLL_SECONDS = 20.0

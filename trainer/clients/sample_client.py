@@ -21,7 +21,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
-from services.chassis.rpc.retries import retry_forever
+from services.chassis.rpc.clients import retry_forever
 from trainer.config import AlgorithmConfig, BatchConfig
 
 

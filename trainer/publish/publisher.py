@@ -28,7 +28,7 @@ from seamflow.weights.v1 import weight_service_pb2_grpc as weight_grpc
 
 from services.chassis.errors import Reason
 from services.chassis.log import get_logger
-from services.chassis.rpc.retries import retry_forever
+from services.chassis.rpc.clients import retry_forever
 from services.lib.weight_files.folder_names import folder_name, sees, write_probe
 from trainer.config import Setting
 from trainer.publish.attempt_messages import WrittenFile

@@ -29,7 +29,7 @@ from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
 from services.chassis.errors import Reason
 from services.chassis.log import get_logger
-from services.chassis.rpc.retries import retry_forever
+from services.chassis.rpc.clients import retry_forever
 from services.lib.weight_files.shard_chunks import (
     CHUNK_BYTES,
     encode_upload,

@@ -21,7 +21,7 @@ from rollout.gateway.credentials import digest
 from services.chassis import metrics
 from services.chassis.errors import ServiceError
 from services.chassis.rpc import tracing
-from services.chassis.rpc.retries import call_until_answered
+from services.chassis.rpc.clients import call_until_answered
 from services.chassis.rpc.status import from_dependency
 
 if TYPE_CHECKING:

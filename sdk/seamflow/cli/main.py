@@ -10,19 +10,24 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from seamflow.cli import dead_letters, operation, run_commands, service_modules, status, tail
-from seamflow.cli.export_run import export
+from seamflow.cli import (
+    export,
+    operation,
+    run_commands,
+    service_modules,
+    status,
+    tail,
+    transcripts,
+)
 from seamflow.cli.init_project import init_project
 from seamflow.cli.parser import make_parser
-from seamflow.cli.transcripts import transcripts
 from seamflow.errors import (
     InvalidRequestError,
     NotFoundError,
     PermissionDeniedError,
     SeamflowError,
 )
-from seamflow.inspect.endpoints import UsageError
-from seamflow.inspect.named_run import note
+from seamflow.inspect.endpoints import UsageError, note
 from seamflow.printable import escaped_output
 
 _OK, _USAGE, _UNAVAILABLE, _CONFIG = 0, 64, 69, 78  # sysexits.h
@@ -33,7 +38,6 @@ _MODULES = (
     tail,
     transcripts,
     export,
-    dead_letters,
     run_commands,
     operation,
 )

@@ -10,8 +10,7 @@ from seamflow.cli.parser import Verbs
 from seamflow.durations import seconds_of
 from seamflow.errors import UnavailableError, decode
 from seamflow.inspect.diagnosis import activity
-from seamflow.inspect.endpoints import Endpoints, reached
-from seamflow.inspect.named_run import required_run
+from seamflow.inspect.endpoints import Endpoints, reached, required_run
 from seamflow.pages import pages
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
@@ -139,16 +138,15 @@ def _register_workers(verbs: Verbs) -> None:
 async def update_weights(given: argparse.Namespace, endpoints: Endpoints) -> int:
     """Let a rollout server load committed weights now; prints the version it then serves."""
     request = server_pb.UpdateWeightsRequest(weight_version=given.version)
-    async with endpoints.channel(given.server) as channel:
-        stub = async_stub(RolloutServerServiceStub, channel)
-        try:
-            response = await stub.UpdateWeights(request, timeout=_WORK_SECONDS)
-        except grpc.aio.AioRpcError as failure:
-            error = decode(failure)
-            if isinstance(error, UnavailableError) and not error.reason:
-                message = f"the rollout server at {given.server} does not answer: {error}"
-                raise UnavailableError(message) from failure
-            raise error from failure
+    stub = async_stub(RolloutServerServiceStub, endpoints.channel(given.server))
+    try:
+        response = await stub.UpdateWeights(request, timeout=_WORK_SECONDS)
+    except grpc.aio.AioRpcError as failure:
+        error = decode(failure)
+        if isinstance(error, UnavailableError) and not error.reason:
+            message = f"the rollout server at {given.server} does not answer: {error}"
+            raise UnavailableError(message) from failure
+        raise error from failure
     print(f"rollout server {given.server} serves v{response.weight_version}")
     return 0
 

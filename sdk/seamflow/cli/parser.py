@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import difflib
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from seamflow import __version__
@@ -47,11 +47,15 @@ class Verbs:
 
 def call_services(run: Command, given: argparse.Namespace) -> int:
     """Run a verb with the addresses that its arguments and the environment name."""
-    return asyncio.run(_awaited(run(given, resolve(given))))
+    return asyncio.run(_called(run, given))
 
 
-async def _awaited(code: Awaitable[int]) -> int:
-    return await code
+async def _called(run: Command, given: argparse.Namespace) -> int:
+    endpoints = resolve(given)
+    try:
+        return await run(given, endpoints)
+    finally:
+        await endpoints.close()
 
 
 class _Parser(argparse.ArgumentParser):

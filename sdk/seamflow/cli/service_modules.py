@@ -23,9 +23,7 @@ class ServiceModule:
     """What carries a command out."""
 
     name: str
-    """Of the module."""
     about: str
-    """One line of help."""
     needs: str
     """The extra that it cannot be imported without."""
     first: tuple[str, ...] = ()
@@ -55,7 +53,7 @@ MODULES: Mapping[str, ServiceModule] = {
         "launcher",
     ),
     "slurm": ServiceModule(
-        "services.launcher.slurm.slurm_command",
+        "services.launcher.hosts.slurm",
         "Write the batch script of a run for a Slurm cluster.",
         "launcher",
     ),

@@ -14,8 +14,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from seamflow.cli.parser import Verbs
 from seamflow.errors import SeamflowError
 from seamflow.inspect.diagnosis import Finding
-from seamflow.inspect.ended_run import ended_status
 from seamflow.inspect.endpoints import Endpoints
+from seamflow.inspect.run_folders import ended_status
 from seamflow.inspect.snapshot import Snapshot, gather
 from seamflow.inspect.status_screen import ago, status_screen
 from seamflow.inspect.why_stuck import why_stuck
@@ -52,7 +52,6 @@ def _field(message: Message, name: str, enum: Any) -> Any:
 
 
 def register(verbs: Verbs) -> None:
-    """Add `seamflow status` and `seamflow why-stuck`."""
     status = verbs.add("status", "The run on one screen.", _status)
     why = verbs.add("why-stuck", "What waits for what, since when, and the cure.", _why_stuck)
     for command in (status, why):

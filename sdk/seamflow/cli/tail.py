@@ -14,9 +14,8 @@ from seamflow.cli.parser import Verbs
 from seamflow.common.v1 import tokens_pb2
 from seamflow.enum_names import enum_name
 from seamflow.errors import UnavailableError, decode
-from seamflow.inspect.ended_run import recorded_rollouts, recorded_turns
-from seamflow.inspect.endpoints import Endpoints
-from seamflow.inspect.named_run import decoder_of, manager_of_run
+from seamflow.inspect.endpoints import Endpoints, decoder_of, manager_of_run
+from seamflow.inspect.run_folders import recorded_rollouts, recorded_turns
 from seamflow.pages import pages
 from seamflow.retry import Backoff
 from seamflow.stubs import async_stub
@@ -30,7 +29,6 @@ _SECONDS = 10.0
 
 
 def register(verbs: Verbs) -> None:
-    """Add `seamflow tail`."""
     watch = verbs.add("tail", "Follow the turns of a rollout as they grow.", _tail)
     watch.add_argument("rollout", nargs="?", help="its id; none: list those of the run")
     watch.add_argument("--model", type=Path, help="folder whose tokenizer turns ids into text")
@@ -120,7 +118,6 @@ class TailPrinter:
 
     def __init__(self, decoder: Decode) -> None:
         self.closed = False
-        """The rollout has ended."""
         self._decode = decoder
         self._turns: dict[str, _Shown] = {}
         self._current: str | None = None

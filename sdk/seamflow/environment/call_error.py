@@ -135,6 +135,5 @@ class Guard:
             )
 
     async def abort(self, context: grpc.aio.ServicerContext[Any, Any], error: CallError) -> None:
-        """End the call with the status of `error`."""
         trailer = (("grpc-status-details-bin", error.status().SerializeToString()),)
         await context.abort(error.code, str(error), trailer)

@@ -27,13 +27,10 @@ class EnvironmentClass:
     make: Callable[[], Any]
     """Makes the object of an episode."""
     kind: pb.EnvironmentKind.ValueType
-    """Stepped or self-driving."""
     tools: Sequence[Tool]
-    """Tools of every episode."""
     tasks: Sequence[Task]
     """Tasks of its own; empty: it takes any."""
     max_episodes: int
-    """Most episodes at once."""
     is_seeded: bool
     """Whether an episode depends on task, seed and messages alone."""
 

@@ -6,7 +6,6 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any, Self
 
 from seamflow.channel import CONNECT_TIMEOUT, connect
@@ -144,12 +143,7 @@ class EnvironmentClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def step(self, request: pb.StepRequest, timeout: float | None) -> pb.StepResponse:
@@ -209,18 +203,12 @@ class OpenEpisode:
         )
 
     async def close(self) -> None:
-        """End the episode."""
         await self._client.close_episode(self.episode_id)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
 

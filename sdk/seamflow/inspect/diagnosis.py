@@ -25,7 +25,6 @@ class Finding:
     sentence: str
     """Which component waits for what."""
     cure: str
-    """What to do, or what will end the wait if there is nothing to do."""
     since: float | None = None
     """Unix time at which the wait began, or a time after which it must have begun."""
     subject: str = ""
@@ -36,12 +35,10 @@ class Finding:
 
 
 def is_trainer(snapshot: Snapshot, *states: trainer_pb.TrainerState.ValueType) -> bool:
-    """Whether the trainer answered and is in one of `states`."""
     return snapshot.trainer is not None and snapshot.trainer.state in states
 
 
 def has_enough(snapshot: Snapshot) -> bool:
-    """Whether enough groups are ready for a step."""
     ready = snapshot.readiness
     if ready is None:
         return False
@@ -50,7 +47,6 @@ def has_enough(snapshot: Snapshot) -> bool:
 
 
 def counts(ready: sample_pb.Readiness) -> str:
-    """The counts of groups as text."""
     return (
         f"{ready.num_ready_groups} ready, {ready.num_running_groups} running "
         f"({ready.num_running_rollouts} rollouts), {ready.num_admissible_groups} admissible, "
@@ -59,7 +55,6 @@ def counts(ready: sample_pb.Readiness) -> str:
 
 
 def groups(number: int) -> str:
-    """A number of groups as text."""
     return f"{number} group" if number == 1 else f"{number} groups"
 
 
@@ -69,19 +64,16 @@ def state_of(server: ServerSnapshot) -> server_pb.ServerState.ValueType | None:
 
 
 def server_state(server: ServerSnapshot) -> str:
-    """State of a server as text."""
     if server.info is None:
         return "does not answer"
     return "is " + enum_name(server_pb.ServerState, server.info.state).lower()
 
 
 def node_state(node: scheduler_pb.Node) -> str:
-    """State of a node as text."""
     return enum_name(scheduler_pb.NodeState, node.state).lower()
 
 
 def activity(node: scheduler_pb.Node) -> str:
-    """The assignment of a node as text."""
     assigned = node.assignment
     gang = f" {assigned.node_index + 1}/{assigned.num_gang_nodes}" if assigned.gang_id else ""
     lent = " (lent)" if assigned.lent else ""

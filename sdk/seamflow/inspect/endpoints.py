@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,12 +15,19 @@ from typing import Any
 
 import grpc.aio
 
-from seamflow.channel import connect
+from seamflow.channel import CONNECT_TIMEOUT, connect
 from seamflow.credentials import Credentials, SecretFile
 from seamflow.errors import SeamflowError, UnavailableError, decode
+from seamflow.inspect.run_files import json_object
 from seamflow.network.host_port import listens
+from seamflow.stubs import async_stub
+from seamflow.token_text import Decode, load_decoder, token_numbers
+from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
+from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
 
 LATEST = Path("runs/latest")
+_NOWHERE = "127.0.0.1:1"
+"""An address without a listener."""
 
 
 class UsageError(Exception):
@@ -31,7 +39,6 @@ class Service:
     """One of the services that the command line asks."""
 
     name: str
-    """In sentences."""
     flag: str
     """Sets its address, and names it in `Endpoints`."""
     variable: str
@@ -122,13 +129,28 @@ class Endpoints:
     """How the run of the folder ended, and what to do; empty: nobody knows that it has."""
     credentials: Credentials = field(default_factory=Credentials)
     """Token and certificates, if the services require them."""
+    connect_timeout: float | None = CONNECT_TIMEOUT
+    """As that of `seamflow.channel.connect`."""
+    channels: dict[str, grpc.aio.Channel] = field(default_factory=dict, repr=False, compare=False)
+    """Open ones by address."""
 
     def channel(self, address: str) -> grpc.aio.Channel:
-        """Open a channel; close it. Raises `UsageError` for what is no address."""
-        try:
-            return connect(address, self.credentials)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+        """The channel to an address, until `close`. Raises `UsageError` for what is no address."""
+        if address not in self.channels:
+            try:
+                opened = connect(address, self.credentials, connect_timeout=self.connect_timeout)
+            except ValueError as error:
+                raise UsageError(str(error)) from error
+            self.channels[address] = opened
+        return self.channels[address]
+
+    def to(self, service: str) -> grpc.aio.Channel:
+        """The channel to a service of SERVICES, known or not."""
+        return self.channel(self.services.get(service, _NOWHERE))
+
+    async def close(self) -> None:
+        for channel in self.channels.values():
+            await channel.close()
 
 
 Command = Callable[[argparse.Namespace, Endpoints], Awaitable[int]]
@@ -144,13 +166,12 @@ async def reached(endpoints: Endpoints, name: str) -> AsyncIterator[grpc.aio.Cha
     """
     if endpoints.ended:
         raise UnavailableError(endpoints.ended)
-    async with endpoints.channel(endpoints.services[name]) as channel:
-        try:
-            yield channel
-        except grpc.aio.AioRpcError as error:
-            raise _located(name, endpoints, decode(error)) from error
-        except SeamflowError as error:
-            raise _located(name, endpoints, error) from error
+    try:
+        yield endpoints.to(name)
+    except grpc.aio.AioRpcError as error:
+        raise _located(name, endpoints, decode(error)) from error
+    except SeamflowError as error:
+        raise _located(name, endpoints, error) from error
 
 
 def _located(name: str, endpoints: Endpoints, error: SeamflowError) -> SeamflowError:
@@ -271,9 +292,7 @@ _KNOWN_BY = ("rollout_gateway", "trajectory_manager", "scheduler")
 
 def how_it_ended(folder: Path, addresses: Mapping[str, str]) -> str:
     """One line for people; empty: it goes on, or `seamflow train` has not made the folder."""
-    try:
-        end = json.loads((folder / "end.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    if not (end := json_object(folder / "end.json")):
         return _killed(folder, addresses)
     reason = f" ({end['reason']})" if end.get("reason") else ""
     serve = f"`seamflow serve {_flags(folder, addresses)}`"
@@ -304,3 +323,59 @@ def _flags(folder: Path, addresses: Mapping[str, str]) -> str:
     if addresses.get("folder", str(here)) != str(here):  # it was moved
         flags += f" --runs-folder {shlex.quote(str(here.parent))}"
     return f"{flags} --resume"
+
+
+@asynccontextmanager
+async def manager_of_run(endpoints: Endpoints) -> AsyncIterator[tuple[grpc.aio.Channel, str]]:
+    """A channel to the trajectory manager, and the run: the given one, or else the trainer's.
+
+    Raises:
+        UsageError: no run is given and no trainer answers.
+        SeamflowError: a call in the block failed.
+    """
+    run_id = endpoints.run_id or await _trainers_run(endpoints)
+    async with reached(endpoints, "trajectory_manager") as channel:
+        yield channel, run_id
+
+
+def required_run(endpoints: Endpoints) -> str:
+    """The run that is named. Raises `UsageError` if none is."""
+    if not endpoints.run_id:
+        raise UsageError("--run is missing: name the run, or set SEAMFLOW_RUN")
+    return endpoints.run_id
+
+
+def decoder_of(folder: Path | None, endpoints: Endpoints) -> Decode:
+    """The tokenizer of --model or, without it, of the run's model; else ids as numbers."""
+    if folder is None:
+        return _runs_decoder(endpoints)
+    try:
+        return load_decoder(folder)
+    except ValueError as error:
+        raise UsageError(f"--model: {error}") from error
+
+
+def _runs_decoder(endpoints: Endpoints) -> Decode:
+    if endpoints.model is None:
+        note("ids stand for text: name the model's folder with --model or --run-folder")
+        return token_numbers
+    try:
+        return load_decoder(endpoints.model)
+    except ValueError as error:
+        note(f"ids stand for text: {error}")
+        return token_numbers
+
+
+def note(text: str) -> None:
+    """Write a line beside the output."""
+    sys.stderr.write(f"seamflow: {text}\n")
+
+
+async def _trainers_run(endpoints: Endpoints) -> str:
+    stub = async_stub(TrainerServiceStub, endpoints.to("trainer"))
+    try:
+        return (await stub.GetStatus(trainer_pb.GetStatusRequest(), timeout=5)).run_id
+    except grpc.aio.AioRpcError as error:
+        raise UsageError(
+            "the run is unknown: name it with --run, SEAMFLOW_RUN or --run-folder"
+        ) from error

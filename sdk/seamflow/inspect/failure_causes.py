@@ -32,15 +32,12 @@ class Cause:
     failure_class: str
     """Such as "ENVIRONMENT"."""
     message: str
-    """Of the last one."""
     rollout_id: str
     """Of the last one."""
     number: int
-    """How many there are."""
     key: str
     """Equal for all of them."""
     cure: str
-    """What to do."""
 
     @property
     def line(self) -> str:

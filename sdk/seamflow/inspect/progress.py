@@ -40,7 +40,6 @@ class Progress:
     num_equal_discarded: int = 0
     """Groups that left since the newest step as all their rewards were equal."""
     num_failed: int = 0
-    """Rollouts that failed and were replaced."""
     num_tried: int = 0
     """Rollouts that were begun, these among them."""
 

@@ -1,4 +1,4 @@
-"""Files in which a run's processes write a JSON object per line."""
+"""Files of a run's folder: a JSON object, or one per line."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ _WHOLE = 64
 """Newest steps of which all is kept."""
 _OF_ALL = ("step", "reward_mean", "share_equal_groups", "entropy", "completion_tokens_mean")
 """What rules and curves look at in every step."""
+
+
+def json_object(file: Path) -> dict[str, Any]:
+    """The object of a file; {}: there is no such file, or it is in writing."""
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def json_lines(file: Path) -> Iterator[dict[str, Any]]:

@@ -1,18 +1,91 @@
-"""`seamflow runs`: the run folders of this machine."""
+"""The run folders of this machine, and what is told of an ended run from its folder."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from seamflow.errors import NotFoundError
 from seamflow.inspect.learning import not_learning
 from seamflow.inspect.progress import read_progress
+from seamflow.inspect.run_files import json_lines, json_object, read_steps
+from seamflow.inspect.status_screen import metric_lines
 from seamflow.network.host_port import listens
+from seamflow.token_text import Decode
+
+_NEWEST = 20
 
 _COLUMNS = ("run", "state", "steps", "reward", "best", "health", "started (UTC)", "folder")
+
+
+def ended_status(folder: Path, ended: str) -> str:
+    """Text of the screen: how it ended, its last step, its evaluations, its files."""
+    steps = read_steps(folder / "metrics.jsonl")
+    lines = [ended]
+    if steps:
+        last = {k: v for k, v in steps[-1].items() if k not in ("step", "time")}
+        numbers = {k: v for k, v in last.items() if isinstance(v, int | float)}
+        step, reward = steps[-1].get("step"), _range(steps, "reward_mean")
+        lines.append(f"trainer  step {step}; mean reward {reward}")
+        lines += metric_lines(numbers)
+    else:
+        lines.append("trainer  no step was trained")
+    lines += _evaluations(folder)
+    names = ("summary.json", "reward_curve.png", "samples.jsonl", "received.jsonl", "checkpoints")
+    files = [name for name in names if (folder / name).exists()]
+    return "\n".join([*lines, f"files    {', '.join(files) or 'none'} in {folder}"])
+
+
+def recorded_rollouts(folder: Path, ended: str) -> list[str]:
+    """The newest rollouts whose answers an agent of the launcher has written down.
+
+    Raises:
+        NotFoundError: none has; says which command shows the others.
+    """
+    names = dict.fromkeys(each["rollout_id"] for each in _received(folder))
+    if not names:
+        raise NotFoundError(f"{folder / 'received.jsonl'} holds no answers; {ended}")
+    return [*list(names)[-_NEWEST:], "show one with `seamflow tail ID`"]
+
+
+def recorded_turns(folder: Path, rollout_id: str, decode: Decode, ended: str) -> Iterator[str]:
+    """The answers of a rollout, as its agent received them.
+
+    Raises:
+        NotFoundError: the agent has written down none.
+    """
+    turns: dict[str, list[int]] = {}
+    for each in _received(folder):
+        if each["rollout_id"] == rollout_id:
+            turns.setdefault(each["turn_id"], []).extend(each["token_ids"])
+    if not turns:
+        raise NotFoundError(
+            f"{folder / 'received.jsonl'} holds no answers of rollout {rollout_id!r}: `seamflow "
+            f"tail` lists those that it has; {ended}"
+        )
+    for turn_id, token_ids in turns.items():
+        yield f"── turn {turn_id}\n{decode(token_ids)}\n"
+    yield f"the answers alone, from {folder / 'received.jsonl'}; {ended}"
+
+
+def _evaluations(folder: Path) -> Iterator[str]:
+    for line in json_lines(folder / "evaluation.jsonl"):
+        if isinstance(line.get("mean"), int | float):
+            best = "  (best)" if line.get("is_best") else ""
+            yield f"held-out step {line.get('step')}: {line['mean']:.3f}{best}"
+
+
+def _range(steps: Sequence[Mapping[str, Any]], name: str) -> str:
+    values = [step[name] for step in steps if isinstance(step.get(name), int | float)]
+    return f"{values[0]:.3f} → {values[-1]:.3f}" if values else "unknown"
+
+
+def _received(folder: Path) -> Iterator[Mapping[str, Any]]:
+    for each in json_lines(folder / "received.jsonl"):
+        if {"rollout_id", "turn_id", "token_ids"} <= each.keys():
+            yield each
 
 
 def print_run_folders(parent: Path) -> int:
@@ -41,7 +114,7 @@ def _row(folder: Path) -> Mapping[str, str]:
     progress = read_progress(folder)
     last = progress.steps[-1] if progress.steps else {}
     reward = last.get("reward_mean")
-    best = _json(folder / "checkpoints" / "best" / "best.json")
+    best = json_object(folder / "checkpoints" / "best" / "best.json")
     return {
         "run": folder.name,
         "state": run_state(folder),
@@ -56,10 +129,10 @@ def _row(folder: Path) -> Mapping[str, str]:
 
 def run_state(folder: Path) -> str:
     """running: its gateway's port answers; else its end: finished, stopped, failed, or killed."""
-    address = str(_json(folder / "addresses.json").get("rollout_gateway", ""))
+    address = str(json_object(folder / "addresses.json").get("rollout_gateway", ""))
     if listens(address):
         return "running"
-    end = _json(folder / "end.json")
+    end = json_object(folder / "end.json")
     is_finished = (folder / "summary.json").is_file()
     return str(end.get("state", "finished" if is_finished else "killed"))
 
@@ -67,11 +140,3 @@ def run_state(folder: Path) -> str:
 def started(folder: Path) -> float:
     """Unix time at which the launcher last started the run."""
     return (folder / "addresses.json").stat().st_mtime
-
-
-def _json(file: Path) -> Mapping[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import grpc.aio
 
 from seamflow.errors import PreconditionError, SeamflowError, decode
 from seamflow.evaluator.v1 import evaluator_service_pb2 as evaluator_pb
-from seamflow.evaluator.v1.evaluator_service_pb2_grpc import EvaluatorServiceStub
+from seamflow.inspect.clients import RunClients
 from seamflow.inspect.endpoints import Endpoints
 from seamflow.inspect.progress import Progress, equal_groups_discarded, read_progress, with_counts
 from seamflow.pages import pages
@@ -22,20 +22,11 @@ from seamflow.rollout.v1 import rollout_service_pb2 as rollout_pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceStub
 from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
-from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from seamflow.stubs import async_stub
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
-from seamflow.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 from seamflow.trajectory.v1 import trajectory_pb2, trajectory_service_pb2
-from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
-from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
-from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 from seamflow.weights.v1 import weight_service_pb2 as weight_pb
-from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
-
-if TYPE_CHECKING:
-    from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
 
 T = TypeVar("T")
 
@@ -49,7 +40,6 @@ class ServerSnapshot:
     """One rollout server that a node offers."""
 
     node_id: str
-    """The node it runs on."""
     address: str
     """host:port."""
     info: server_pb.GetServerInfoResponse | None
@@ -66,21 +56,15 @@ class Snapshot:
     now: float = 0.0
     """Unix time of the requests; 0: nobody asks how long ago anything was."""
     run_id: str | None = None
-    """Training job."""
     agents: str = ""
-    """Who works on tasks, as in `Endpoints`."""
     logs: str = ""
-    """Folder of the processes' logs; empty: unknown."""
     started: float | None = None
     """Unix time at which the launcher started the run; None: unknown."""
     addresses: Mapping[str, str] = field(default_factory=dict)
     """host:port of the services asked, by name in `endpoints.SERVICES`."""
     zones: Mapping[str, str] = field(default_factory=dict)
-    """Zone by host, as far as nodes of the run name them."""
     problems: Mapping[str, SeamflowError] = field(default_factory=dict)
-    """Errors of services in `addresses`."""
     readiness: sample_pb.Readiness | None = None
-    """From the trajectory manager."""
     oldest_rollout: trajectory_pb2.Trajectory | None = None
     """The longest running rollout, without its tokens; only with `history`."""
     failed_rollouts: tuple[trajectory_pb2.Trajectory, ...] = ()
@@ -90,15 +74,12 @@ class Snapshot:
     progress: Progress | None = None
     """Steps and evaluations; without the run's folder the trainer's last step alone."""
     nodes: tuple[scheduler_pb.Node, ...] | None = None
-    """From the scheduler."""
     events: tuple[scheduler_pb.AllocationEvent, ...] = ()
     """The scheduler's audit log, oldest first; only with `history`."""
     trainer: trainer_pb.GetStatusResponse | None = None
-    """From the trainer."""
     weights_answer: bool = False
     """Whether the weights service answered; it may have no version yet."""
     manifest: weight_pb.Manifest | None = None
-    """The newest committed version."""
     evaluations: evaluator_pb.GetEvaluationsResponse | None = None
     """From the evaluator; None too where the run has none."""
     gateway_serves: bool | None = None
@@ -132,10 +113,22 @@ def _joint(
     return joint
 
 
-async def gather(endpoints: Endpoints, *, history: bool = False) -> Snapshot:
-    """Query all services concurrently; `history` adds the audit log and the oldest rollout."""
-    async with AsyncExitStack() as stack:
-        return await _Gatherer(endpoints, stack).all(history)
+async def gather(
+    endpoints: Endpoints,
+    *,
+    history: bool = False,
+    progress_only: bool = False,
+    seconds: float = _ANSWER_SECONDS,
+) -> Snapshot:
+    """Query all services concurrently.
+
+    Args:
+        endpoints: of the run; the channels stay open.
+        history: add the audit log and the oldest rollout.
+        progress_only: ask only trainer, trajectory manager, scheduler and rollout servers.
+        seconds: that each call may take.
+    """
+    return await _Gatherer(endpoints, seconds).all(history, progress_only)
 
 
 @dataclass(slots=True)
@@ -156,34 +149,22 @@ class _Rollouts:
 
 
 class _Gatherer:
-    def __init__(self, endpoints: Endpoints, stack: AsyncExitStack) -> None:
+    def __init__(self, endpoints: Endpoints, seconds: float) -> None:
         self._endpoints = endpoints
-        self._stack = stack
+        self._clients = RunClients(endpoints)
+        self._seconds = seconds
         self._run_id = endpoints.run_id
         self._problems: dict[str, SeamflowError] = {}
 
-    async def all(self, history: bool) -> Snapshot:
+    async def all(self, history: bool, progress_only: bool) -> Snapshot:
         now = time.time()
-        trainer = await self._trainer()
-        self._run_id = self._run_id or (trainer.run_id if trainer else None)
-        (
-            (readiness, rollouts),
-            (nodes, events, servers),
-            manifest,
-            gateway,
-            uses,
-            evaluations,
-        ) = await asyncio.gather(
-            self._trajectory_manager(history),
-            self._scheduler(history),
-            self._manifest(),
-            self._gateway(),
-            self._server_uses(),
-            self._evaluations(),
-        )
-        return Snapshot(
-            progress=await self._progress(trainer, readiness, evaluations),
-            evaluations=evaluations,
+        asking = asyncio.create_task(self._trainer())
+        if self._run_id is None:
+            self._run_id = trainer.run_id if (trainer := await asking) else None
+        first = asyncio.gather(self._trajectory_manager(history), self._scheduler(history))
+        others = None if progress_only else asyncio.gather(*self._others())
+        (readiness, rollouts), (nodes, events, servers) = await first
+        snapshot = Snapshot(
             now=now,
             run_id=self._run_id,
             agents=self._endpoints.agents,
@@ -198,19 +179,29 @@ class _Gatherer:
             num_finished=rollouts.num_finished,
             nodes=nodes,
             events=events,
-            trainer=trainer,
+            trainer=await asking,
+            servers=servers,
+        )
+        if others is None:
+            return snapshot
+        manifest, gateway, uses, evaluations = await others
+        return replace(
+            snapshot,
+            progress=await self._progress(snapshot.trainer, readiness, evaluations),
+            evaluations=evaluations,
             weights_answer=manifest is not None,
             manifest=manifest.manifest if manifest and manifest.HasField("manifest") else None,
             gateway_serves=gateway,
-            servers=servers,
             server_uses=uses,
         )
 
+    def _others(self) -> tuple[Any, Any, Any, Any]:
+        return self._manifest(), self._gateway(), self._server_uses(), self._evaluations()
+
     async def _trainer(self) -> trainer_pb.GetStatusResponse | None:
-        stub = async_stub(TrainerServiceStub, await self._to("trainer"))
-        return await self._ask(
-            "trainer", stub.GetStatus(trainer_pb.GetStatusRequest(), timeout=_ANSWER_SECONDS)
-        )
+        request = trainer_pb.GetStatusRequest()
+        answer = self._clients.trainer.GetStatus(request, timeout=self._seconds)
+        return await self._ask("trainer", answer)
 
     async def _trajectory_manager(
         self, history: bool
@@ -218,14 +209,13 @@ class _Gatherer:
         name = "trajectory_manager"
         if not self._run_is_known(name):
             return None, _Rollouts()
-        channel = await self._to(name)
-        stub = async_stub(SampleServiceStub, channel)
         request = sample_pb.GetReadinessRequest(run_id=self._run_id or "")
-        answer = await self._ask(name, stub.GetReadiness(request, timeout=_ANSWER_SECONDS))
+        asked = self._clients.samples.GetReadiness(request, timeout=self._seconds)
+        answer = await self._ask(name, asked)
         readiness = answer.readiness if answer is not None else None
         if readiness is None or not history:
             return readiness, _Rollouts()
-        return readiness, await self._ask(name, self._rollouts(channel)) or _Rollouts()
+        return readiness, await self._ask(name, self._rollouts()) or _Rollouts()
 
     async def _progress(
         self,
@@ -238,16 +228,16 @@ class _Gatherer:
         else:
             steps = [trainer.metrics] if trainer and trainer.metrics else []
             progress = Progress(steps=steps, evaluations=_lines(evaluations))
-        stub = async_stub(TaskServiceStub, await self._to("trajectory_manager"))
-        counted = equal_groups_discarded(stub, self._run_id or "", progress, readiness)
+        tasks = self._clients.tasks
+        counted = equal_groups_discarded(tasks, self._run_id or "", progress, readiness)
         return with_counts(progress, readiness, await self._ask("trajectory_manager", counted) or 0)
 
-    async def _rollouts(self, channel: grpc.aio.Channel) -> _Rollouts:
-        stub, found = async_stub(TrajectoryServiceStub, channel), _Rollouts()
+    async def _rollouts(self) -> _Rollouts:
+        stub, found = self._clients.trajectories, _Rollouts()
         request = trajectory_service_pb2.ListTrajectoriesRequest(
             run_id=self._run_id or "", page_size=1000, headers_only=True
         )
-        listed = pages(lambda page: stub.ListTrajectories(page, timeout=_ANSWER_SECONDS), request)
+        listed = pages(lambda page: stub.ListTrajectories(page, timeout=self._seconds), request)
         async for page in listed:
             for trajectory in page.trajectories:
                 found.add(trajectory)
@@ -260,18 +250,17 @@ class _Gatherer:
         tuple[scheduler_pb.AllocationEvent, ...],
         tuple[ServerSnapshot, ...],
     ]:
-        stub = async_stub(SchedulerServiceStub, await self._to("scheduler"))
+        stub = self._clients.scheduler
         request = scheduler_pb.ListNodesRequest(run_id=self._run_id or "")
-        listed = pages(lambda page: stub.ListNodes(page, timeout=_ANSWER_SECONDS), request)
+        listed = pages(lambda page: stub.ListNodes(page, timeout=self._seconds), request)
         nodes = await self._ask("scheduler", _all_nodes(listed))
         if nodes is None:
             return None, (), ()
-        events = await self._events(stub) if history else ()
+        events = await self._events() if history else ()
         return nodes, events, await self._servers(nodes)
 
-    async def _events(
-        self, stub: SchedulerServiceAsyncStub
-    ) -> tuple[scheduler_pb.AllocationEvent, ...]:
+    async def _events(self) -> tuple[scheduler_pb.AllocationEvent, ...]:
+        stub = self._clients.scheduler
         request = scheduler_pb.WatchAllocationsRequest(run_id=self._run_id or "")
         events: list[scheduler_pb.AllocationEvent] = []
         try:
@@ -292,43 +281,39 @@ class _Gatherer:
         return tuple(await asyncio.gather(*(self._server(*server) for server in offered)))
 
     async def _server(self, node_id: str, address: str) -> ServerSnapshot:
-        channel = await self._stack.enter_async_context(self._endpoints.channel(address))
-        stub = async_stub(RolloutServerServiceStub, channel)
-        try:
-            info = await stub.GetServerInfo(
-                server_pb.GetServerInfoRequest(), timeout=_ANSWER_SECONDS
-            )
-        except grpc.aio.AioRpcError:
-            return ServerSnapshot(node_id=node_id, address=address, info=None)
+        stub = async_stub(RolloutServerServiceStub, self._endpoints.channel(address))
+        info: server_pb.GetServerInfoResponse | None = None
+        with suppress(grpc.aio.AioRpcError):
+            info = await stub.GetServerInfo(server_pb.GetServerInfoRequest(), timeout=self._seconds)
         return ServerSnapshot(node_id=node_id, address=address, info=info)
 
     async def _manifest(self) -> weight_pb.GetManifestResponse | None:
         if not self._run_is_known("weights"):
             return None
-        stub = async_stub(WeightServiceStub, await self._to("weights"))
         request = weight_pb.GetManifestRequest(run_id=self._run_id or "")
-        return await self._ask("weights", stub.GetManifest(request, timeout=_ANSWER_SECONDS))
+        asked = self._clients.weights.GetManifest(request, timeout=self._seconds)
+        return await self._ask("weights", asked)
 
     async def _evaluations(self) -> evaluator_pb.GetEvaluationsResponse | None:
         name = "evaluator"
         if name not in self._endpoints.services or not self._run_is_known(name):
             return None
-        stub = async_stub(EvaluatorServiceStub, await self._to(name))
         request = evaluator_pb.GetEvaluationsRequest(run_id=self._run_id or "")
-        return await self._ask(name, stub.GetEvaluations(request, timeout=_ANSWER_SECONDS))
+        asked = self._clients.evaluator.GetEvaluations(request, timeout=self._seconds)
+        return await self._ask(name, asked)
 
     async def _gateway(self) -> bool | None:
         # A raw call: the stub of grpc.health is a dependency that the SDK does not have.
-        channel = await self._to("gateway")
+        channel = self._endpoints.to("gateway")
         check: Callable[..., Awaitable[bytes]] = channel.unary_unary("/grpc.health.v1.Health/Check")
-        answer = await self._ask("gateway", check(b"", timeout=_ANSWER_SECONDS))
+        answer = await self._ask("gateway", check(b"", timeout=self._seconds))
         return None if answer is None else answer == _HEALTHY
 
     async def _server_uses(self) -> tuple[rollout_pb.ServerUse, ...]:
-        stub = async_stub(RolloutServiceStub, await self._to("gateway"))
+        stub = async_stub(RolloutServiceStub, self._endpoints.to("gateway"))
         request = rollout_pb.ListServersRequest(run_id=self._run_id or "")
         try:
-            return tuple((await stub.ListServers(request, timeout=_ANSWER_SECONDS)).servers)
+            return tuple((await stub.ListServers(request, timeout=self._seconds)).servers)
         except grpc.aio.AioRpcError:
             return ()  # the health check tells whether it answers
 
@@ -338,10 +323,6 @@ class _Gatherer:
                 "the run is unknown, as no trainer reports it: name it with --run or SEAMFLOW_RUN"
             )
         return self._run_id is not None
-
-    async def _to(self, service: str) -> grpc.aio.Channel:
-        address = self._endpoints.services[service]
-        return await self._stack.enter_async_context(self._endpoints.channel(address))
 
     async def _ask(self, service: str, call: Awaitable[T]) -> T | None:
         try:

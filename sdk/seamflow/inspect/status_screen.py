@@ -13,7 +13,7 @@ from seamflow.enum_names import enum_name
 from seamflow.errors import DeadlineError, UnavailableError
 from seamflow.inspect.diagnosis import activity, node_state, server_state
 from seamflow.inspect.endpoints import SERVICES
-from seamflow.inspect.findings.evaluations import evaluation_lines
+from seamflow.inspect.findings import evaluation_lines
 from seamflow.inspect.learning import not_learning
 from seamflow.inspect.snapshot import Snapshot
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb

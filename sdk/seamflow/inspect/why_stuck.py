@@ -22,14 +22,18 @@ from seamflow.inspect.diagnosis import (
     published,
 )
 from seamflow.inspect.endpoints import SERVICES
-from seamflow.inspect.findings.agents import failed_rollouts, no_agents
-from seamflow.inspect.findings.evaluations import (
+from seamflow.inspect.findings import (
+    cut_links,
+    ejected_servers,
+    failed_rollouts,
     first_evaluation,
     last_evaluation,
+    lost_nodes,
+    no_agents,
+    no_server_serves,
+    services_beyond,
     waits_for_evaluation,
 )
-from seamflow.inspect.findings.places import cut_links, lost_nodes, services_beyond
-from seamflow.inspect.findings.rollout_servers import ejected_servers, no_server_serves
 from seamflow.inspect.learning import not_learning
 from seamflow.inspect.snapshot import Snapshot
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
@@ -225,7 +229,6 @@ def _admission_is_closed(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _columns_fail(snapshot: Snapshot) -> Iterator[Finding]:
-    """A scoring service fails on samples."""
     ready = snapshot.readiness
     if ready is None or not ready.column_failure:
         return
@@ -241,7 +244,6 @@ def _columns_fail(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _columns_are_missing(snapshot: Snapshot) -> Iterator[Finding]:
-    """Complete groups wait for a required column."""
     ready = snapshot.readiness
     if ready is None or not ready.num_incomplete_groups or has_enough(snapshot):
         return

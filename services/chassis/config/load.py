@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from services.chassis.config.file_secret import FileSecret
-from services.chassis.config.settings import ServerConfig, secret_names
+from services.chassis.config.settings import FileSecret, ServerConfig, secret_names
 from services.chassis.config.sources import Source, command_line, environment, nearest, toml_table
 from services.chassis.errors import ConfigError, ExitCode, StartupError, UsageError
 
@@ -87,10 +87,17 @@ def load_or_exit(
     program: str | None = None,
 ) -> ConfigType:
     """`load`, but a mistake is a message on stderr and the exit code that belongs to it."""
-    try:
+    with exiting(table):
         return load(config_class, table, argv, program)
+
+
+@contextmanager
+def exiting(program: str) -> Iterator[None]:
+    """A `StartupError` in the block ends this process: a line on stderr, and its exit code."""
+    try:
+        yield
     except StartupError as error:
-        print(f"{table}: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from error
 
 

@@ -1,4 +1,7 @@
-"""Base classes of settings: pydantic models whose attribute docstrings document each field."""
+"""Base classes of settings: pydantic models whose attribute docstrings document each field.
+
+A secret in a file may be rotated while the process runs.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from seamflow.credentials import SecretFile
 
 
 class Settings(BaseModel):
@@ -101,3 +105,29 @@ def secret_names(settings: type[BaseModel]) -> frozenset[str]:
         for name, field in settings.model_fields.items()
         if SecretStr in (field.annotation, *get_args(field.annotation))
     )
+
+
+class FileSecret(SecretStr):
+    """A secret whose value is what its file holds now."""
+
+    def __init__(self, path: Path) -> None:
+        """Read `path`.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is empty, or no text.
+        """
+        self._file = SecretFile(path)
+        super().__init__(self._file.text())
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    def get_secret_value(self) -> str:
+        """The current value; a change of the file is seen within a second."""
+        return self._file.text()
+
+    def look(self) -> None:
+        """See a change of the file at once."""
+        self._file.text(now=True)

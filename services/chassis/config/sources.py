@@ -54,9 +54,7 @@ class CommandLine:
     """A parsed command line."""
 
     source: Source
-    """The settings among its flags."""
     config: Path | None
-    """TOML file."""
     print_config: bool
     check_config: bool
 

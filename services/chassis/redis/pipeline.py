@@ -229,11 +229,9 @@ class Pipelines:
 
     @property
     def has_lost_data(self) -> bool:
-        """Whether the server came back without its data."""
         return self._mark.is_missing
 
     async def aclose(self) -> None:
-        """Close every connection."""
         for pipeline in self._pipelines.values():
             await pipeline.aclose()
 
@@ -256,5 +254,4 @@ class Pipelines:
 
 
 def slot_of(key: str | bytes) -> int:
-    """The slot of a cluster that owns `key`."""
     return key_slot(key.encode() if isinstance(key, str) else key)

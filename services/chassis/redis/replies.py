@@ -61,7 +61,6 @@ class Replies(asyncio.BufferedProtocol):
         """Whether a batch may be sent: the connection is open and no stray reply came."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport, to write to."""
         # Not an isinstance check: uvloop's transports are no subclasses.
         self.transport = cast(asyncio.WriteTransport, transport)
         connection = transport.get_extra_info("socket")
@@ -88,11 +87,9 @@ class Replies(asyncio.BufferedProtocol):
         return self._arrived
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """The buffer for the next read."""
         return self._buffer
 
     def buffer_updated(self, num_bytes: int) -> None:
-        """Bytes from the server."""
         try:
             self._reader.feed(self._buffer[:num_bytes])  # type: ignore[arg-type]
             while (reply := self._reader.gets()) is not _NONE_YET:
@@ -111,7 +108,6 @@ class Replies(asyncio.BufferedProtocol):
             self._end(None)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The connection is closed, by either side."""
         self._end(exceptions.ConnectionError(f"the server closed the connection: {error or 'EOF'}"))
         if not self.lost.done():
             self.lost.set_result(None)

@@ -55,7 +55,6 @@ class _View:
     epoch: int
     """Number of the failover that made the master; they grow."""
     master: tuple[str, int]
-    """Host and port."""
     is_up: bool
     """Whether the Sentinel reaches the master, or has just made it one."""
 
@@ -124,7 +123,6 @@ class MasterPool(SentinelConnectionPool, BlockingConnectionPool):
             self._next_look = clock() + max(_REFRESH_SECONDS, 9 * (clock() - started))
 
     async def aclose(self) -> None:
-        """Close the connections to the master and to the Sentinels."""
         await super().aclose()
         await self.sentinel_manager.aclose()
 

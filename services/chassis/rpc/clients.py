@@ -1,4 +1,4 @@
-"""Channels to other seamflow services."""
+"""Channels to other seamflow services, and calls that are repeated until they are answered."""
 
 from __future__ import annotations
 
@@ -11,12 +11,22 @@ from seamflow.credentials import Credentials
 from seamflow.network.keepalive import KEEPALIVE, WEIGHTS_KEEPALIVE, Keepalive
 from seamflow.network.many_connections import ManyConnections
 
-from services.chassis.config.file_secret import FileSecret
-from services.chassis.config.settings import ServerConfig
+from services.chassis.config.settings import FileSecret, ServerConfig
 from services.chassis.errors import ConfigError
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from seamflow.errors import DeadlineError, SeamflowError
+from seamflow.retry import retrying
+
+from services.chassis.log import get_logger
+from services.chassis.rpc.status import from_dependency
+
+T = TypeVar("T")
 
 
 def channel(
@@ -43,7 +53,6 @@ def weights_channel(config: ServerConfig, target: str, connections: int) -> grpc
 
 
 def credentials(config: ServerConfig) -> Credentials:
-    """This process's token and certificate."""
     return with_token(
         Credentials(
             ca_file=config.tls_ca_file,
@@ -59,3 +68,34 @@ def with_token(shown: Credentials, token: SecretStr | None) -> Credentials:
     if isinstance(token, FileSecret):
         return replace(shown, token=None, token_file=token.path)
     return replace(shown, token=token.get_secret_value() if token else None, token_file=None)
+
+
+async def retry_forever(name: str, call: Callable[[], Awaitable[T]]) -> T:
+    """Retry an idempotent call while its service is unavailable, frozen or busy; log each retry.
+
+    Raises:
+        SeamflowError: the service refused the call.
+    """
+
+    def report(error: SeamflowError) -> None:
+        get_logger().warning("call_retried", call=name, error=str(error))
+
+    while True:
+        try:
+            return await retrying(call, on_retry=report)
+        except DeadlineError as error:
+            report(error)
+
+
+async def call_until_answered(call: Callable[[], Awaitable[T]]) -> T:
+    """Call another service on behalf of a caller, while it is unavailable or pushes back.
+
+    The caller's own deadline bounds this: when it passes, gRPC cancels the handler.
+
+    Raises:
+        ServiceError: any other failure, passed on.
+    """
+    try:
+        return await retrying(call)
+    except SeamflowError as error:
+        raise from_dependency(error) from error

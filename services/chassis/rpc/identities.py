@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.chassis.config.file_secret import FileSecret
+from services.chassis.config.settings import FileSecret
 from services.chassis.errors import ConfigError, unauthenticated
 
 if TYPE_CHECKING:

@@ -97,7 +97,6 @@ class SpanExport:
         root: str | None,
         attributes: Mapping[str, str | int],
     ) -> Iterator[None]:
-        """See `tracing.span`."""
         if root is not None:
             self._ids.next, parent = ids(root), ()
         span = self._tracer.start_span(
@@ -121,7 +120,6 @@ class SpanExport:
             span.end()
 
     def add_links(self, traceparents: Iterable[str]) -> None:
-        """See `tracing.add_links`."""
         span = _current_span.get()
         if span is not None:
             for found in {ids(each) for each in traceparents} - {()}:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import grpc.aio
-from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 from seamflow.channel import MAX_MESSAGE_BYTES
 from seamflow.network.keepalive import KEEPALIVE, Keepalive
@@ -28,15 +29,84 @@ from services.chassis import log
 from services.chassis.config.load import load_or_exit
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ExitCode, StartupError
+from services.chassis.log import get_logger
 from services.chassis.rpc import admin, listen, tracing
-from services.chassis.rpc.health import Health
 from services.chassis.rpc.interceptors import CallInterceptor
 from services.chassis.rpc.permissions import Permissions, check_entries
+
+_CHECK_SECONDS = 2.0
+_INTERVAL_SECONDS = 1.0
 
 _CANCEL_AGAIN_SECONDS = 0.5
 
 ConfigType = TypeVar("ConfigType", bound=ServerConfig)
 Build = Callable[[ConfigType], AbstractAsyncContextManager["Service"]]
+
+
+class Health:
+    """NOT_SERVING -> SERVING -> NOT_SERVING ..., moved by `check`; `drain` ends it in NOT_SERVING.
+
+    Args:
+        names: full names of the gRPC services, in addition to "" for the whole process.
+        ready: whether the dependencies are available; None means always.
+    """
+
+    def __init__(self, names: Sequence[str], ready: Callable[[], Awaitable[bool]] | None) -> None:
+        self.servicer = _Servicer()
+        self._names = ("", *names)
+        self._ready = ready
+        self._last: bool | None = None
+        self._draining = False
+
+    async def check(self) -> bool:
+        """Check the dependencies now; publish and return the result."""
+        answer = not self._draining and await self._ask()
+        if answer is not self._last:
+            self._last = answer
+            get_logger().info("ready" if answer else "not_ready")
+            await self._publish(answer)
+        return answer
+
+    async def watch(self) -> None:
+        while True:
+            await asyncio.sleep(_INTERVAL_SECONDS)
+            await self.check()
+
+    async def drain(self) -> None:
+        """Report NOT_SERVING permanently."""
+        self._draining = True
+        await self.servicer.enter_graceful_shutdown()
+        self.servicer.drained.set()
+
+    async def _ask(self) -> bool:
+        if self._ready is None:
+            return True
+        try:
+            async with asyncio.timeout(_CHECK_SECONDS):
+                return await self._ready()
+        except Exception as error:
+            # A check that fails counts as not ready; liveness is not affected.
+            get_logger().warning("readiness_check_failed", error=repr(error))
+            return False
+
+    async def _publish(self, serving: bool) -> None:
+        states = health_pb2.HealthCheckResponse
+        for name in self._names:
+            await self.servicer.set(name, states.SERVING if serving else states.NOT_SERVING)
+
+
+class _Servicer(HealthServicer):  # type: ignore[misc]
+    """Ends its watches when the process drains; they would otherwise block it until the timeout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drained = asyncio.Event()
+
+    async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802 -- the contract's name
+        async with asyncio.TaskGroup() as tasks:
+            watch = tasks.create_task(super().Watch(request, context))
+            await self.drained.wait()
+            watch.cancel()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,6 @@ _CODES: dict[type[errors.SeamflowError], grpc.StatusCode] = {
 
 
 def encode(error: ServiceError) -> bytes:
-    """The serialized status of `error`."""
     return message(error).SerializeToString()
 
 

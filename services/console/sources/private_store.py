@@ -21,7 +21,6 @@ from seamflow.credentials import Credentials
 from seamflow.errors import NotFoundError, UnavailableError
 from seamflow.inspect.endpoints import Endpoints
 
-from services.console.sources.kept_endpoints import KeptEndpoints, kept
 from services.lib.child_process import Child
 from services.lib.redis_binary import find_redis_server, socket_folder
 
@@ -33,7 +32,7 @@ _MODULES = ("trajectory_manager", "scheduler")
 
 
 @asynccontextmanager
-async def private_store(folder: Path, run_id: str) -> AsyncIterator[KeptEndpoints]:
+async def private_store(folder: Path, run_id: str) -> AsyncIterator[Endpoints]:
     """Addresses of services that serve what the run in `folder` has stored, within the block.
 
     Raises:
@@ -59,9 +58,8 @@ async def private_store(folder: Path, run_id: str) -> AsyncIterator[KeptEndpoint
         )
         ports = {module: json.loads(file.read_text())["port"] for module, file in files.items()}
         addresses = {module: f"127.0.0.1:{port}" for module, port in ports.items()}
-        endpoints = kept(
-            Endpoints(run_id=run_id, services=addresses, credentials=Credentials(token=token))
-        )
+        credentials = Credentials(token=token)
+        endpoints = Endpoints(run_id=run_id, services=addresses, credentials=credentials)
         stack.push_async_callback(endpoints.close)
         yield endpoints
 

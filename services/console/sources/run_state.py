@@ -19,9 +19,8 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
-from services.console.sources.allocation_log import AllocationLog
-from services.console.sources.run_store import RunStore
-from services.console.sources.shown_run import ShownRun
+from services.console.sources.run_store import AllocationLog, RunStore
+from services.console.sources.shown_runs import ShownRun
 
 _NEWEST = 50
 _KEPT = 200
@@ -30,8 +29,6 @@ _SECONDS = 5.0
 _PATIENCE_SECONDS = 1.0
 _SEARCH_SECONDS = 5.0
 """Between searches of the store for what runs and what failed: they look at many rollouts."""
-_NO_TRAINER = "127.0.0.1:1"
-"""Errors of an address without a listener: no node of the run trains yet."""
 
 
 async def oldest_running(store: RunStore) -> trajectory_pb2.Trajectory | None:
@@ -74,9 +71,7 @@ class RunState:
     """The newest snapshot of a live run; requests that come together share one."""
 
     def __init__(self, run: ShownRun, store: RunStore, seconds: float) -> None:
-        """Ask the services again after `seconds`."""
         self.run = run
-        """Whose services are asked."""
         self.causes: list[Cause] = []
         """Why the newest rollouts that failed did, the most frequent cause first."""
         self._store = store
@@ -110,7 +105,6 @@ class RunState:
         return await self._log.events()
 
     async def close(self) -> None:
-        """Ask no more."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.wait([self._asking])
@@ -133,8 +127,9 @@ class RunState:
             nodes = (await self._store.scheduler.ListNodes(request, timeout=_SECONDS)).nodes
         workers = [(node.assignment.tag, worker) for node in nodes for worker in node.workers]
         found = [(tag != "train", each.address) for tag, each in workers if each.tag == "train"]
-        address = min(found)[1] if found else _NO_TRAINER
-        return replace(endpoints, services={**endpoints.services, "trainer": address})
+        if not found:
+            return endpoints
+        return replace(endpoints, services={**endpoints.services, "trainer": min(found)[1]})
 
     def _add_step(self, snapshot: Snapshot) -> None:
         """Where no metrics file is here, what the trainer says of its last step."""

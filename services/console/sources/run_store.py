@@ -3,77 +3,89 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+import time
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
 
+import grpc
+import grpc.aio
 from seamflow.errors import NotFoundError
+from seamflow.inspect.clients import RunClients
+from seamflow.inspect.endpoints import Endpoints
 from seamflow.pages import pages
-from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
-from seamflow.stubs import async_stub
+from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
-from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
-from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceStub
-from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
-from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
-from services.console.sources.kept_endpoints import KeptEndpoints
 from services.console.sources.private_store import private_store
-from services.console.sources.shown_run import ShownRun
-from services.console.text.token_text import TokenText, load_token_text
+from services.console.sources.shown_runs import ShownRun
+from services.console.text import TokenText, load_token_text
 
-if TYPE_CHECKING:
-    from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub
-    from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceAsyncStub
-    from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub
-    from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
-    from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+_MAX_EVENTS = 20_000
+_FIRST_SECONDS, _QUIET_SECONDS = 1.0, 0.2
+_IDLE_SECONDS = 30.0
 
 _SECONDS = 20.0
 _MAX_PRIVATE = 2
 """Finished runs whose data are served at once: each takes processes and a copy on the disk."""
 
 
-@dataclass(frozen=True)
-class RunStore:
+class AllocationLog:
+    """Its newest 20,000 events, oldest first; the feed is closed after 30 s without a request."""
+
+    def __init__(self, store: RunStore) -> None:
+        self.store = store
+        self._events: deque[scheduler_pb.AllocationEvent] = deque(maxlen=_MAX_EVENTS)
+        self._feed: asyncio.Task[None] | None = None
+        self._asked = 0.0
+
+    async def events(self) -> list[scheduler_pb.AllocationEvent]:
+        """All that is known; the first call waits a moment for it."""
+        self._asked = time.monotonic()
+        if self._feed is None or self._feed.done():
+            self._feed = asyncio.create_task(self._follow())
+            await self._first_events()
+        return list(self._events)
+
+    async def _first_events(self) -> None:
+        """Wait until what is stored has come: the feed never ends."""
+        assert self._feed is not None
+        deadline, number = time.monotonic() + _FIRST_SECONDS, -1
+        while time.monotonic() < deadline and not self._feed.done() and len(self._events) != number:
+            number = len(self._events) or -1
+            await asyncio.sleep(_QUIET_SECONDS)
+
+    async def close(self) -> None:
+        if self._feed is not None:
+            self._feed.cancel()
+            await asyncio.wait([self._feed])
+
+    async def _follow(self) -> None:
+        after = self._events[-1].sequence if self._events else 0
+        request = scheduler_pb.WatchAllocationsRequest(
+            run_id=self.store.run_id, after_sequence=after
+        )
+        while time.monotonic() - self._asked < _IDLE_SECONDS:
+            try:
+                async for response in self.store.scheduler.WatchAllocations(
+                    request, timeout=_IDLE_SECONDS
+                ):
+                    self._events.extend(response.events)
+                    request.after_sequence = self._events[-1].sequence
+            except grpc.aio.AioRpcError as error:
+                if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
+                    return
+
+
+class RunStore(RunClients):
     """Reads what is recorded of one run."""
 
-    run_id: str
-    """Training job."""
-    endpoints: KeptEndpoints
-    """Who serves it."""
-    text: TokenText
-    """Of its model."""
-
-    @cached_property
-    def trajectories(self) -> TrajectoryServiceAsyncStub:
-        """Calls of TrajectoryService."""
-        return async_stub(TrajectoryServiceStub, self.endpoints.to("trajectory_manager"))
-
-    @cached_property
-    def samples(self) -> SampleServiceAsyncStub:
-        """Calls of SampleService."""
-        return async_stub(SampleServiceStub, self.endpoints.to("trajectory_manager"))
-
-    @cached_property
-    def tasks(self) -> TaskServiceAsyncStub:
-        """Calls of TaskService."""
-        return async_stub(TaskServiceStub, self.endpoints.to("trajectory_manager"))
-
-    @cached_property
-    def runs(self) -> RunServiceAsyncStub:
-        """Calls of RunService."""
-        return async_stub(RunServiceStub, self.endpoints.to("trajectory_manager"))
-
-    @cached_property
-    def scheduler(self) -> SchedulerServiceAsyncStub:
-        """Calls of SchedulerService."""
-        return async_stub(SchedulerServiceStub, self.endpoints.to("scheduler"))
+    def __init__(self, run_id: str, endpoints: Endpoints, text: TokenText) -> None:
+        """`text`: of its model."""
+        super().__init__(endpoints)
+        self.run_id, self.text = run_id, text
 
     async def headers(self, rollout_id: str) -> trajectory_pb2.Trajectory:
         """A rollout with the spans of its turns, without ids and log-probs."""
@@ -85,7 +97,6 @@ class RunStore:
     async def window(
         self, rollout_id: str, turn_id: str, start: int, num_tokens: int
     ) -> pb.ReadTokensResponse:
-        """Tokens of a turn's whole sequence."""
         request = pb.ReadTokensRequest(
             run_id=self.run_id,
             rollout_id=rollout_id,
@@ -96,7 +107,6 @@ class RunStore:
         return await self.trajectories.ReadTokens(request, timeout=_SECONDS)
 
     async def found(self, search: pb.SearchRolloutsRequest) -> pb.SearchRolloutsResponse:
-        """One page of a search."""
         search.run_id = self.run_id
         return await self.trajectories.SearchRollouts(search, timeout=_SECONDS)
 

@@ -36,7 +36,6 @@ class StepTable:
 
     @property
     def names(self) -> list[str]:
-        """Of the metrics, in order."""
         return sorted(self._columns)
 
     def column(self, name: str) -> Sequence[float | None]:

@@ -42,13 +42,11 @@ class RolloutList:
     """What is asked for."""
 
     search: pb.SearchRolloutsRequest
-    """Filters."""
     text: str = ""
     """Only rollouts with this text, in any case; empty: all."""
     limit: int = 50
     """Rows of a page."""
     cursor: str = ""
-    """From the page before."""
 
 
 def search_of(query: Mapping[str, str]) -> RolloutList:

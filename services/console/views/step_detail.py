@@ -18,7 +18,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.console.sources.run_store import RunStore
 from services.console.sources.step_table import StepTable
-from services.console.text.parts import parts_of
+from services.console.text import parts_of
 from services.console.views.rows import rollout_row
 from services.lib.group_baseline import are_equal
 

@@ -14,8 +14,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.console.sources.run_store import RunStore
-from services.console.text.parts import Part, parts_of
-from services.console.text.token_text import TokenText
+from services.console.text import Part, TokenText, parts_of
 from services.console.views.rows import rollout_row
 
 _MAX_TURN_TOKENS = 65_536

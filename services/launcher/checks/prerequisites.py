@@ -16,7 +16,7 @@ from services.launcher.checks.run_settings import process_setting
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
-from services.lib.evaluation.evaluation_config import EvaluationConfig
+from services.lib.evaluation import EvaluationConfig
 from services.lib.group_baseline import check_group_size
 from services.lib.model_files.end_ids import warn_of_end
 from services.lib.model_files.json_file import check_attention
@@ -107,7 +107,6 @@ def check_groups(config: LauncherConfig, config_file: Path) -> None:
 
 
 def check_prerequisites(config: LauncherConfig, layout: Layout) -> None:
-    """Check the prerequisites before the first process starts."""
     check_groups(config, layout.config_file)
     if process_setting(config, layout.config_file, "agent_runner"):
         raise ConfigError(

@@ -25,8 +25,8 @@ from seamflow.network.host_port import host_and_port
 from seamflow.stubs import async_stub
 
 from services.chassis.errors import ConfigError, DependencyUnavailable, ExitCode, StartupError
-from services.launcher.hosts.join_secret import JoinSecret
 from services.launcher.hosts.joined_host import JoinedHost
+from services.launcher.hosts.run_certificates import JoinSecret
 
 if TYPE_CHECKING:
     from seamflow.launcher.v1.launcher_service_pb2_grpc import LauncherServiceAsyncStub

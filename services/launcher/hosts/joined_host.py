@@ -18,9 +18,8 @@ from seamflow.launcher.v1 import launcher_service_pb2 as pb
 from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.launcher.checks.run_settings import divided_threads, num_cores
 from services.launcher.child_process import ProcessPlan
-from services.launcher.hosts.host_network import host_variables
-from services.launcher.hosts.other_hosts import FOLDER_MARK
-from services.launcher.same_run.same_run import fingerprint
+from services.launcher.hosts.other_hosts import FOLDER_MARK, host_variables
+from services.launcher.same_run import fingerprint
 from services.launcher.supervisor import ChildFailed, Supervisor, run_until_failure
 
 if TYPE_CHECKING:

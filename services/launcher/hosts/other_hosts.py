@@ -7,13 +7,14 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc.aio
+import psutil
 import structlog
 from pydantic import SecretStr
 from seamflow.launcher.v1 import launcher_service_pb2 as pb
@@ -29,11 +30,15 @@ from services.chassis.rpc.interceptors import CallInterceptor
 from services.chassis.rpc.permissions import Permissions
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
-from services.launcher.hosts.join_secret import made_secret, secret_file
-from services.launcher.hosts.run_certificates import hosts_folder, kept_secret
+from services.launcher.hosts.run_certificates import (
+    hosts_folder,
+    kept_secret,
+    made_secret,
+    secret_file,
+)
 from services.launcher.layout import Layout
 from services.launcher.report.view import View
-from services.launcher.same_run.same_run import fingerprint
+from services.launcher.same_run import fingerprint
 from services.launcher.supervisor import ChildFailed
 
 FOLDER_MARK = "hosts/folder_mark"
@@ -42,6 +47,9 @@ _SILENCE_SECONDS = 15.0
 _END_SECONDS = 10.0
 _WRITE_IN_FOLDER = ("trainer",)
 """Tables of processes that write what host 0 reads: metrics, checkpoints."""
+
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Without it each rank announces the address of its host's name, which is often loopback."""
 
 
 @dataclass(slots=True)
@@ -131,7 +139,6 @@ class OtherHosts(LauncherServiceServicer):
     async def ReportHost(  # noqa: N802
         self, request: pb.ReportHostRequest, context: Any
     ) -> pb.ReportHostResponse:
-        """What a host does next."""
         host = self._known(request.host)
         if request.join_id != host.join_id:
             known = request.join_id in host.replaced
@@ -227,3 +234,26 @@ class OtherHosts(LauncherServiceServicer):
 def _file_of(host: int) -> str:
     """The configuration file of a host, below the run's folder."""
     return f"hosts/{host}/run.toml"
+
+
+def host_variables(
+    address: str, hosts: Sequence[str], environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Variables for the processes of the host with `address`: no proxy between `hosts`, and the
+    interface for collectives, where the user has not named one."""
+    found = {}
+    for name in ("no_proxy", "NO_PROXY"):
+        given = [part.strip() for part in environment.get(name, "").split(",") if part.strip()]
+        found[name] = ",".join(dict.fromkeys((*given, *hosts)))
+    interface = _interface(address)
+    return found | {
+        name: interface for name in _INTERFACES if interface and name not in environment
+    }
+
+
+def _interface(address: str) -> str:
+    """Name of the interface that has the address; empty: none has, or it is loopback."""
+    if address.startswith("127."):
+        return ""
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, has in interfaces if any(a.address == address for a in has)), "")

@@ -17,20 +17,24 @@ from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
 from services.launcher.phases.training import Learned
 from services.launcher.phases.watch import Watch
-from services.launcher.report import plots
 from services.launcher.report.notes import HealthNotes
+from services.launcher.report.occupancy import draw_run
 from services.launcher.report.summary import (
     TrajectoryFigures,
+    audit_figures,
     num_weight_updates,
     package_versions,
     tail_ratio,
     trajectories,
 )
-from services.launcher.report.token_audit import audit_figures
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
-from services.lib.evaluation.evaluation_config import EvaluationConfig
-from services.lib.evaluation.evaluation_line import EvaluationLine, best_of, read_evaluations
+from services.lib.evaluation import (
+    EvaluationConfig,
+    EvaluationLine,
+    best_of,
+    read_evaluations,
+)
 
 
 def learned(
@@ -95,7 +99,7 @@ def failure_lines(trajectories: Iterable[trajectory_pb2.Trajectory]) -> list[str
     return [f"{each.number} × {each.line}. {each.cure}" for each in causes(trajectories)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RunSummary:
     """Sums up a run that has ended, while its services still answer."""
 
@@ -113,7 +117,7 @@ class RunSummary:
         folder = self.layout.folder
         steps = read_steps(folder / "metrics.jsonl")
         evaluations = read_evaluations(folder / "evaluation.jsonl")
-        plots.draw_run(folder, steps, evaluations, self.watch.occupancy)
+        draw_run(folder, steps, evaluations, self.watch.occupancy)
         return {
             "run": self.layout.run_id,
             "seed": self.config.seed,

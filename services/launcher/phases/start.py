@@ -16,10 +16,9 @@ from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.launcher import redis_server
-from services.launcher.agent_access import instructions
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
-from services.launcher.layout import Layout, console_link
+from services.launcher.layout import Layout, console_link, instructions
 from services.launcher.report.view import View
 from services.launcher.run_rules import rules
 from services.launcher.service_clients import Services

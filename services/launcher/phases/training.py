@@ -25,7 +25,7 @@ from services.launcher.report.summary import trajectories
 from services.launcher.report.view import View
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
-from services.lib.evaluation.pinned_task import check_trained_reward
+from services.lib.evaluation import check_trained_reward
 
 _SECONDS = 5.0
 """All must stay so for this long: a sample may be replaced."""
@@ -60,7 +60,7 @@ class UsedUpTasks:
         return now - self._since >= self._seconds
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Training:
     """The training of one run, which its trainer does."""
 
@@ -70,7 +70,6 @@ class Training:
     processes: Supervisor
     services: Services
     is_without_tasks: bool = False
-    """Whether it ended as no task was left for another step."""
 
     async def finished(self) -> trainer_pb.GetStatusResponse:
         """Wait until the trainer has made its last step, or no task is left for another one.
@@ -158,11 +157,8 @@ class Learned:
     """What is known of the training of a run after it."""
 
     seconds: float = 0.0
-    """Duration."""
     cores_busy: float = 0.0
-    """Mean number of cores at work."""
     is_without_tasks: bool = False
-    """Whether it ended as no task was left for another step."""
     stopped_early: str = ""
     """Why the evaluator ended it early; empty: it did not."""
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass, field
 
 import grpc.aio
+from seamflow.inspect.snapshot import Snapshot
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 
 from services.chassis.log import get_logger
-from services.launcher.agent_access import LeaseHint
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
 from services.launcher.report.notes import AlarmNotes, FailureNotes, HealthNotes, ReadyNotes
@@ -21,6 +22,7 @@ from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
 
 _RETRY_SECONDS = 0.5
+_HINT_SECONDS = 30.0
 
 _REFRESH_SECONDS = 1.0
 
@@ -50,7 +52,6 @@ class Lendings:
     num_lent: int = 0
     num_returned: int = 0
     sequence: int = 0
-    """Of the newest event."""
     _lent: set[str] = field(default_factory=set)
 
     def add(self, event: scheduler_pb.AllocationEvent) -> None:
@@ -76,11 +77,9 @@ class Watch:
     layout: Layout
     view: View
     lendings: Lendings = field(default_factory=Lendings)
-    """Of nodes that can train."""
     occupancy: Occupancy = field(default_factory=Occupancy)
     """What nodes were at work on while the run learned."""
     is_learning: bool = False
-    """Whether occupancy is counted."""
 
     async def follow(self, processes: Supervisor, services: Services) -> None:
         """Show and count until cancelled."""
@@ -130,3 +129,33 @@ class Watch:
             return f"see environment*.log in {self.layout.logs()}"
         name = "agent" if self.config.runner_agent is None else "agent_runner"
         return f"see {self.layout.logs() / name}.log"
+
+
+class LeaseHint:
+    """Notices when work waits and no agent takes it."""
+
+    def __init__(self, advice: str, *, are_tasks_own: bool, seconds: float = _HINT_SECONDS) -> None:
+        """`advice` says what to do; it is given after `seconds` without a rollout under way.
+
+        `are_tasks_own`: agents bring their own tasks, so that none wait in the queue.
+        """
+        self._advice, self._seconds, self._are_tasks_own = advice, seconds, are_tasks_own
+        self._idle_since: float | None = None
+        self._has_leased = False
+
+    def look(self, snapshot: Snapshot, now: float) -> str | None:
+        """What to tell people, once in each idle time; `now` in seconds of a monotonic clock."""
+        ready = snapshot.readiness
+        if ready is None or not snapshot.answering_servers:
+            return None
+        self._has_leased |= ready.num_running_rollouts > 0
+        has_work = ready.num_admissible_groups and (ready.num_queued_tasks or self._are_tasks_own)
+        if ready.num_running_rollouts or not has_work:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since >= self._seconds:
+            self._idle_since = math.inf
+            since = f"for {self._seconds:.0f} s" if self._has_leased else "yet"
+            return f"no agent has leased a task {since}: {self._advice}"
+        return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import statistics
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -19,7 +21,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.launcher.service_clients import Services
-from services.lib.evaluation.pinned_task import label_of
+from services.lib.evaluation import label_of
 
 _ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
 
@@ -50,7 +52,6 @@ class TrajectoryFigures:
     num_rollouts: int = 0
     """Rollouts that finished with rewards."""
     num_turns: int = 0
-    """Stored turns."""
     tokens_recorded: int = 0
     """Sampled tokens in the store."""
     turns_interrupted: int = 0
@@ -62,14 +63,11 @@ class TrajectoryFigures:
     infrastructure_failures: int = 0
     """Of those, rollouts that failed because a process, machine or network broke."""
     min_turns_per_rollout: int = 0
-    """Fewest turns of a finished rollout."""
     turn_lengths: dict[str, list[int]] = field(default_factory=dict)
     """Sampled tokens per turn, by the evaluation the rollout belongs to ("" for training)."""
     rollout_lengths: dict[str, list[int]] = field(default_factory=dict)
-    """Sampled tokens per rollout, likewise."""
 
     def add(self, trajectory: trajectory_pb2.Trajectory) -> None:
-        """Count one trajectory."""
         lengths = [self._add_turn(turn) for turn in trajectory.turns]
         self.failed_rollouts += trajectory.HasField("failure")
         if trajectory.failure.failure_class == tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE:
@@ -213,3 +211,100 @@ def _nodes(nodes: Mapping[str, Mapping[str, Any]]) -> Table:
             *("–" if each is None else f"{each:.3f}" for each in seconds),
         )
     return table
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One sampled token: its id and the weights that sampled it."""
+
+    token_id: int
+    weight_version: int
+
+
+Received = dict[tuple[str, str], dict[int, list[Token]]]
+"""(rollout_id, turn_id) -> offset -> every token received there."""
+
+
+@dataclass(slots=True)
+class Audit:
+    """Result of an audit."""
+
+    num_received: int = 0
+    """Tokens the agents have received, at distinct offsets."""
+    num_lost: int = 0
+    """Received, but missing or different in the store."""
+    num_duplicated: int = 0
+    """Received twice at one offset, or stored beyond the last token that the agent received.
+
+    The rest of a turn that an agent abandoned is neither: its rollout has failed.
+    """
+    num_wrong_version: int = 0
+    """Stored with another weight version than received."""
+
+
+def audit_figures(log: Path, stored: Iterable[trajectory_pb2.Trajectory]) -> dict[str, Any]:
+    """The result for a summary; null where the agent kept no log, as only the runner does."""
+    done = audit(read_token_log(log), stored) if log.exists() else None
+    return {
+        "token_audit": "done" if done else "not audited: the agent kept no log of its tokens",
+        "tokens_received_by_agents": done and done.num_received,
+        "tokens_lost": done and done.num_lost,
+        "tokens_duplicated": done and done.num_duplicated,
+        "tokens_with_wrong_version": done and done.num_wrong_version,
+    }
+
+
+def read_token_log(path: Path) -> Received:
+    """Read the agents' log; the incomplete last line of a killed runner is skipped."""
+    received: Received = defaultdict(lambda: defaultdict(list))
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            chunk = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        turn = received[chunk["rollout_id"], chunk["turn_id"]]
+        versions = [v for _, num, v, _ in chunk["spans"] for _ in range(num)]
+        tokens = zip(chunk["token_ids"], versions, strict=True)
+        for i, (token_id, weight_version) in enumerate(tokens):
+            turn[chunk["offset"] + i].append(Token(token_id, weight_version))
+    return received
+
+
+def audit(received: Received, stored: Iterable[trajectory_pb2.Trajectory]) -> Audit:
+    result = Audit()
+    turns = {(t.rollout_id, turn.turn_id): (t, turn) for t in stored for turn in t.turns}
+    for name, tokens in received.items():
+        found = turns.get(name)
+        _compare(result, tokens, found[1] if found else None)
+        if found and found[0].state != trajectory_pb2.ROLLOUT_STATE_FAILED:
+            result.num_duplicated += _num_beyond(tokens, found[1])
+    return result
+
+
+def _compare(
+    result: Audit, received: dict[int, list[Token]], turn: trajectory_pb2.Turn | None
+) -> None:
+    kept = _sampled(turn) if turn is not None else []
+    result.num_received += len(received)
+    for offset, seen in received.items():
+        result.num_duplicated += len(seen) - 1
+        if offset >= len(kept) or kept[offset].token_id != seen[0].token_id:
+            result.num_lost += 1
+        elif kept[offset].weight_version != seen[0].weight_version:
+            result.num_wrong_version += 1
+
+
+def _num_beyond(received: dict[int, list[Token]], turn: trajectory_pb2.Turn) -> int:
+    """Tokens of a turn that has ended after the agent's last one: they were stored twice."""
+    if not turn.finish_reason or not received:
+        return 0
+    return max(0, len(_sampled(turn)) - max(received) - 1)
+
+
+def _sampled(turn: trajectory_pb2.Turn) -> list[Token]:
+    return [
+        Token(token_id, span.weight_version)
+        for span in turn.tokens.spans
+        if span.origin == tokens_pb2.ORIGIN_POLICY
+        for token_id in turn.tokens.token_ids[span.start : span.start + span.num_tokens]
+    ]

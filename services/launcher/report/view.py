@@ -6,8 +6,7 @@ import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -21,28 +20,8 @@ from seamflow.inspect.status_screen import status_lines
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-class View(Protocol):
-    """Shows the progress of a run."""
-
-    def phase(self, text: str) -> None:
-        """Start a new phase, described by `text`."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Tell something within the phase."""
-        ...
-
-    def progress(self, done: int, total: int) -> None:
-        """Move the progress bar of the current phase."""
-        ...
-
-    def show(self, snapshot: Snapshot) -> None:
-        """Show the state of the services."""
-        ...
-
-
-class PlainView:
-    """One line per phase and per optimizer step, for logs and pipes."""
+class View:
+    """Shows the progress of a run: a line per phase and per optimizer step, for logs and pipes."""
 
     def __init__(self, metrics_file: Path | None = None) -> None:
         self._steps = GrowingSteps(metrics_file) if metrics_file is not None else None
@@ -50,11 +29,9 @@ class PlainView:
         self._step = 0
 
     def phase(self, text: str) -> None:
-        """Print the new phase."""
         print(f"[{time.monotonic() - self._start:6.1f} s] {text}", flush=True)
 
     def note(self, text: str) -> None:
-        """Print the text, indented."""
         print(_indented(text), flush=True)
 
     def progress(self, done: int, total: int) -> None:
@@ -74,23 +51,16 @@ class PlainView:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         return None
 
 
-class LiveView:
+class LiveView(View):
     """A panel that is redrawn periodically: bar, reward, throughput, versions, nodes."""
 
     def __init__(self, title: str, metrics_file: Path) -> None:
-        self._title = title
-        self._steps = GrowingSteps(metrics_file)
-        self._start = time.monotonic()
-        self._phase = ""
+        super().__init__(metrics_file)
+        self._title, self._metrics = title, GrowingSteps(metrics_file)
         self._facts: Snapshot | None = None
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -102,8 +72,6 @@ class LiveView:
         self._live = Live(console=Console(), refresh_per_second=4, get_renderable=self.renderable)
 
     def phase(self, text: str) -> None:
-        """Print the new phase and reset the bar."""
-        self._phase = text
         self._live.console.print(f"[dim]{time.monotonic() - self._start:6.1f} s[/]  {text}")
         self._bar.reset(self._task, total=None, description=text)
 
@@ -112,34 +80,26 @@ class LiveView:
         self._live.console.print(_indented(text), soft_wrap=True, markup=False, highlight=False)
 
     def progress(self, done: int, total: int) -> None:
-        """Move the bar."""
         self._bar.update(self._task, completed=done, total=total)
 
     def show(self, snapshot: Snapshot) -> None:
-        """Keep the snapshot for the next redraw."""
         self._facts = snapshot
 
     def __enter__(self) -> Self:
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()
 
     def renderable(self) -> Panel:
-        """The current panel."""
         elapsed = f"{time.monotonic() - self._start:.0f} s"
         parts = [self._bar, *([] if self._facts is None else self._body(self._facts))]
         return Panel(Group(*parts), title=f"seamflow · {self._title}", subtitle=elapsed)
 
     def _body(self, snapshot: Snapshot) -> list[Any]:
         lines = Text("\n".join(status_lines(snapshot)), no_wrap=True, overflow="ellipsis")
-        return [_curve(self._steps.read()), lines]
+        return [_curve(self._metrics.read()), lines]
 
 
 def _indented(text: str) -> str:

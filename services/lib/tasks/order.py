@@ -29,7 +29,6 @@ class Permutation:
         return self._count
 
     def __getitem__(self, place: int) -> int:
-        """The element at `place`."""
         if not 0 <= place < self._count:
             raise IndexError(f"place {place} of a permutation of {self._count}")
         number = self._scramble(place)

@@ -17,8 +17,7 @@ from services.lib.transformer.can_pack import can_pack, check_padded
 from services.lib.transformer.packing import Packing
 from services.lib.transformer.row_rope import row_positions, row_rope
 from services.scoring.config import ScoringConfig
-from services.scoring.row_batches import padded_batches, prefix_batches, token_ids
-from services.scoring.scorer import Row
+from services.scoring.scorer import Row, padded_batches, prefix_batches, token_ids
 from services.scoring.scorers.loading import load_frozen
 
 

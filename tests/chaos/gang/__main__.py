@@ -21,7 +21,7 @@ from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import plan
 from services.launcher.redis_server import server_plan
-from services.launcher.report.view import PlainView
+from services.launcher.report.view import View
 from tests.chaos.gang.gang_run import GangRun, NodeKiller
 from tests.chaos.suite import NOTHING_LOST, broken_limits, exit_if_broken
 from tests.lib.end_to_end.quickstart_files import make_quickstart
@@ -58,7 +58,7 @@ def gang_run(folder: Path, num_events: int, seed: int, *, counting: bool = False
         config,
         layout,
         {"redis": server_plan(config, folder, ports["redis"]), **plans},
-        PlainView(),
+        View(),
         supervisor=NodeKiller,
         trees=dict.fromkeys(plans, SourceTree(name="present", root=ROOT)),
         changes=(),

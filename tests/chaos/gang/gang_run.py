@@ -115,7 +115,8 @@ class GangRun(MixedRun):
             before = await services.trainer_status()
             if before is not None and before.state == _TRAINING:
                 nodes = tuple(before.rank_nodes)
-                infos = await asyncio.gather(*map(services.server_info, nodes))
+                servers = (await services.snapshot()).answering_servers
+                infos = [servers.get(node) for node in nodes]
                 after = await services.trainer_status()
                 if after is not None and (after.state, after.step) == (_TRAINING, before.step):
                     self.placements.add(nodes)

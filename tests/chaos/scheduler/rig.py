@@ -29,8 +29,8 @@ from tests.chaos.calls import call_retrying_async
 from tests.chaos.scheduler.audit import Entry, read_audit
 from tests.chaos.scheduler.gangs import RUN, Driver, Pace, num_partial
 from tests.chaos.scheduler.ledger import Event, Ledger, read_events
-from tests.chaos.scheduler.partition_proxy import Gate
 from tests.chaos.store.rig import Setting
+from tests.lib.gate import Gate
 
 if TYPE_CHECKING:
     from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceAsyncStub

@@ -20,8 +20,7 @@ from seamflow.pages import pages
 from seamflow.trajectory.v1 import task_service_pb2 as task_pb
 from seamflow.trajectory.v1.trajectory_pb2 import Trajectory
 
-from services.launcher.report.summary import trajectories
-from services.launcher.report.token_audit import audit, read_token_log
+from services.launcher.report.summary import audit, read_token_log, trajectories
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
 from tests.chaos.soak.faults import FaultySupervisor, draw

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from seamflow.trajectory.v1 import trajectory_pb2
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.launcher.report.token_audit import Received, Token
+from services.launcher.report.summary import Received, Token
 from tests.lib.launcher.support import make_trajectory, make_turn
 from tests.lib.sglang.checksums import published_checksums
 from tests.lib.sglang.engines import ChecksumWatch, EngineProcess

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from seamflow.trajectory.v1 import trajectory_pb2
 
-from services.launcher.report.token_audit import Received
+from services.launcher.report.summary import Received
 from tests.lib.sglang.turns import ENDED
 
 

@@ -24,7 +24,7 @@ from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import plan
-from services.launcher.report.view import PlainView
+from services.launcher.report.view import View
 from services.launcher.run import Run
 from tests.lib.end_to_end.support import Process
 from tests.lib.redis_server import RedisServer
@@ -65,7 +65,7 @@ class Quickstart:
 
     async def train(self) -> dict[str, Any]:
         """From the first process to the last; returns the launcher's summary."""
-        return await Run(self.config, self.layout, self._plans(), PlainView()).train()
+        return await Run(self.config, self.layout, self._plans(), View()).train()
 
     async def train_beside(self, work: Callable[[], Awaitable[None]]) -> None:
         """Train until `work` is done; then end every process, as Ctrl-C does."""

@@ -25,7 +25,7 @@ from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import plan
 from services.launcher.report.summary import trajectories
-from services.launcher.report.view import PlainView
+from services.launcher.report.view import View
 from services.launcher.run import Run
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
@@ -139,7 +139,7 @@ def make_run(
         plans["trainer"] = replace(trainer, environment={**trainer.environment, **steps})
     # A killed process starts again at once, however often it is killed.
     supervisor = partial(Supervisor, stable_seconds=0.0)
-    return AgentRun(config, layout, plans, PlainView(), supervisor=supervisor, victims=victims)
+    return AgentRun(config, layout, plans, View(), supervisor=supervisor, victims=victims)
 
 
 def _outcome(

@@ -11,7 +11,7 @@ from seamflow.client.turn import Task
 from seamflow.environment import EnvironmentFailed
 
 from services.tool_loop.config import ToolLoopConfig
-from services.tool_loop.rewards import Rewards
+from services.tool_loop.tool_loop import Rewards
 
 SLOW = r"\boxed{9^{9^{9^{9}}}}"
 _AT_ONCE = 8

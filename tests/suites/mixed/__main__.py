@@ -31,7 +31,7 @@ from services.launcher import redis_server
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import plan
-from services.launcher.report.view import PlainView
+from services.launcher.report.view import View
 from tests.chaos.suite import NOTHING_LOST, broken_limits, exit_if_broken
 from tests.lib.end_to_end.quickstart_files import make_quickstart
 from tests.suites.mixed.changes import UPGRADE_ORDER, Change, changes
@@ -100,7 +100,7 @@ def run_of(
     plans = plan(config, layout)
     trees = dict.fromkeys(plans, SourceTree(name="present", root=ROOT))
     plans = {"redis": redis_server.server_plan(config, folder, ports["redis"]), **plans}
-    return MixedRun(config, layout, plans, PlainView(), trees=trees, changes=plan_of_changes)
+    return MixedRun(config, layout, plans, View(), trees=trees, changes=plan_of_changes)
 
 
 def _config(folder: Path, seed: int) -> LauncherConfig:

@@ -18,16 +18,15 @@ from services.lib.redis_binary import find_redis_server
 from tests.lib.deploy.support import ROOT, content, secrets
 from tests.lib.redis_server import RedisServer
 
-SCRIPT = ROOT / "deploy" / "generate_secrets.py"
-
 
 def test_secrets_without_their_authority_are_not_overwritten(tmp_path: Path) -> None:
     """The operator decides about the rest; exit code 78 and the cure."""
     out, authority = secrets(tmp_path), tmp_path / "authority"
     shutil.rmtree(authority)
     before = content(out)
-    command: list[str | Path] = [sys.executable, SCRIPT, "--authority", authority, "--out", out]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    program = (sys.executable, "-m", "deploy.generate_secrets")
+    command: list[str | Path] = [*program, "--authority", authority, "--out", out]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 78
     assert "to begin anew" in ended.stderr
     assert content(out) == before

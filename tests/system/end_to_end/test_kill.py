@@ -23,7 +23,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
-from services.launcher.report.token_audit import Audit, audit, read_token_log
+from services.launcher.report.summary import Audit, audit, read_token_log
 from tests.lib.end_to_end.support import NUM_WORDS, Process, make_tokenizer_folder
 from tests.lib.redis_server import RedisServer
 

@@ -10,8 +10,7 @@ import pytest
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from bench.report import Report
-from services.launcher.report.summary import TrajectoryFigures
-from services.launcher.report.token_audit import Audit, audit, read_token_log
+from services.launcher.report.summary import Audit, TrajectoryFigures, audit, read_token_log
 from tests.lib.sglang.engines import ChecksumWatch
 from tests.lib.sglang.leases import half_segments
 from tests.lib.sglang.logprobs import Recomputed, recompute, sampled_spans

@@ -34,7 +34,6 @@ _MODEL = "{model}"
 
 
 def register(verbs: Verbs) -> None:
-    """Add `seamflow init`."""
     init = verbs.add_local("init", "Write a commented project that learns within minutes.", _init)
     init.add_argument("folder", type=Path, metavar="FOLDER", help="a new folder")
     known = "; ".join(f"{name}: {model.about}" for name, model in MODELS.items())

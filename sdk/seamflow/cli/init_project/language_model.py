@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from seamflow.inspect.endpoints import UsageError
-from seamflow.inspect.named_run import note
+from seamflow.inspect.endpoints import UsageError, note
 from seamflow.installation import find_services, how_to_install, missing_packages
 
 _CONVERT = "trainer.model.convert_gguf"

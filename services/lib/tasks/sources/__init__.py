@@ -8,7 +8,7 @@ from pathlib import Path
 from seamflow.credentials import Credentials
 
 from services.chassis.errors import ConfigError
-from services.lib.tasks.sources.base import Row, Source
+from services.lib.tasks.task_rows import Row, Source
 
 __all__ = ["Row", "Source", "is_function", "open_source"]
 
@@ -42,11 +42,11 @@ def open_source(
         )
         return found.ordered(shuffle=shuffle, seed=seed)
     if tasks.startswith("hf://"):
-        from services.lib.tasks.sources.hugging_face import HuggingFaceSource
+        from services.lib.tasks.sources.arrow_rows import HuggingFaceSource
 
         return HuggingFaceSource(tasks, shuffle=shuffle, seed=seed)
     if is_function(tasks):
-        from services.lib.tasks.sources.function import FunctionSource
+        from services.lib.tasks.sources.jsonl import FunctionSource
 
         if shuffle:
             raise ConfigError("shuffle is set: a function gets the seed and orders its own tasks")
@@ -60,7 +60,7 @@ def open_source(
     if not path.is_file():
         raise ConfigError(f"tasks: file {path} does not exist")
     if path.suffix == ".parquet":
-        from services.lib.tasks.sources.parquet import ParquetSource
+        from services.lib.tasks.sources.arrow_rows import ParquetSource
 
         return ParquetSource(path, shuffle=shuffle, seed=seed)
     from services.lib.tasks.sources.jsonl import JsonlSource

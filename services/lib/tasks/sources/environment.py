@@ -15,7 +15,7 @@ from seamflow.errors import SeamflowError
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.lib.tasks.order import Permutation
-from services.lib.tasks.sources.base import Row
+from services.lib.tasks.task_rows import Row
 
 
 class EnvironmentSource:
@@ -60,7 +60,6 @@ class EnvironmentSource:
         return f"sha256:{digest.hexdigest()}"
 
     def rows(self, epoch: int, start: int) -> Iterator[Row]:
-        """The rows of an epoch from position `start` on."""
         count = len(self._tasks)
         order = (
             Permutation(count, seed=self._seed, name=f"{epoch}") if self._shuffle else range(count)

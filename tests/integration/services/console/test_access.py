@@ -86,7 +86,7 @@ async def test_without_the_checks_strangers_are_answered(
     async with world(redis_url) as shown:
         own = {"Authorization": f"Bearer {TOKEN}"}
         assert await _status(shown, "/api/runs", {**own, "Host": "evil.example"}) == 200
-        monkeypatch.setattr("services.console.access.login.Login.knows", lambda *_: True)
+        monkeypatch.setattr("services.console.app.Login.knows", lambda *_: True)
         assert await _status(shown, "/api/runs") == 200
 
 

@@ -14,8 +14,7 @@ import grpc.aio
 import pytest
 
 from services.dataloader.config import DataloaderConfig
-from services.dataloader.curriculum import Curriculum
-from services.dataloader.success_rates import Outcomes, SuccessRates
+from services.dataloader.curriculum import Curriculum, Outcomes, SuccessRates
 from tests.integration.services.dataloader.test_group_sizes import Growing, recorded
 from tests.lib.dataloader.support import Queue, load, serving, write_jsonl
 from tests.lib.ranker.support import manager, record

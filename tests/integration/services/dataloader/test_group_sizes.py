@@ -16,8 +16,7 @@ from seamflow.trajectory.v1 import task_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as trajectory
 
 from services.chassis.errors import ConfigError, Reason, unavailable
-from services.dataloader.curriculum import GroupSizes
-from services.dataloader.success_rates import SuccessRates
+from services.dataloader.curriculum import GroupSizes, SuccessRates
 from tests.lib.dataloader.support import Queue, load, numbered, serving, write_jsonl
 from tests.lib.ranker.support import manager, record, turn
 from tests.unit.services.dataloader.test_curriculum import LEAST, MOST, settings
@@ -111,7 +110,7 @@ async def test_a_refresh_that_hangs_does_not_block_tasks(monkeypatch: pytest.Mon
         sizes = GroupSizes(given, SuccessRates(given, channel))
         await sizes.refresh()
         assert sizes.of("a@1") == 3
-    monkeypatch.setattr("services.dataloader.success_rates._REFRESH_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("services.dataloader.curriculum._REFRESH_TIMEOUT_SECONDS", 0.1)
     async with grpc.aio.insecure_channel(address) as channel:
         given = settings(address, num_samples=3)
         sizes = GroupSizes(given, SuccessRates(given, channel))

@@ -12,7 +12,7 @@ from seamflow.common.v1.tokens_pb2 import PURPOSE_EVAL, PURPOSE_TRAIN
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.dataloader.config import DataloaderConfig
-from services.dataloader.position import Position, PositionFile
+from services.dataloader.loader import Position, PositionFile
 from tests.lib.dataloader.support import Queue, load, numbered, serving, write_jsonl
 
 

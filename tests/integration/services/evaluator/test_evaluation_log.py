@@ -14,9 +14,13 @@ from services.chassis.errors import ConfigError
 from services.evaluator.config import EvaluatorConfig
 from services.evaluator.evaluation_log import EvaluationLog, line_of
 from services.evaluator.heldout_tasks import heldout_tasks, read_tasks
-from services.lib.evaluation.evaluation_config import EvaluationConfig
-from services.lib.evaluation.evaluation_line import EvaluationLine, shown
-from services.lib.evaluation.pinned_task import label_of, pinned_task
+from services.lib.evaluation import (
+    EvaluationConfig,
+    EvaluationLine,
+    label_of,
+    pinned_task,
+    shown,
+)
 from services.lib.tasks.task_rows import RowFields, TaskRow
 from tests.lib.dataloader.support import environment_server
 

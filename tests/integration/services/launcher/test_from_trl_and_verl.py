@@ -16,7 +16,7 @@ from services.launcher.checks.run_settings import check_settings
 from services.launcher.checks.user_code import check_user_code
 from services.launcher.config import LauncherConfig
 from services.launcher.process_plan import plan
-from services.lib.evaluation.evaluation_config import EvaluationConfig
+from services.lib.evaluation import EvaluationConfig
 from tests.lib.launcher.support import make_layout
 from tools.reference.configuration import settings_of
 

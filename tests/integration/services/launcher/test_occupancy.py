@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.launcher.report.occupancy import Occupancy
-from services.launcher.report.plots import draw_timeline
+from services.launcher.report.occupancy import Occupancy, draw_timeline
 from tests.unit.services.launcher.test_occupancy import node, snapshot
 
 

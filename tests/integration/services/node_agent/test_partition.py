@@ -9,7 +9,7 @@ import pytest
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from services.node_agent.agent import NodeAgent
-from tests.integration.services.node_agent.partition import Partition
+from tests.lib.gate import Gate
 from tests.lib.node_agent.scripted_scheduler import ScriptedScheduler
 from tests.lib.node_agent.support import Workers, active, agent_config, running_agent, state_of
 from tests.lib.node_agent.unfenced import UnfencedAgent
@@ -29,10 +29,10 @@ async def test_a_partitioned_node_stops_before_its_lease_expires_at_the_schedule
         workers, networks = {}, []
         for name, agent in agents.items():
             workers[name] = Workers()
-            networks.append(Partition(port))
+            networks.append(Gate(port))
             address = await stack.enter_async_context(workers[name].serving())
-            through = await stack.enter_async_context(networks[-1].listening())
-            config = agent_config(name, through, address)
+            await stack.enter_async_context(networks[-1].serving())
+            config = agent_config(name, networks[-1].port, address)
             await stack.enter_async_context(running_agent(config, agent))
         assert (await request_nodes(stub, "g", num_nodes=2, wait=20)).granted
         before = await list_nodes(stub)

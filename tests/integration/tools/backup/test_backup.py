@@ -21,11 +21,9 @@ from services.weights.keys import Publish, Scope
 from services.weights.redis_store import RedisStore
 from tests.lib.redis_server import RedisServer
 from tests.lib.trajectory_manager.client import Client
-from tools.backup.backup_command import main
-from tools.backup.contents import BackupError
-from tools.backup.restore import restore
+from tools.backup.backup_command import main, restore
 from tools.backup.save import save
-from tools.backup.snapshot import fetch_snapshot, serving
+from tools.backup.snapshot import BackupError, fetch_snapshot, serving
 from trainer import fsync_files
 from trainer.checkpoint.own_files import seal, verify
 from trajectory_manager.cli import service

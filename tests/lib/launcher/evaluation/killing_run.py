@@ -18,11 +18,11 @@ from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout, free_ports
 from services.launcher.process_plan import plan
 from services.launcher.report.summary import trajectories
-from services.launcher.report.view import PlainView
+from services.launcher.report.view import View
 from services.launcher.run import Run
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
-from services.lib.evaluation.evaluation_config import EvaluationConfig
+from services.lib.evaluation import EvaluationConfig
 from tests.lib.end_to_end.quickstart_files import make_quickstart
 from trainer.checkpoint.checkpoint_files import read_parameters
 
@@ -64,7 +64,7 @@ epochs = 0
 """
 
 
-class NotingView(PlainView):
+class NotingView(View):
     """Keeps what it is told, with the trainer's step at that time."""
 
     def __init__(self) -> None:

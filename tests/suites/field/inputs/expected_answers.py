@@ -13,7 +13,7 @@ from seamflow.client.turn import Task
 from seamflow.environment import EnvironmentFailed
 
 from services.tool_loop.config import ToolLoopConfig
-from services.tool_loop.rewards import Rewards
+from services.tool_loop.tool_loop import Rewards
 from tests.suites.field import event_loop
 from tests.suites.field.kind import Kind
 

@@ -14,7 +14,7 @@ from seamflow.client.turn import Task
 
 from services.tool_loop import score_client
 from services.tool_loop.config import ToolLoopConfig
-from services.tool_loop.rewards import Rewards
+from services.tool_loop.tool_loop import Rewards
 from tests.suites.field import event_loop
 from tests.suites.field.kind import Kind
 

@@ -16,7 +16,7 @@ import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
 from seamflow.common.v1 import error_pb2
 
-from services.launcher.report.token_audit import read_token_log
+from services.launcher.report.summary import read_token_log
 from tests.lib.sdk.support import TOKENS, Gateway, serving
 
 ROOT = Path(__file__).parents[4]

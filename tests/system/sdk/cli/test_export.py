@@ -17,7 +17,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("redis")
 
 from seamflow.channel import connect
-from seamflow.cli.export_run.export import export, read_progress
+from seamflow.cli.export import export, read_progress
 from seamflow.common.v1 import tokens_pb2
 from seamflow.inspect.endpoints import UsageError
 from seamflow.stubs import async_stub

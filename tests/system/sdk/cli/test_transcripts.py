@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("redis")
 
 from seamflow.channel import connect
-from seamflow.cli.transcripts.transcripts import transcripts, write_transcripts
+from seamflow.cli.transcripts import transcripts, write_transcripts
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import NotFoundError
 from seamflow.inspect.endpoints import UsageError

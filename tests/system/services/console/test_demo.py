@@ -21,8 +21,8 @@ from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import run_service_pb2 as run_pb
 from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceStub
 
-from services.console.demo.demo_run import demo_run
 from services.console.sources.private_store import private_store
+from services.console.sources.shown_runs import demo_run
 from services.lib import redis_binary
 
 _LINK = re.compile(r"console: (http://127\.0\.0\.1:\d+)/\?token=(\S+)")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from scheduler.policy.placement import train_priority
+from services.node_agent.cli import hardware
 from services.node_agent.config import NodeAgentConfig
-from services.node_agent.hardware import hardware
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from seamflow.errors import PreconditionError
 
 from services.chassis.errors import ConfigError, ExitCode
 from services.tool_loop.cli import build
-from services.tool_loop.rewards import Rewards
 from services.tool_loop.score_client import ScoreClient
+from services.tool_loop.tool_loop import Rewards
 from tests.lib.tool_loop.support import HERE, calls, config, says, serving, task
 
 TOOLS = [f"{HERE}:later"]

@@ -11,7 +11,7 @@ import pytest
 
 from bench.clients.foreign_agents import Said, read_summary
 from bench.clients.run_with_kills import Outcome, TokensReceived
-from services.launcher.report.token_audit import Audit
+from services.launcher.report.summary import Audit
 
 RIGHT = Said(resumed=1, reason="INVALID_FIELD", fields=("run_id",), text="run_id is empty")
 

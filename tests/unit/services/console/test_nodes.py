@@ -9,8 +9,7 @@ from typing import Any
 from google.protobuf.timestamp_pb2 import Timestamp
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
-from services.console.sources.arrivals import Arrival, logged_arrivals
-from services.console.views.nodes import chrome_trace, node_history
+from services.console.views.nodes import Arrival, chrome_trace, logged_arrivals, node_history
 
 
 def event(time: int, kind: str, cause: str, **node: Any) -> pb.AllocationEvent:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.console.app import STATIC
-from services.console.bundle.bundle_command import write_pages
+from services.console.bundle import write_pages
 
 INDEX = '<head></head><script type="module" src="static/app.js"></script>'
 

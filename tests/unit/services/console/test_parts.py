@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from services.console.text.parts import parts_of
-from services.console.text.token_text import TokenText
+from services.console.text import TokenText, parts_of
 
 WORDS = (
     "<|im_start|>",

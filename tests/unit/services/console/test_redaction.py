@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.console.bundle.redaction import Redaction, known_secrets
+from services.console.bundle import Redaction, known_secrets
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from seamflow.trajectory.v1 import trajectory_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_service_pb2 as service_pb
 
 from services.console.sources.run_store import RunStore
-from services.console.views.trained_tokens import TrainedTokens, trained_places
+from services.console.views.token_window import TrainedTokens, trained_places
 
 
 def turn(name: str, prefix: str, prefix_length: int, num_tokens: int) -> pb.Turn:

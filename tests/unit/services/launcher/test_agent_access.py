@@ -8,7 +8,8 @@ from seamflow.inspect.snapshot import ServerSnapshot, Snapshot
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 
-from services.launcher.agent_access import LeaseHint, agent_variables, instructions
+from services.launcher.layout import agent_variables, instructions
+from services.launcher.phases.watch import LeaseHint
 from tests.lib.launcher.support import make_config, make_layout
 
 ADVICE = "start one"

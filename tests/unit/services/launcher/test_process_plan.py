@@ -14,13 +14,13 @@ from rollout.http_gateway.config import HttpGatewayConfig
 from services.chassis.config.load import load
 from services.chassis.errors import ConfigError, ExitCode
 from services.evaluator.config import EvaluatorConfig
-from services.launcher.agent_access import agent_variables
 from services.launcher.checks.prerequisites import check_installed, check_program
 from services.launcher.checks.run_settings import check_settings
 from services.launcher.config import LauncherConfig
+from services.launcher.layout import agent_variables
 from services.launcher.process_plan import plan
 from services.launcher.run_rules import rules
-from services.lib.evaluation.evaluation_config import EvaluationConfig
+from services.lib.evaluation import EvaluationConfig
 from services.ranker.config import RankerConfig
 from tests.lib.launcher.support import make_config, make_layout
 

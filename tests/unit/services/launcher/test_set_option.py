@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from services.chassis.config.load import load
-from services.launcher.config import LauncherConfig
+from services.launcher.config import LauncherConfig, flags_by_table, own_settings
 from services.launcher.process_plan import plan
-from services.launcher.set_option import flags_by_table, own_settings
 from tests.lib.launcher.support import make_config, make_layout
 
 

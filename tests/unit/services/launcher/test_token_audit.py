@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from seamflow.trajectory.v1 import trajectory_pb2
 
-from services.launcher.report.token_audit import Audit, audit, audit_figures, read_token_log
+from services.launcher.report.summary import Audit, audit, audit_figures, read_token_log
 from tests.lib.launcher.support import make_trajectory, make_turn
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from services.chassis.config.load import TABLES
 from services.launcher.process_plan import plan
-from services.lib.evaluation.evaluation_config import EvaluationConfig
+from services.lib.evaluation import EvaluationConfig
 from tests.lib.launcher.support import make_config, make_layout
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from scheduler.policy.placement import train_priority
 from services.chassis.config.load import load
+from services.node_agent.cli import hardware
 from services.node_agent.config import NodeAgentConfig, WorkerConfig
-from services.node_agent.hardware import hardware
 from tests.lib.scheduler.support import RUN
 
 DOCUMENT = """

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from seamflow.cli.export_run import export
+from seamflow.cli import export
 from seamflow.enum_names import enum_name
 from seamflow.inspect.endpoints import SERVICES, resolve
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
@@ -21,7 +21,7 @@ from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from rollout.server.weights.transport import MANIFEST, LocalVersion
 from scheduler.model import lending_state, records, stage_balance
 from scheduler.store import redis_store as codec
-from services.dataloader.position import Position, PositionFile
+from services.dataloader.loader import Position, PositionFile
 from trainer.checkpoint import checkpoint_files
 from trainer.checkpoint.checkpoint_files import Checkpoint
 from trajectory_manager.model import records as manager_records

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
-from services.chassis.config.file_secret import FileSecret
+from services.chassis.config.settings import FileSecret
 from services.chassis.errors import DependencyUnavailable, Reason, ServiceError
 from services.chassis.redis import connect as store
 from services.chassis.redis.pipeline import Pipelines

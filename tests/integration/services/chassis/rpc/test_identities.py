@@ -15,8 +15,7 @@ import seamflow.credentials
 from seamflow.channel import connect
 from seamflow.rollout.v1 import rollout_service_pb2, rollout_service_pb2_grpc
 
-from services.chassis.config.file_secret import FileSecret
-from services.chassis.config.settings import ServerConfig
+from services.chassis.config.settings import FileSecret, ServerConfig
 from services.chassis.errors import ConfigError, ServiceError
 from services.chassis.rpc.clients import credentials
 from services.chassis.rpc.identities import SERVICES, URI, AcceptedToken, Callers, Identity

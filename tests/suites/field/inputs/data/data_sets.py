@@ -18,7 +18,7 @@ from pyarrow import parquet
 
 from services.chassis.errors import ConfigError
 from services.dataloader.config import DataloaderConfig
-from services.dataloader.position import Position, PositionFile
+from services.dataloader.loader import Position, PositionFile
 from services.lib.tasks.sources import Source, open_source
 from tests.suites.field.kind import Kind
 

@@ -13,8 +13,7 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import data_equivalence
 from hypothesis import strategies
 
-from adapters.gymnasium.actions import json_of
-from adapters.gymnasium.spaces import ActionText
+from adapters.gymnasium.spaces import ActionText, json_of
 from adapters.replies import UnreadableAction
 from tests.suites.field.kind import Kind
 

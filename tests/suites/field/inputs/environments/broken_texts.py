@@ -10,8 +10,7 @@ from seamflow.client.messages import to_dict, to_messages
 from seamflow.environment import EnvironmentFailed, Observation, Step
 from seamflow.errors import PreconditionError
 
-from services.tool_loop.python_tool import python_tool
-from services.tool_loop.toolbox import Tool, Toolbox
+from services.tool_loop.toolbox import Tool, Toolbox, python_tool
 from tests.suites.field.kind import Kind
 from tests.suites.field.servers.environment_server import episode_of
 

@@ -16,7 +16,7 @@ from seamflow.environment.mcp_connection import McpConnection
 
 from adapters.mcp_tools.environment import McpToolsEnvironment
 from services.tool_loop.config import McpServerConfig
-from services.tool_loop.mcp_connection import called, mcp_connection
+from services.tool_loop.tool_loop import called, mcp_connection
 from services.tool_loop.toolbox import ToolError
 from tests.suites.field import event_loop
 from tests.suites.field.kind import Kind

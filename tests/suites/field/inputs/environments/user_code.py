@@ -17,8 +17,7 @@ from seamflow.environment.environment_class import EnvironmentClass
 from seamflow.environment.v1 import environment_service_pb2 as pb
 from seamflow.errors import PreconditionError
 
-from services.tool_loop.python_tool import python_tool
-from services.tool_loop.toolbox import Tool, ToolError
+from services.tool_loop.toolbox import Tool, ToolError, python_tool
 from tests.suites.field.kind import Kind
 from tests.suites.field.servers.environment_server import episode_of
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bench.harness.byte_model import APPENDING, make_byte_model
 from services.lib.model_files.model_folder import check_model_folder, check_same_tokens
-from services.scoring.scorers.reward_text import own_text
+from services.scoring.scorers.reward_model import own_text
 from tests.lib.trainer.support import trainer_config
 from tests.suites.field.kind import Kind
 from tests.suites.field.tiny_models import VOCABULARY, make_config, make_model

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from services.launcher.evaluation.evaluator_plan import heldout_fields
-from services.lib.evaluation.evaluation_config import EvaluationConfig
+from services.launcher.evaluation import heldout_fields
+from services.lib.evaluation import EvaluationConfig
 from services.lib.tasks.task_rows import RowFields
 from tests.lib.launcher.support import make_config
 

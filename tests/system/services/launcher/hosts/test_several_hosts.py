@@ -15,7 +15,7 @@ import grpc
 import pytest
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 
-from services.launcher.hosts.join_secret import JoinSecret
+from services.launcher.hosts.run_certificates import JoinSecret
 from tests.lib.end_to_end.quickstart_files import make_quickstart
 from tests.lib.end_to_end.support import ROOT, child_environment
 from tests.lib.redis_server import free_port

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from services.chassis.errors import ConfigError, ExitCode
-from services.launcher.same_run.run_lock import LOCK_FILE, hold
-from tools.backup.restore import _hold
+from services.launcher.same_run import LOCK_FILE, hold
+from tools.backup.backup_command import _hold
 
 _HOLDER = """
 import sys, pathlib
-from services.launcher.same_run.run_lock import hold
+from services.launcher.same_run import hold
 hold(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

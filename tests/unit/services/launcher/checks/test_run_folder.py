@@ -60,8 +60,14 @@ async def test_without_the_watch_the_run_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("of_system", "named"),
     [
-        ({"statvfs": lambda folder: type("Flags", (), {"f_flag": 1})}, "became read-only: mount"),
-        ({"access": lambda folder, mode: False}, "cannot be written any more: give this user"),
+        (
+            {"fstatvfs": lambda descriptor: type("Flags", (), {"f_flag": 1})},
+            "became read-only: mount",
+        ),
+        (
+            {"access": lambda folder, mode, dir_fd: False},
+            "cannot be written any more: give this user",
+        ),
     ],
 )
 def test_a_folder_that_cannot_be_written_is_named(

@@ -12,7 +12,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from services.chassis.errors import ConfigError
 from services.launcher.checks.run_settings import check_reward_names, trained_rewards
 from services.launcher.config import LauncherConfig
-from services.lib.evaluation.pinned_task import check_trained_reward
+from services.lib.evaluation import check_trained_reward
 from services.tool_loop.config import ToolLoopConfig
 from tests.lib.trainer.support import trainer_config
 

@@ -17,9 +17,8 @@ from cryptography.x509 import (
 from services.chassis.errors import ConfigError
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
-from services.launcher.hosts.host_network import host_variables
-from services.launcher.hosts.join_secret import JoinSecret, made_secret, secret_file
-from services.launcher.hosts.run_certificates import secured
+from services.launcher.hosts.other_hosts import host_variables
+from services.launcher.hosts.run_certificates import JoinSecret, made_secret, secret_file, secured
 from services.launcher.layout import Layout, host_addresses, places
 from services.launcher.process_plan import plan
 from tests.lib.launcher.support import make_config, make_layout

@@ -19,7 +19,7 @@ from services.launcher.hosts.other_hosts import FOLDER_MARK, OtherHosts
 from services.launcher.hosts.run_certificates import secured
 from services.launcher.layout import places
 from services.launcher.process_plan import plan
-from services.launcher.report.view import PlainView
+from services.launcher.report.view import View
 from tests.lib.launcher.support import make_config, make_layout
 
 NODES = ("a: rollout", "b: rollout train; host 1")
@@ -34,7 +34,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OtherHosts:
     made = make_layout(config, tmp_path)
     layout = replace(made, hosts=config.hosts, places=places(config))
     config, plans = secured(config, layout, plan(config, layout))
-    return OtherHosts(config, layout, plans, PlainView())
+    return OtherHosts(config, layout, plans, View())
 
 
 def report(join_id: str, **changes: Any) -> pb.ReportHostRequest:

@@ -13,8 +13,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.launcher.phases.run_summary import failure_lines, learned
 from services.launcher.report.summary import show_summary
-from services.lib.evaluation.evaluation_config import EvaluationConfig
-from services.lib.evaluation.evaluation_line import EvaluationLine
+from services.lib.evaluation import EvaluationConfig, EvaluationLine
 from tests.lib.launcher.support import make_trajectory
 
 STEPS = [{"step": i, "reward_mean": i / 10, "num_tokens": 100} for i in range(1, 11)]

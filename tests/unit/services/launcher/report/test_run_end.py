@@ -12,7 +12,7 @@ from seamflow.inspect.endpoints import add_flags, resolve
 from seamflow.inspect.run_folders import run_folders
 
 from services.chassis.errors import ConfigError
-from services.launcher.same_run.same_run import recorded_end
+from services.launcher.same_run import recorded_end
 
 
 def folder_of(tmp_path: Path) -> Path:

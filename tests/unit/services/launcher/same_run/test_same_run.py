@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from services.chassis.errors import ConfigError
+from services.launcher import same_run
 from services.launcher.config import LauncherConfig
-from services.launcher.same_run import same_run
-from services.launcher.same_run.same_run import check_same_run, note_beginning
+from services.launcher.same_run import check_same_run, note_beginning
 from tests.lib.launcher.support import make_config, make_layout
 
 
@@ -64,7 +64,7 @@ def test_without_the_note_nothing_is_compared(
 ) -> None:
     """Negative control: the same change goes unseen."""
     check = _begun(tmp_path, model=_model(tmp_path / "model"), group_size=8)
-    monkeypatch.setattr(same_run, "_read", lambda file: {})
+    monkeypatch.setattr(same_run, "json_object", lambda file: {})
     check(make_config(model=str(tmp_path / "model"), group_size=4))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.chassis.errors import ConfigError, StartupError
-from services.launcher.slurm import slurm_command
+from services.launcher.hosts import slurm
 
 NODES = (
     "a: rollout; gpus 0-3; servers 4",
@@ -25,8 +25,8 @@ def script(folder: Path, *arguments: str, nodes: tuple[str, ...] = NODES) -> str
         f'[launcher]\nname = "big"\nmodel = "m"\ntasks = "t.jsonl"\nagent = "a:B"\n'
         f"nodes = [{listed}]\n"
     )
-    given, others = slurm_command._parser().parse_known_args(["--config", str(file), *arguments])
-    return slurm_command.script_of(given, others)
+    given, others = slurm._parser().parse_known_args(["--config", str(file), *arguments])
+    return slurm.script_of(given, others)
 
 
 def directives(text: str) -> dict[str, str]:
@@ -100,6 +100,6 @@ def test_wrong_values_are_refused(flags: tuple[str, ...], message: str, tmp_path
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     """Before anything is written."""
-    given, others = slurm_command._parser().parse_known_args(["--config", f"{tmp_path}/x.toml"])
+    given, others = slurm._parser().parse_known_args(["--config", f"{tmp_path}/x.toml"])
     with pytest.raises(ConfigError, match=r"x\.toml' does not exist"):
-        slurm_command.script_of(given, others)
+        slurm.script_of(given, others)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.chassis.errors import ConfigError
-from services.lib.tasks.sources.base import Row
-from services.lib.tasks.task_rows import filled
+from services.lib.tasks.task_rows import Row, filled
 
 ROW = Row(
     index=3,

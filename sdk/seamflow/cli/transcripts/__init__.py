@@ -1,1 +1,0 @@
-"""Transcripts of the rollouts of a run, as a table in one file."""

@@ -1,1 +1,0 @@
-"""Findings of why-stuck that take a module of their own."""

@@ -1,1 +1,0 @@
-"""Chosen rollouts as a folder of pages that opens without a console."""

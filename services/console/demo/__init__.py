@@ -1,1 +1,0 @@
-"""A recorded run, for a look at the console without a run of one's own."""

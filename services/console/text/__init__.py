@@ -1,1 +1,0 @@
-"""Text of token ids, and the parts of a conversation in it."""

@@ -1,1 +1,0 @@
-"""A run stays what it began as: its rules, its model, and one process at a time."""

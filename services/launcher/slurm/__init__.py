@@ -1,1 +1,0 @@
-"""Runs on a Slurm cluster: the batch script of a configuration."""

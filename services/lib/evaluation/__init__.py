@@ -1,1 +1,0 @@
-"""Evaluations as the evaluator and the launcher know them."""
