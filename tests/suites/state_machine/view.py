@@ -18,6 +18,19 @@ async def view(
     """What `store` shows of a run; `leased` has the steps that `epoch` was given."""
     names = sorted(rollout_ids)
     status = await store.columns.status(run_id, "", _ALL)
+    # Before all else is read: an open step takes what is ready when it is leased again.
+    leases = {
+        f"step {step}": await store.ledger.lease_samples(
+            # An open one stays open: what is asked for must not end what rules go on with.
+            run_id,
+            epoch,
+            step,
+            0,
+            0,
+            streaming=True,
+        )
+        for step in leased
+    }
     found = {
         "rollouts": store.tokens.read(run_id, names),
         "spans": store.tokens.read(run_id, names, spans_only=True),
@@ -47,19 +60,10 @@ async def view(
             f"rollouts of step {step}": store.inspection.of_step(run_id, step)
             for step in range(1, max(leased, default=0) + 2)
         },
-        **{
-            f"step {step}": store.ledger.lease_samples(
-                # An open one stays open: what is asked for must not end what rules go on with.
-                run_id,
-                epoch,
-                step,
-                0,
-                0,
-                streaming=True,
-            )
-            for step in leased
-        },
     }
     answers = await asyncio.gather(*found.values())
-    shown = {name: comparable(answer) for name, answer in zip(found, answers, strict=True)}
+    shown = {
+        name: comparable(answer)
+        for name, answer in zip((*leases, *found), (*leases.values(), *answers), strict=True)
+    }
     return {**shown, "columns": comparable(status)}
