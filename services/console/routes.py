@@ -69,7 +69,7 @@ class Routes:
             web.get("/api/runs", self.runs),
             web.get(f"{run}/overview", self.overview),
             web.get(f"{run}/steps", self.steps),
-            web.get(f"{run}/steps/{{step:\\d+}}", self.step),
+            web.get(f"{run}/steps/{{step:\\d{{1,18}}}}", self.step),
             web.get(f"{run}/rollouts", self.rollouts),
             web.get(f"{rollout}/tokens", self.tokens),
             web.get(rollout, self.rollout),

@@ -79,16 +79,17 @@ class Evaluation:
         if rollouts.shown:
             await asyncio.to_thread(self._samples.add, rollouts.shown, label, step)
 
-    async def forget_interrupted(self) -> None:
-        """Take back what an interrupted evaluator left queued."""
+    async def forget_interrupted(self) -> str:
+        """Take back what an interrupted evaluator left queued; returns its label, "" if none."""
         try:
             facts = json.loads(self._running_file.read_text())
         except (OSError, ValueError):
-            return
+            return ""
         label, version = facts["label"], facts["weight_version"]
         left = {pinned_task(task, label, version, 1).task_id for task in self._tasks}
         await cancel(self._clients, left)
         self._running_file.unlink(missing_ok=True)
+        return str(label).partition(".")[0]
 
     def _progress(self, done: int, total: int) -> None:
         self.num_done, self.num_rollouts = done, total

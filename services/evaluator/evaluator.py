@@ -31,6 +31,7 @@ _START_PATIENCE_SECONDS = 120.0
 evaluation is given up, as training may be waiting for its rollout server."""
 
 _LOOK_SECONDS = 0.5
+_STEP = "step-"
 _EVALUATIONS = metrics.counter(
     "evaluator", "evaluations_total", "Evaluations, by whether they have a result.", ("outcome",)
 )
@@ -70,11 +71,13 @@ class Evaluator:
             DependencyUnavailable: no evaluation before or after training comes about.
         """
         await self._await_run()
-        await self.evaluation.forget_interrupted()
+        interrupted = await self.evaluation.forget_interrupted()
         if self._config.once_step is not None:
             await self._once(self._config.once_step)
         else:
             await self._before()
+            if interrupted.startswith(_STEP):
+                await self._again(int(interrupted.removeprefix(_STEP)))
             status = await self._beside_training()
             await self._after(status)
         if self._config.end_run:
@@ -153,6 +156,17 @@ class Evaluator:
             else:
                 await asyncio.sleep(_LOOK_SECONDS)
 
+    async def _again(self, step: int) -> None:
+        """Evaluate the step at which the evaluator was killed, if its weights are still there."""
+        newest = await self._newest()
+        if newest is None or any(line.step == step for line in self.log.lines):
+            return
+        due = await self._of_step(step, newest)
+        if due.step == step:
+            await self._beside(due.weight_version, due.step)
+        else:
+            self._tell(f"step {step}: its interrupted evaluation is left out: its weights are gone")
+
     async def _newest(self) -> weight_pb.Manifest | None:
         try:
             return await manifest_of(self._clients)
@@ -198,7 +212,7 @@ class Evaluator:
 
     async def _beside(self, version: int, step: int) -> int:
         """Evaluate beside training, within the time limit; returns the step that was evaluated."""
-        began, label = time.monotonic(), f"step-{step}"
+        began, label = time.monotonic(), f"{_STEP}{step}"
         await self._trainer.hold(step)
         facts = self._facts(label, step, version)
         try:

@@ -31,6 +31,8 @@ _NO_SPACE = ("No space left on device", "Disk quota exceeded")
 _TERM_SECONDS = 20.0
 _HEAD_BYTES = 16_384
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_LOADING_MODELS = ("trainer", "rollout_server", "scoring")
+"""While they load one they answer no signal, for minutes; what a kill of them loses is replaced."""
 
 
 class ChildFailed(DependencyUnavailable):
@@ -117,7 +119,10 @@ class Supervisor:
     async def _spawn(self, plan: ProcessPlan) -> Child:
         environment = child_environment(plan.environment)
         log = self._log(plan.name)
-        return await Child.start(plan.command, environment, log, umask=plan.umask)
+        death = "KILL" if plan.table in _LOADING_MODELS else "TERM"
+        return await Child.start(
+            plan.command, environment, log, umask=plan.umask, death_signal=death
+        )
 
     async def _watch_safely(self, plan: ProcessPlan) -> None:
         try:

@@ -31,6 +31,7 @@ class Child:
         log: Path | None = None,
         *,
         umask: int = -1,
+        death_signal: str = "TERM",
     ) -> Self:
         """Start `command` with `environment`, not this process's own.
 
@@ -40,6 +41,7 @@ class Child:
             log: file that its output is appended to, for this user alone; None: this process's
                 output.
             umask: permissions that its files never have; -1: those of this process.
+            death_signal: what it gets when this process is killed, such as "KILL".
 
         Raises:
             OSError: `log` cannot be written. A program that cannot be run exits immediately, or is
@@ -53,7 +55,7 @@ class Child:
         mark = secrets.token_hex(16)
         try:
             process = await asyncio.create_subprocess_exec(
-                *_tied_to_us(command),
+                *_tied_to_us(command, death_signal),
                 env={**environment, MARK: mark},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
@@ -107,7 +109,7 @@ class Child:
         end_left(self._mark)  # those that have left the group
 
 
-def _tied_to_us(command: Sequence[str]) -> Sequence[str]:
+def _tied_to_us(command: Sequence[str], signal_name: str) -> Sequence[str]:
     """`command` with a parent-death signal (Linux), so that it ends if this process is killed."""
     setpriv = shutil.which("setpriv")
-    return command if setpriv is None else (setpriv, "--pdeathsig", "TERM", "--", *command)
+    return command if setpriv is None else (setpriv, "--pdeathsig", signal_name, "--", *command)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
+from urllib.parse import urlsplit
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -32,7 +34,7 @@ async def serving(
     if config.admin_port < 0:
         yield -1
         return
-    pages = _Pages(service, config.instance, ready)
+    pages = _Pages(service, config, ready)
     try:
         server = await asyncio.start_server(pages.handle, config.host, config.admin_port)
     except OSError as error:
@@ -44,8 +46,11 @@ async def serving(
 
 
 class _Pages:
-    def __init__(self, service: str, instance: str, ready: Callable[[], Awaitable[bool]]) -> None:
-        self._identity = {"service": service, "version": version(), "instance": instance}
+    def __init__(
+        self, service: str, config: ServerConfig, ready: Callable[[], Awaitable[bool]]
+    ) -> None:
+        self._identity = {"service": service, "version": version(), "instance": config.instance}
+        self._is_local = config.host == "localhost" or _is_loopback(config.host)
         self._ready = ready
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -65,6 +70,8 @@ class _Pages:
             writer.close()
 
     async def _respond(self, head: bytes) -> Response:
+        if self._is_local and not _names_this_machine(head):
+            return HTTPStatus.FORBIDDEN, "text/plain", b"ask by address, or as localhost\n"
         method, _, rest = head.partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0].decode("latin-1")
         if method not in (b"GET", b"HEAD"):
@@ -83,6 +90,26 @@ class _Pages:
         if await self._ready():
             return HTTPStatus.OK, "text/plain", b"ready\n"
         return HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", b"not ready\n"
+
+
+def _names_this_machine(head: bytes) -> bool:
+    """Whether the header Host is an address or localhost: a name may be a web page's (rebinding)."""
+    lines = (line.partition(b":") for line in head.split(b"\r\n"))
+    for name, _, value in lines:
+        if name.lower() == b"host":
+            host = urlsplit(f"//{value.strip().decode('latin-1')}").hostname or ""
+            return host == "localhost" or _is_address(host)
+    return True
+
+
+def _is_address(host: str) -> bool:
+    with suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return False
+
+
+def _is_loopback(host: str) -> bool:
+    return _is_address(host) and ipaddress.ip_address(host).is_loopback
 
 
 def _render(status: HTTPStatus, content_type: str, body: bytes) -> bytes:

@@ -207,6 +207,29 @@ async def test_one_that_is_killed_repeats_the_evaluation(
         assert len(run.lines()) == 1
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("oldest_version", "evaluated"), [(1, [0, 2, 4]), (5, [0, 5])])
+async def test_a_step_whose_evaluation_was_killed_is_evaluated_though_training_went_on(
+    tmp_path: Path, oldest_version: int, evaluated: list[int]
+) -> None:
+    """*Control*: not if its weights are gone."""
+    training = Training()
+    async with rig(tmp_path, training, every_steps=2) as run:
+        await run.start()
+        async with playing(run):
+            await run.until(lambda said: said.state == BESIDE)
+        training.step = 2
+        running = tmp_path / "evaluation.running.json"
+        while not running.exists() or '"step-2.' not in running.read_text():
+            await asyncio.sleep(_LOOK_SECONDS)
+        run.process.kill()
+        training.step, training.oldest_version = 5, oldest_version
+        await run.start()
+        async with playing(run):
+            said = await run.until(lambda said: len(said.evaluations) == len(evaluated))
+    assert [line.step for line in said.evaluations] == evaluated
+
+
 @LONG
 @pytest.mark.timeout(120)
 async def test_weights_that_come_too_early_are_evaluated_in_place_of_the_first(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from services.lib.child_process import Child
 
+ROOT = Path(__file__).parents[4]
 FAMILY = """
 import os, signal, subprocess, sys
 {before}
@@ -65,3 +69,47 @@ async def test_a_missing_program_ends_with_an_exit_code(tmp_path: Path) -> None:
     child = await Child.start(("no-such-program",), {"PATH": os.defpath}, tmp_path / "log")
     assert await child.wait() == 127
     assert "no-such-program" in (tmp_path / "log").read_text()
+
+
+PARENT = """
+import asyncio, os, sys
+from pathlib import Path
+from services.lib.child_process import Child
+
+async def main():
+    code, log, death_signal = sys.argv[1:]
+    command = (sys.executable, "-c", code)
+    child = await Child.start(command, dict(os.environ), Path(log), death_signal=death_signal)
+    await child.wait()
+
+asyncio.run(main())
+"""
+DEAF = """
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: print("no", flush=True))
+print(os.getpid(), flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("death_signal", ["KILL", "TERM"])
+async def test_a_child_that_answers_no_signal_ends_with_its_killed_parent(
+    tmp_path: Path, death_signal: str
+) -> None:
+    """As one that loads a model; *control*: SIGTERM reaches it and does not end it."""
+    log, paths = tmp_path / "log", os.pathsep.join((str(ROOT), str(ROOT / "sdk")))
+    parent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", PARENT, DEAF, str(log), death_signal),
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    while not log.exists() or not (text := log.read_text()):
+        await asyncio.sleep(0.02)
+    parent.kill()
+    await parent.wait()
+    if death_signal == "TERM":
+        while "no" not in log.read_text():
+            await asyncio.sleep(0.02)
+        os.kill(int(text), signal.SIGKILL)
+    await until_gone(int(text))
+    assert ("no" in log.read_text()) == (death_signal == "TERM")
