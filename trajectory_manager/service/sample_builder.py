@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from seamflow.trajectory.v1 import trajectory_pb2
+
+from trajectory_manager.model import sampling
 from trajectory_manager.model.prefix_tree import Piece, PrefixTree, SamplePlan
 from trajectory_manager.model.records import (
     FailureClass,
-    Reward,
     Rollout,
     RolloutResult,
     RolloutState,
@@ -38,19 +40,6 @@ _NOTHING_TO_TRAIN = "POLICY: no turn to train sampled a token of a known weight 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleTurn:
-    """A part of a sample: the tokens that one turn added."""
-
-    turn_id: str
-    num_tokens: int
-    sampling: str
-    rewards: tuple[Reward, ...]
-    """Its rewards; none where the sample has only a part of the turn."""
-    finish_reason: int
-    """Why it ended; 0 where the sample has only a part of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One linear token sequence to train on."""
 
@@ -62,7 +51,7 @@ class Sample:
     min_weight_version: int
     """Oldest version among trainable tokens; the step's base version if there are none."""
     max_weight_version: int
-    turns: tuple[SampleTurn, ...]
+    turns: tuple[trajectory_pb2.SampleTurn, ...]
     """From the root to the leaf; they cover the sample."""
     truncated: bool
     """Whether it ends with the last turn of a rollout that a limit cut off."""
@@ -184,18 +173,19 @@ def _cut_off_turn(rollout: Rollout, turns: Sequence[Turn]) -> str | None:
     return last.turn_id if is_cut_off else None
 
 
-def _sample_turn(rollout: Rollout, turn: Turn, piece: Piece, is_whole: bool) -> SampleTurn:
-    return SampleTurn(
-        turn_id=turn.turn_id,
-        num_tokens=piece.stop,
-        sampling=turn.sampling,
-        rewards=_rewards(rollout, turn.turn_id) if is_whole else (),
-        finish_reason=turn.finish_reason if is_whole else 0,
+def _sample_turn(
+    rollout: Rollout, turn: Turn, piece: Piece, is_whole: bool
+) -> trajectory_pb2.SampleTurn:
+    """The tokens that a turn added; without its end where the sample has only a part of it."""
+    message = trajectory_pb2.SampleTurn(
+        turn_id=turn.turn_id, num_tokens=piece.stop, sampling=sampling.message(turn.sampling)
     )
-
-
-def _rewards(rollout: Rollout, turn_id: str) -> tuple[Reward, ...]:
-    return tuple(reward for reward in rollout.outcome.rewards if reward.turn_id == turn_id)
+    if is_whole:
+        message.finish_reason = turn.finish_reason  # type: ignore[assignment]
+        message.rewards.extend(
+            reward.message() for reward in rollout.outcome.rewards if reward.turn_id == turn.turn_id
+        )
+    return message
 
 
 def _loss_spans(rollout: Rollout, turns: Sequence[Turn]) -> dict[str, tuple[Span, ...]]:
