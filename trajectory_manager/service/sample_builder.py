@@ -59,14 +59,6 @@ class Sample:
     routed: tuple[RoutedExperts, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Trained:
-    """A piece of a sample, cut where its tokens begin to be trained."""
-
-    span: Span
-    trained: bool
-
-
 def sample_id(rollout_id: str, leaf_turn_id: str) -> str:
     """Name of the sample of `rollout_id` that ends in `leaf_turn_id`."""
     return f"{rollout_id}#{leaf_turn_id}"
@@ -81,7 +73,7 @@ def rollout_result(rollout: Rollout, turns: Sequence[Turn], reward_name: str) ->
     spans = _loss_spans(rollout, turns)
     plans = list(PrefixTree(turns).sample_plans(spans, outcome.untrained_turn_ids))
     versions = [
-        part.span.weight_version for plan in plans for part in _parts(plan, spans) if part.trained
+        span.weight_version for plan in plans for span, trained in _parts(plan, spans) if trained
     ]
     rewards = outcome.totals
     return RolloutResult(
@@ -129,8 +121,8 @@ def of_rollout(
     cut_off = _cut_off_turn(rollout, turns)
     samples = []
     for plan in tree.sample_plans(spans, rollout.outcome.untrained_turn_ids):
-        parts = [_masked(part, oldest) for part in _parts(plan, spans)]
-        versions = [part.span.weight_version for part in parts if part.trained]
+        parts = list(_parts(plan, spans, oldest))
+        versions = [span.weight_version for span, trained in parts if trained]
         samples.append(
             Sample(
                 sample_id=sample_id(rollout.rollout_id, plan.leaf_turn_id),
@@ -139,7 +131,7 @@ def of_rollout(
                     stored[piece.turn_id].tokens.cut(0, piece.stop) for piece in plan.pieces
                 ),
                 loss_mask=b"".join(
-                    (b"\1" if part.trained else b"\0") * part.span.num_tokens for part in parts
+                    (b"\1" if trained else b"\0") * span.num_tokens for span, trained in parts
                 ),
                 min_weight_version=min(versions, default=base),
                 max_weight_version=max(versions, default=base),
@@ -203,16 +195,14 @@ def _untrained(span: Span) -> Span:
     return span._replace(version_source=VersionSource.UNKNOWN)
 
 
-def _parts(plan: SamplePlan, spans: dict[str, tuple[Span, ...]]) -> Iterator[_Trained]:
+def _parts(
+    plan: SamplePlan, spans: dict[str, tuple[Span, ...]], oldest: int | None = None
+) -> Iterator[tuple[Span, bool]]:
+    """The spans of a sample, cut where it begins to train them, and whether each is trained."""
     for piece, start in zip(plan.pieces, plan.trained_from, strict=True):
         of_turn = spans[piece.turn_id]
         for span in cut_spans(of_turn, 0, min(start, piece.stop)):
-            yield _Trained(span=span, trained=False)
+            yield span, False
         for span in cut_spans(of_turn, start, piece.stop):
-            yield _Trained(span=span, trained=span.trainable)
-
-
-def _masked(part: _Trained, oldest: int | None) -> _Trained:
-    if oldest is None or part.span.weight_version >= oldest:
-        return part
-    return _Trained(span=part.span, trained=False)
+            is_masked = oldest is not None and span.weight_version < oldest
+            yield span, span.trainable and not is_masked
