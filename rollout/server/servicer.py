@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from seamflow.common.v1 import tokens_pb2
-from seamflow.durations import seconds_of
+from seamflow.durations import seconds_of, to_timestamp
 from seamflow.rollout.v1 import rollout_server_service_pb2 as pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerServiceServicer
 
@@ -158,14 +158,11 @@ class RolloutServerServicer(RolloutServerServiceServicer):
             tokens_per_second=load.tokens_per_second,
             engine=engine.info.name,
             features=sorted(_FEATURES | engine.info.features),
-            loaded_versions=[_loaded(*each) for each in self._server.loaded_versions],
+            loaded_versions=[
+                pb.LoadedVersion(weight_version=version, load_time=to_timestamp(seconds))
+                for version, seconds in self._server.loaded_versions
+            ],
         )
-
-
-def _loaded(weight_version: int, seconds: float) -> pb.LoadedVersion:
-    message = pb.LoadedVersion(weight_version=weight_version)
-    message.load_time.FromMicroseconds(round(seconds * 1e6))
-    return message
 
 
 def _prefix(packed: bytes) -> list[int]:

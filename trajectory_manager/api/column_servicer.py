@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import grpc.aio
-from google.protobuf.duration_pb2 import Duration
 from seamflow.common.v1 import tokens_pb2
+from seamflow.durations import to_duration
 from seamflow.trajectory.v1 import column_service_pb2 as pb
 from seamflow.trajectory.v1 import column_service_pb2_grpc as pb_grpc
 from seamflow.trajectory.v1 import trajectory_pb2
@@ -64,12 +64,10 @@ class ColumnServicer(pb_grpc.ColumnServiceServicer):
             return pb.LeaseColumnResponse()
         messages = await self._messages(run_id, config, lease.sample_ids)
         await add_columns(self._store.columns, run_id, messages, needs)
-        duration = Duration()
-        duration.FromMilliseconds(int(lease.seconds * 1000))
         return pb.LeaseColumnResponse(
             samples=messages,
             lease_token=lease_token.column_token(lease.epoch),
-            lease_duration=duration,
+            lease_duration=to_duration(lease.seconds),
         )
 
     async def _messages(

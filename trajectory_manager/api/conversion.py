@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from google.protobuf.timestamp_pb2 import Timestamp
 from seamflow.common.v1 import tokens_pb2
+from seamflow.durations import to_timestamp
 from seamflow.trajectory.v1 import task_service_pb2, trajectory_pb2, trajectory_service_pb2
 
 from services.chassis.errors import invalid_argument
@@ -112,7 +112,7 @@ def dead_letter_to(letter: DeadLetter) -> task_service_pb2.DeadLetter:
         task_service_pb2.DeadLetter,
         letter,
         task=task_to(letter.task),
-        discard_time=timestamp(letter.time),
+        discard_time=to_timestamp(letter.time),
         rollout_ids=letter.rollout_ids,
     )
 
@@ -203,15 +203,15 @@ def trajectory_to(
         rewards=_rewards_to(outcome) if rollout.state is RolloutState.FINISHED else None,
         failure=_failure_to(outcome) if rollout.state is RolloutState.FAILED else None,
         untrained_turn_ids=outcome.untrained_turn_ids,
-        create_time=timestamp(rollout.create_time),
-        finish_time=timestamp(rollout.finish_time) if rollout.finish_time else None,
+        create_time=to_timestamp(rollout.create_time),
+        finish_time=to_timestamp(rollout.finish_time) if rollout.finish_time else None,
         labels=dict(rollout.labels),
     )
 
 
 def _rewards_to(outcome: Outcome) -> tokens_pb2.Rewards:
     return tokens_pb2.Rewards(
-        rewards=map(_reward_to, outcome.rewards),
+        rewards=(reward.message() for reward in outcome.rewards),
         policy_failure=outcome.failure_message,
         truncated=outcome.truncated,
     )
@@ -256,30 +256,13 @@ def fill_sample(message: trajectory_pb2.Sample, sample: sample_builder.Sample) -
     message.traceparent = sample.rollout.traceparent
     sample.tokens.fill(message.tokens)
     message.loss_mask = sample.loss_mask
-    whole = (reward for reward in sample.rollout.outcome.rewards if not reward.turn_id)
-    message.rewards.extend(map(_reward_to, whole))
-    for turn in sample.turns:
-        message.turns.add(
-            turn_id=turn.turn_id,
-            num_tokens=turn.num_tokens,
-            sampling=sampling.message(turn.sampling),
-            rewards=map(_reward_to, turn.rewards),
-            finish_reason=turn.finish_reason,
-        )
+    rewards = sample.rollout.outcome.rewards
+    message.rewards.extend(reward.message() for reward in rewards if not reward.turn_id)
+    message.turns.extend(sample.turns)
     message.truncated = sample.truncated
     message.rollout_truncated = sample.rollout_truncated
     message.min_weight_version = sample.min_weight_version
     message.max_weight_version = sample.max_weight_version
-
-
-def _reward_to(reward: Reward) -> tokens_pb2.Reward:
-    return tokens_pb2.Reward(name=reward.name, value=reward.value, turn_id=reward.turn_id)
-
-
-def timestamp(seconds: float) -> Timestamp:
-    stamp = Timestamp()
-    stamp.FromMicroseconds(round(seconds * 1e6))
-    return stamp
 
 
 def add_routed_experts(message: trajectory_pb2.Sample, sample: sample_builder.Sample) -> int:

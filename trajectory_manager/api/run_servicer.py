@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
-from seamflow.durations import to_duration
+from seamflow.durations import to_duration, to_timestamp
 from seamflow.trajectory.v1 import run_service_pb2 as pb
 from seamflow.trajectory.v1 import run_service_pb2_grpc as pb_grpc
 from seamflow.trajectory.v1 import trajectory_pb2
@@ -24,7 +24,7 @@ from services.chassis.errors import (
     invalid_argument,
 )
 from services.chassis.rpc import fields
-from trajectory_manager.api import conversion, validation
+from trajectory_manager.api import validation
 from trajectory_manager.model.records import Durability, ReplayStrategy, StalenessPolicy
 from trajectory_manager.model.runs import Replay, Run, RunConfig
 from trajectory_manager.store.redis.connect import Store
@@ -205,8 +205,8 @@ def _message(run: Run) -> trajectory_pb2.Run:
         run_id=run.run_id,
         config=config_message(run.config),
         state=ended if has_ended else running,
-        create_time=conversion.timestamp(run.create_time),
-        end_time=conversion.timestamp(run.end_time) if has_ended else None,
+        create_time=to_timestamp(run.create_time),
+        end_time=to_timestamp(run.end_time) if has_ended else None,
         committed_step=run.committed_step,
     )
 

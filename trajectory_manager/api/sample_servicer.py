@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc.aio
-from google.protobuf.duration_pb2 import Duration
+from seamflow.durations import to_duration
 from seamflow.trajectory.v1 import sample_service_pb2 as pb
 from seamflow.trajectory.v1 import sample_service_pb2_grpc as pb_grpc
 
@@ -157,9 +157,7 @@ class SampleServicer(pb_grpc.SampleServiceServicer):
         run_id = validation.run_name(request.run_id)
         step, epoch = lease_token.parse_step(request.lease_token)
         seconds = await self._store.ledger.extend_samples(run_id, epoch, step)
-        remaining = Duration()
-        remaining.FromMilliseconds(int(seconds * 1000))
-        return pb.ExtendLeaseResponse(remaining=remaining)
+        return pb.ExtendLeaseResponse(remaining=to_duration(seconds))
 
     async def CommitStep(
         self, request: pb.CommitStepRequest, context: grpc.aio.ServicerContext[Any, Any]

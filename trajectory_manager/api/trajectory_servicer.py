@@ -4,33 +4,107 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import grpc.aio
+from seamflow.durations import to_timestamp
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1 import trajectory_service_pb2_grpc as pb_grpc
 
+from services.chassis.errors import invalid_argument
 from services.chassis.rpc import fields
 from services.chassis.rpc.request_budget import RequestBudget
 from trajectory_manager.api import conversion, validation
 from trajectory_manager.api.append_tokens import AppendTokensHandler
 from trajectory_manager.api.begin_turns import BeginTurnsHandler
-from trajectory_manager.api.inspection.search_rollouts import SearchRolloutsHandler
 from trajectory_manager.api.record_groups import RecordGroupsHandler
 from trajectory_manager.model.prefix_tree import Piece, PrefixTree
-from trajectory_manager.model.records import RolloutState
+from trajectory_manager.model.records import RolloutState, RolloutSummary, SlotName
 from trajectory_manager.model.tokens import Cut, Turn, cut_spans, joined
+from trajectory_manager.service.rollout_index import Found, RolloutSearch
 from trajectory_manager.service.rollouts import Rollouts
 from trajectory_manager.service.sweeper import Retention
 from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.redis.connect import Store
 from trajectory_manager.store.redis.token_store import TokenStore
 
+_MAX_NAMES = 1000
 _DEFAULT_WATCH_SECONDS = 0.5
 _MIN_WATCH_SECONDS = 0.02
 _MAX_DELETED = 1000
+
+
+class SearchRolloutsHandler:
+    def __init__(self, store: Store, *, keeps_rows: bool) -> None:
+        self._inspection = store.inspection
+        self._searching = RolloutSearch(store, keeps_rows=keeps_rows)
+
+    async def search(self, request: pb.SearchRolloutsRequest) -> pb.SearchRolloutsResponse:
+        """A page of the rollouts that are wanted.
+
+        Raises:
+            ServiceError: INVALID_ARGUMENT; NOT_FOUND (run).
+        """
+        found = await self._found(validation.run_name(request.run_id), request)
+        return pb.SearchRolloutsResponse(
+            rollouts=map(_summary_message, found.summaries),
+            next_page_token=str(found.next_start) if found.next_start else "",
+            num_searched=found.num_searched,
+            num_started=found.num_started,
+            num_unindexed=found.num_unindexed,
+        )
+
+    async def _found(self, run_id: str, request: pb.SearchRolloutsRequest) -> Found:
+        _check_search(request)
+        start, limit = validation.page(request.page_size, request.page_token)
+        names = await self._named(run_id, request)
+        if names is None:
+            return await self._searching.newest(run_id, request, start, limit)
+        found = await self._searching.among(run_id, request, names, start, limit)
+        page = await self._inspection.newest(run_id, 0, 1)
+        found.num_started, found.num_unindexed = page.num_started, page.num_unindexed
+        return found
+
+    async def _named(self, run_id: str, request: pb.SearchRolloutsRequest) -> list[str] | None:
+        """The rollouts that are in every list of names that is asked for; None: there is none."""
+        lists = list[list[str]]()
+        if request.rollout_ids:
+            validation.bounded("rollout_ids", len(request.rollout_ids), _MAX_NAMES)
+            lists.append([validation.name("rollout_ids", name) for name in request.rollout_ids])
+        if request.group_id:
+            group_id = validation.name("group_id", request.group_id)
+            lists.append(await self._inspection.of_group(run_id, group_id))
+        if fields.not_negative("step", request.step):
+            lists.append(await self._inspection.of_step(run_id, request.step))
+        if not lists:
+            return None
+        first, *others = lists
+        return [name for name in first if all(name in other for other in map(set, others))]
+
+
+def _check_search(request: pb.SearchRolloutsRequest) -> None:
+    for field in ("min_reward", "max_reward"):
+        if request.HasField(field) and math.isnan(value := getattr(request, field)):
+            raise invalid_argument(field, value, "a number")
+    for name in ("min_tokens", "max_tokens", "min_turns", "max_turns"):
+        fields.not_negative(name, getattr(request, name))
+
+
+def _summary_message(found: RolloutSummary) -> trajectory_pb2.RolloutSummary:
+    slot = SlotName.parse(found.rollout_id) if found.in_group else None
+    has_versions = found.max_weight_version >= 0
+    return fields.message_of(
+        trajectory_pb2.RolloutSummary,
+        found,
+        group_id=slot.task_id if slot else "",
+        min_weight_version=found.min_weight_version if has_versions else None,
+        max_weight_version=found.max_weight_version if has_versions else None,
+        create_time=to_timestamp(found.create_time),
+        finish_time=to_timestamp(found.finish_time) if found.finish_time else None,
+    )
 
 
 class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):

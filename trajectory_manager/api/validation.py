@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from google.protobuf.duration_pb2 import Duration
 from seamflow.common.v1 import tokens_pb2
+from seamflow.durations import seconds_of
 
 from services.chassis.errors import ServiceError, invalid_argument
 from services.chassis.rpc.fields import not_negative
@@ -130,10 +131,7 @@ def reward(field: str, value: float) -> float:
 
 def seconds(field: str, value: Duration) -> float:
     """A duration of at least 0."""
-    length = value.seconds + value.nanos / 1e9
-    if length < 0:
-        raise invalid_argument(field, length, "at least 0 s")
-    return length
+    return not_negative(field, seconds_of(value))
 
 
 def ids(field: str, data: bytes) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
+from seamflow.common.v1 import tokens_pb2
+
 MAX_REPLACEMENTS = 10
 """Failed samples after which a group is discarded: its task is probably broken."""
 
@@ -119,6 +121,9 @@ class Reward:
     name: str
     value: float
     turn_id: str = ""
+
+    def message(self) -> tokens_pb2.Reward:
+        return tokens_pb2.Reward(name=self.name, value=self.value, turn_id=self.turn_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from seamflow.trajectory.v1 import trajectory_pb2
+
+from trajectory_manager.model import sampling
 from trajectory_manager.model.prefix_tree import Piece, PrefixTree, SamplePlan
 from trajectory_manager.model.records import (
     FailureClass,
-    Reward,
     Rollout,
     RolloutResult,
     RolloutState,
@@ -38,19 +40,6 @@ _NOTHING_TO_TRAIN = "POLICY: no turn to train sampled a token of a known weight 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleTurn:
-    """A part of a sample: the tokens that one turn added."""
-
-    turn_id: str
-    num_tokens: int
-    sampling: str
-    rewards: tuple[Reward, ...]
-    """Its rewards; none where the sample has only a part of the turn."""
-    finish_reason: int
-    """Why it ended; 0 where the sample has only a part of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One linear token sequence to train on."""
 
@@ -62,20 +51,12 @@ class Sample:
     min_weight_version: int
     """Oldest version among trainable tokens; the step's base version if there are none."""
     max_weight_version: int
-    turns: tuple[SampleTurn, ...]
+    turns: tuple[trajectory_pb2.SampleTurn, ...]
     """From the root to the leaf; they cover the sample."""
     truncated: bool
     """Whether it ends with the last turn of a rollout that a limit cut off."""
     rollout_truncated: bool
     routed: tuple[RoutedExperts, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Trained:
-    """A piece of a sample, cut where its tokens begin to be trained."""
-
-    span: Span
-    trained: bool
 
 
 def sample_id(rollout_id: str, leaf_turn_id: str) -> str:
@@ -92,7 +73,7 @@ def rollout_result(rollout: Rollout, turns: Sequence[Turn], reward_name: str) ->
     spans = _loss_spans(rollout, turns)
     plans = list(PrefixTree(turns).sample_plans(spans, outcome.untrained_turn_ids))
     versions = [
-        part.span.weight_version for plan in plans for part in _parts(plan, spans) if part.trained
+        span.weight_version for plan in plans for span, trained in _parts(plan, spans) if trained
     ]
     rewards = outcome.totals
     return RolloutResult(
@@ -140,8 +121,8 @@ def of_rollout(
     cut_off = _cut_off_turn(rollout, turns)
     samples = []
     for plan in tree.sample_plans(spans, rollout.outcome.untrained_turn_ids):
-        parts = [_masked(part, oldest) for part in _parts(plan, spans)]
-        versions = [part.span.weight_version for part in parts if part.trained]
+        parts = list(_parts(plan, spans, oldest))
+        versions = [span.weight_version for span, trained in parts if trained]
         samples.append(
             Sample(
                 sample_id=sample_id(rollout.rollout_id, plan.leaf_turn_id),
@@ -150,7 +131,7 @@ def of_rollout(
                     stored[piece.turn_id].tokens.cut(0, piece.stop) for piece in plan.pieces
                 ),
                 loss_mask=b"".join(
-                    (b"\1" if part.trained else b"\0") * part.span.num_tokens for part in parts
+                    (b"\1" if trained else b"\0") * span.num_tokens for span, trained in parts
                 ),
                 min_weight_version=min(versions, default=base),
                 max_weight_version=max(versions, default=base),
@@ -184,18 +165,19 @@ def _cut_off_turn(rollout: Rollout, turns: Sequence[Turn]) -> str | None:
     return last.turn_id if is_cut_off else None
 
 
-def _sample_turn(rollout: Rollout, turn: Turn, piece: Piece, is_whole: bool) -> SampleTurn:
-    return SampleTurn(
-        turn_id=turn.turn_id,
-        num_tokens=piece.stop,
-        sampling=turn.sampling,
-        rewards=_rewards(rollout, turn.turn_id) if is_whole else (),
-        finish_reason=turn.finish_reason if is_whole else 0,
+def _sample_turn(
+    rollout: Rollout, turn: Turn, piece: Piece, is_whole: bool
+) -> trajectory_pb2.SampleTurn:
+    """The tokens that a turn added; without its end where the sample has only a part of it."""
+    message = trajectory_pb2.SampleTurn(
+        turn_id=turn.turn_id, num_tokens=piece.stop, sampling=sampling.message(turn.sampling)
     )
-
-
-def _rewards(rollout: Rollout, turn_id: str) -> tuple[Reward, ...]:
-    return tuple(reward for reward in rollout.outcome.rewards if reward.turn_id == turn_id)
+    if is_whole:
+        message.finish_reason = turn.finish_reason  # type: ignore[assignment]
+        message.rewards.extend(
+            reward.message() for reward in rollout.outcome.rewards if reward.turn_id == turn.turn_id
+        )
+    return message
 
 
 def _loss_spans(rollout: Rollout, turns: Sequence[Turn]) -> dict[str, tuple[Span, ...]]:
@@ -213,16 +195,14 @@ def _untrained(span: Span) -> Span:
     return span._replace(version_source=VersionSource.UNKNOWN)
 
 
-def _parts(plan: SamplePlan, spans: dict[str, tuple[Span, ...]]) -> Iterator[_Trained]:
+def _parts(
+    plan: SamplePlan, spans: dict[str, tuple[Span, ...]], oldest: int | None = None
+) -> Iterator[tuple[Span, bool]]:
+    """The spans of a sample, cut where it begins to train them, and whether each is trained."""
     for piece, start in zip(plan.pieces, plan.trained_from, strict=True):
         of_turn = spans[piece.turn_id]
         for span in cut_spans(of_turn, 0, min(start, piece.stop)):
-            yield _Trained(span=span, trained=False)
+            yield span, False
         for span in cut_spans(of_turn, start, piece.stop):
-            yield _Trained(span=span, trained=span.trainable)
-
-
-def _masked(part: _Trained, oldest: int | None) -> _Trained:
-    if oldest is None or part.span.weight_version >= oldest:
-        return part
-    return _Trained(span=part.span, trained=False)
+            is_masked = oldest is not None and span.weight_version < oldest
+            yield span, span.trainable and not is_masked

@@ -84,7 +84,7 @@ async def test_recorded_groups_are_leased_as_they_were_sent(run: Run) -> None:
     assert list(unpack_ids(built[0].tokens.ids)) == [1, 2, 3, 4, 5]
     assert built[0].loss_mask == bytes([0, 1, 1, 0, 1])
     assert built[0].min_weight_version == 3
-    assert [turn.sampling for turn in built[0].turns] == ['{"temperature":0.5}'] * 2
+    assert [turn.sampling.temperature for turn in built[0].turns] == [0.5] * 2
     assert [sample.rollout.outcome.rewards[0].value for sample in built] == [0.0, 1.0, 0.0, 1.0]
 
 
