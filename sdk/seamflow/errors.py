@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError, Message
 
 from seamflow.common.v1 import error_pb2
-from seamflow.durations import seconds_of
+from seamflow.durations import seconds_of, to_duration
 
 __all__ = [
     "ConflictError",
@@ -163,6 +164,35 @@ def _is_of_connection(details: str) -> bool:
     return any(sign in details.lower() for sign in _SIGNS_OF_CONNECTION)
 
 
+def to_status(
+    code: grpc.StatusCode,
+    message: str,
+    reason: str,
+    *,
+    metadata: Mapping[str, str] | None = None,
+    retry_after: float | None = None,
+    violations: Sequence[FieldViolation] = (),
+) -> error_pb2.Status:
+    """What `from_status` reads: ErrorInfo always, RetryInfo and BadRequest where they apply."""
+    details: list[Message] = [
+        error_pb2.ErrorInfo(reason=reason, domain="seamflow", metadata=metadata)
+    ]
+    if retry_after is not None:
+        details.append(error_pb2.RetryInfo(retry_delay=to_duration(retry_after)))
+    if violations:
+        kind = error_pb2.BadRequest.FieldViolation
+        found = [kind(field=v.field, description=v.description) for v in violations]
+        details.append(error_pb2.BadRequest(field_violations=found))
+    # As error.proto says: the type urls name google.rpc, whose messages ours mirror.
+    prefix = "type.googleapis.com/google.rpc."
+    packed = [
+        AnyMessage(type_url=prefix + each.DESCRIPTOR.name, value=each.SerializeToString())
+        for each in details
+    ]
+    number: int = code.value[0]
+    return error_pb2.Status(code=number, message=message, details=packed)
+
+
 def from_status(status: error_pb2.Status) -> SeamflowError:
     """Convert a status inside a response, like `decode`."""
     codes = {code.value[0]: code for code in _BY_CODE}
@@ -180,7 +210,6 @@ def _parsed(value: bytes) -> error_pb2.Status:
 def _filled(kind: type[SeamflowError], message: str, status: error_pb2.Status) -> SeamflowError:
     error = kind(message)
     for detail in status.details:
-        # As error.proto says: the type urls name google.rpc, whose messages ours mirror.
         if detail.type_url.endswith("/google.rpc.ErrorInfo"):
             info = error_pb2.ErrorInfo.FromString(detail.value)
             error.reason, error.metadata = info.reason, dict(info.metadata)

@@ -9,20 +9,18 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.any_pb2 import Any as AnyMessage
 
 from seamflow.client.plain_values import whole_text
 from seamflow.common.v1 import error_pb2, tokens_pb2
-from seamflow.durations import to_duration
 from seamflow.enum_names import enum_name
 from seamflow.environment.environment import CapacityReached, EnvironmentFailed
+from seamflow.errors import FieldViolation, to_status
 from seamflow.user_code.user_calls import user_place
 
 T = TypeVar("T")
 _log = logging.getLogger("seamflow.environment")
 _MAX_TEXT = 1500
 _MAX_SHOWN = 80
-_TYPE_URL = "type.googleapis.com/google.rpc."
 
 
 class CallError(Exception):
@@ -47,24 +45,14 @@ class CallError(Exception):
 
     def status(self) -> error_pb2.Status:
         """The status with its details, as error.proto says."""
-        details: list[Any] = [
-            error_pb2.ErrorInfo(reason=self.reason, domain="seamflow", metadata=self._metadata)
-        ]
-        if self._retry_after is not None:
-            details.append(error_pb2.RetryInfo(retry_delay=to_duration(self._retry_after)))
-        if self._field:
-            violation = error_pb2.BadRequest.FieldViolation(
-                field=self._field, description=str(self)
-            )
-            details.append(error_pb2.BadRequest(field_violations=[violation]))
-        packed = [
-            AnyMessage(
-                type_url=f"{_TYPE_URL}{detail.DESCRIPTOR.name}", value=detail.SerializeToString()
-            )
-            for detail in details
-        ]
-        code: int = self.code.value[0]
-        return error_pb2.Status(code=code, message=str(self), details=packed)
+        return to_status(
+            self.code,
+            str(self),
+            self.reason,
+            metadata=self._metadata,
+            retry_after=self._retry_after,
+            violations=[FieldViolation(self._field, str(self))] if self._field else (),
+        )
 
 
 def invalid_field(field: str, value: object, cure: str) -> CallError:

@@ -93,7 +93,7 @@ class _Pages:
 
 
 def _names_this_machine(head: bytes) -> bool:
-    """Whether the header Host is an address or localhost: a name may be a web page's (rebinding)."""
+    """Whether Host is an address or localhost: another name may be a web page's (rebinding)."""
     lines = (line.partition(b":") for line in head.split(b"\r\n"))
     for name, _, value in lines:
         if name.lower() == b"host":

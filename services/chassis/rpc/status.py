@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import grpc
-from google.protobuf.any_pb2 import Any as AnyMessage
-from google.protobuf.message import Message
 from seamflow import errors
 from seamflow.common.v1 import error_pb2
-from seamflow.durations import to_duration
 
 from services.chassis.errors import Reason, ServiceError
 
-DOMAIN = "seamflow"
 DETAILS_KEY = "grpc-status-details-bin"
 
 _CODES: dict[type[errors.SeamflowError], grpc.StatusCode] = {
@@ -35,31 +29,15 @@ def encode(error: ServiceError) -> bytes:
 
 
 def message(error: ServiceError) -> error_pb2.Status:
-    """The status of `error`: ErrorInfo always, RetryInfo and BadRequest where they apply."""
-    reason = error_pb2.ErrorInfo(reason=error.reason.value, domain=DOMAIN, metadata=error.metadata)
-    details: list[Message] = [reason]
-    if error.retry_after is not None:
-        details.append(error_pb2.RetryInfo(retry_delay=to_duration(error.retry_after)))
-    if error.violations:
-        details.append(_bad_request(error.violations))
-    code: int = error.code.value[0]
-    packed = [_pack(detail) for detail in details]
-    return error_pb2.Status(code=code, message=error.message, details=packed)
-
-
-def _pack(message: Message) -> AnyMessage:
-    return AnyMessage(type_url=_type_url(message), value=message.SerializeToString())
-
-
-def _type_url(message: Message) -> str:
-    # The messages mirror google.rpc field by field; under its names, standard tools decode them.
-    return f"type.googleapis.com/google.rpc.{message.DESCRIPTOR.name}"
-
-
-def _bad_request(violations: Sequence[errors.FieldViolation]) -> error_pb2.BadRequest:
-    kind = error_pb2.BadRequest.FieldViolation
-    found = [kind(field=v.field, description=v.description) for v in violations]
-    return error_pb2.BadRequest(field_violations=found)
+    """The status of `error` with its details."""
+    return errors.to_status(
+        error.code,
+        error.message,
+        error.reason.value,
+        metadata=error.metadata,
+        retry_after=error.retry_after,
+        violations=error.violations,
+    )
 
 
 def from_dependency(error: errors.SeamflowError) -> ServiceError:

@@ -9,13 +9,10 @@ from pathlib import Path
 import pytest
 from seamflow.channel import connect
 
-from services.chassis.rpc.server import started
 from tests.lib.trainer.ranks.gang_run import run_rank
 from tests.lib.trainer.support import JOB_CONFIG, make_model
 from tests.lib.trainer.training import Training
-from tests.lib.trajectory_manager.client import Client
-from trajectory_manager.cli import service
-from trajectory_manager.config import TrajectoryManagerConfig
+from tests.lib.trajectory_manager.client import Client, running_manager
 from trajectory_manager.model.records import Durability
 from trajectory_manager.store.redis.connect import redis_store
 
@@ -44,12 +41,9 @@ def straight_run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def training(redis_url: str, tmp_path: Path, model: Path) -> AsyncIterator[Training]:
     """A run that begins with `begin`."""
-    config = TrajectoryManagerConfig(
-        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
-    )
     async with (
         redis_store(redis_url, Durability.FAST, 5.0) as store,
-        started(service(config, store), config) as port,
+        running_manager(store) as port,
         connect(f"127.0.0.1:{port}") as channel,
     ):
         yield Training(Client(channel, uuid.uuid4().hex), port, tmp_path, model)

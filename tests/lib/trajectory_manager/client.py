@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,13 +26,19 @@ from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceStub
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
 
 from bench.harness.store_calls import packed, send_async
+from services.chassis.rpc.server import started
 from services.lib.token_bytes import pack_ids
+from tests.lib.trajectory_manager.memory.store import memory_store
+from trajectory_manager.cli import service
+from trajectory_manager.config import TrajectoryManagerConfig
 
 if TYPE_CHECKING:
     from seamflow.trajectory.v1.run_service_pb2_grpc import RunServiceAsyncStub
     from seamflow.trajectory.v1.sample_service_pb2_grpc import SampleServiceAsyncStub
     from seamflow.trajectory.v1.task_service_pb2_grpc import TaskServiceAsyncStub
     from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceAsyncStub
+
+    from trajectory_manager.store.redis.connect import Store
 
 CREDENTIAL = hashlib.sha256(b"credential").hexdigest()
 RULES = trajectory_pb2.RunConfig(
@@ -42,6 +49,17 @@ RULES = trajectory_pb2.RunConfig(
     lease_duration=Duration(seconds=60),
     durability=trajectory_pb2.DURABILITY_FAST,
 )
+
+
+@asynccontextmanager
+async def running_manager(store: Store | None = None, **settings: object) -> AsyncIterator[int]:
+    """Port of a trajectory manager on `store`; without one it keeps all in memory."""
+    usual = TrajectoryManagerConfig(
+        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
+    )
+    config = usual.replace(**settings)
+    async with started(service(config, store or memory_store()), config) as port:
+        yield port
 
 
 def message(

@@ -17,16 +17,12 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from bench.harness.store_calls import send_async
 from services.chassis.errors import ConfigError
-from services.chassis.rpc.server import started
 from services.evaluator.clients import Clients
 from services.evaluator.evaluation import EvaluationSamples
 from services.evaluator.pinned_rollouts import EvaluationFailed, PinnedRollouts
 from services.lib.tasks.task_rows import TaskRow
 from tests.lib.evaluator.agent import agent, lease, play
-from tests.lib.trajectory_manager.client import CREDENTIAL, Client
-from tests.lib.trajectory_manager.memory.store import memory_store
-from trajectory_manager.cli import service
-from trajectory_manager.config import TrajectoryManagerConfig
+from tests.lib.trajectory_manager.client import CREDENTIAL, Client, running_manager
 
 TASKS = [TaskRow("a", "{}"), TaskRow("b", "{}"), TaskRow("c", "{}")]
 
@@ -34,11 +30,8 @@ TASKS = [TaskRow("a", "{}"), TaskRow("b", "{}"), TaskRow("c", "{}")]
 @pytest.fixture
 async def client() -> AsyncIterator[Client]:
     """A caller of a manager that keeps all in memory."""
-    config = TrajectoryManagerConfig(
-        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
-    )
     async with (
-        started(service(config, memory_store()), config) as port,
+        running_manager() as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         found = Client(channel, "run")

@@ -18,7 +18,6 @@ from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb2
 from seamflow.trajectory.v1 import task_service_pb2 as task_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 
-from services.chassis.rpc.server import started
 from services.scoring.cli import build
 from services.scoring.config import ScoringConfig
 from tests.integration.services.scoring.support import (
@@ -31,9 +30,7 @@ from tests.integration.services.scoring.support import (
     Twice,
     Wrong,
 )
-from tests.lib.trajectory_manager.client import RULES, Client
-from trajectory_manager.cli import service
-from trajectory_manager.config import TrajectoryManagerConfig
+from tests.lib.trajectory_manager.client import RULES, Client, running_manager
 from trajectory_manager.model.records import Durability
 from trajectory_manager.store.redis.column_store import MAX_COLUMN_TRIES
 from trajectory_manager.store.redis.connect import redis_store
@@ -116,12 +113,9 @@ async def waited_for(look: Callable[[], Any], enough: Callable[[Any], bool]) -> 
 @pytest.fixture
 async def run(redis_url: str) -> AsyncIterator[Run]:
     """A run that begins with `begin`."""
-    config = TrajectoryManagerConfig(
-        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
-    )
     async with (
         redis_store(redis_url, Durability.FAST, 5.0) as store,
-        started(service(config, store), config) as port,
+        running_manager(store) as port,
         connect(f"127.0.0.1:{port}") as channel,
     ):
         yield Run(Client(channel, uuid.uuid4().hex), port)

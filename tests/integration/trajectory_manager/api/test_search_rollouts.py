@@ -14,12 +14,9 @@ from seamflow.trajectory.v1 import task_service_pb2, trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from bench.harness.store_calls import send_async
-from services.chassis.rpc.server import started
 from tests.integration.trajectory_manager.api.test_trained_samples import record, trained
-from tests.lib.trajectory_manager.client import CREDENTIAL, Client
+from tests.lib.trajectory_manager.client import CREDENTIAL, Client, running_manager
 from tests.lib.trajectory_manager.support import Run, failed, other_run, rewarded
-from trajectory_manager.cli import service
-from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.service import rollout_index
 from trajectory_manager.service.sweeper import Retention
 from trajectory_manager.store.redis.connect import Store
@@ -46,9 +43,8 @@ async def found(client: Client, **wanted: Any) -> list[str]:
 @asynccontextmanager
 async def serving(store: Store, run_id: str, **settings: Any) -> AsyncIterator[Client]:
     """A manager on `store`."""
-    config = TrajectoryManagerConfig(redis_url="redis://oracle", port=0, admin_port=-1, **settings)
     async with AsyncExitStack() as stack:
-        port = await stack.enter_async_context(started(service(config, store), config))
+        port = await stack.enter_async_context(running_manager(store, **settings))
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
         yield Client(await stack.enter_async_context(channel), run_id)
 

@@ -16,12 +16,9 @@ from seamflow.trajectory.v1.trajectory_service_pb2 import RolloutFinish
 
 from bench.harness.store_calls import send_async
 from services.chassis.errors import Reason
-from services.chassis.rpc.server import started
-from tests.lib.trajectory_manager.client import CREDENTIAL, RULES, Client
+from tests.lib.trajectory_manager.client import CREDENTIAL, RULES, Client, running_manager
 from tests.lib.trajectory_manager.memory import run_state
 from tests.lib.trajectory_manager.support import Run, failed, other_run, refused, rewarded
-from trajectory_manager.cli import service
-from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.model.records import MAX_REPLACEMENTS, DeadLetter, DeadLetterReason, Purpose
 from trajectory_manager.service.sweeper import Retention
 from trajectory_manager.store.redis import run_store
@@ -191,12 +188,11 @@ async def test_the_oldest_letters_leave_first(
 @pytest.fixture
 async def agent(store: Store) -> AsyncIterator[Client]:
     """A client of a service on the store, with a run of groups of one sample."""
-    config = TrajectoryManagerConfig(redis_url="redis://oracle", port=0, admin_port=-1)
     rules = trajectory_pb2.RunConfig()
     rules.CopyFrom(RULES)
     rules.group_size, rules.max_stored_tokens = 1, 5
     async with (
-        started(service(config, store), config) as port,
+        running_manager(store) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         client = Client(channel, uuid.uuid4().hex)

@@ -14,12 +14,9 @@ from redis.asyncio import Redis
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.chassis.errors import Reason, ServiceError
-from services.chassis.rpc.server import started
 from services.lib.token_bytes import pack_logprobs
-from tests.lib.trajectory_manager.client import Client
+from tests.lib.trajectory_manager.client import Client, running_manager
 from tests.lib.trajectory_manager.support import RULES, Run, failed, rewarded, token_append, tokens
-from trajectory_manager.cli import service
-from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.model.records import Durability, Outcome, ReplayStrategy
 from trajectory_manager.model.runs import Replay
 from trajectory_manager.service.sweeper import Retention
@@ -237,15 +234,12 @@ async def test_a_deleted_rollout_leaves_no_keys(redis_url: str) -> None:
 
 async def test_deletion_over_grpc(store: Store) -> None:
     """The response has the number deleted and those needed; the sweep applies retention."""
-    config = TrajectoryManagerConfig(
-        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
-    )
     run = await new_run(store)
     await train(run, 1)
     await run.submit("g2")
     await run.play()
     async with (
-        started(service(config, store), config) as port,
+        running_manager(store) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         client = Client(channel, run.run_id)

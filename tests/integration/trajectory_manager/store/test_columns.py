@@ -19,12 +19,10 @@ from seamflow.trajectory.v1.column_service_pb2 import WriteColumnResponse
 from seamflow.trajectory.v1.column_service_pb2_grpc import ColumnServiceStub
 
 from services.chassis.errors import Reason, ServiceError
-from services.chassis.rpc.server import started
 from services.lib.token_bytes import pack_logprobs, unpack_logprobs
 from tests.lib.trajectory_manager import client
+from tests.lib.trajectory_manager.client import running_manager
 from tests.lib.trajectory_manager.support import RULES, Run
-from trajectory_manager.cli import service
-from trajectory_manager.config import TrajectoryManagerConfig
 from trajectory_manager.model.records import Durability
 from trajectory_manager.store.redis import keys
 from trajectory_manager.store.redis.column_store import ColumnLease
@@ -285,11 +283,8 @@ async def refused(reason: Reason, call: Any) -> None:
 @pytest.fixture
 async def caller(store: Store) -> AsyncIterator[client.Client]:
     """A client of a replica, with a run whose samples need two columns."""
-    config = TrajectoryManagerConfig(
-        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
-    )
     async with (
-        started(service(config, store), config) as port,
+        running_manager(store) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         made = client.Client(channel, uuid.uuid4().hex)

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
-from google.protobuf.any_pb2 import Any as AnyMessage
-from seamflow.common.v1 import error_pb2, tokens_pb2
-from seamflow.durations import to_duration
+from seamflow.common.v1 import tokens_pb2
+from seamflow.errors import to_status
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_service_pb2 as rollout_pb
 from seamflow.rollout.v1.rollout_server_service_pb2_grpc import (
@@ -30,9 +29,7 @@ from rollout.gateway.config import GatewayConfig
 from services.chassis.config.settings import ServerConfig
 from services.chassis.rpc.server import Service, started
 from services.lib.token_bytes import pack_ids, pack_logprobs, unpack_ids
-from tests.lib.trajectory_manager.memory.store import memory_store
-from trajectory_manager.cli import service as manager_service
-from trajectory_manager.config import TrajectoryManagerConfig
+from tests.lib.trajectory_manager.client import running_manager
 from trajectory_manager.store.redis.connect import Store
 
 if TYPE_CHECKING:
@@ -158,10 +155,7 @@ async def gateway_addresses(
     model: Path, kept: Store | None = None, **settings: Any
 ) -> AsyncIterator[tuple[str, str]]:
     """The same; the addresses of gateway and trajectory manager. `settings` may name limits."""
-    config = TrajectoryManagerConfig(
-        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
-    )
-    async with started(manager_service(config, kept or memory_store()), config) as manager:
+    async with running_manager(kept) as manager:
         given, constants = split(_LIMITS, {"port": 0, **settings})
         ours = GatewayConfig(
             run_id="run",
@@ -203,21 +197,9 @@ def bearer(credential: str) -> tuple[tuple[str, str], ...]:
 
 def refusal(code: grpc.StatusCode, reason: str, retry_after: float = 0.0) -> pb.TokenAppendResult:
     """An error result, as the store writes it."""
-    prefix = "type.googleapis.com/google.rpc."
-    details: list[tuple[str, Any]] = [("ErrorInfo", error_pb2.ErrorInfo(reason=reason))]
-    if retry_after:
-        delay = to_duration(retry_after)
-        details.append(("RetryInfo", error_pb2.RetryInfo(retry_delay=delay)))
-    return pb.TokenAppendResult(
-        error=error_pb2.Status(
-            code=code.value[0],
-            message=f"refused: {reason}",
-            details=[
-                AnyMessage(type_url=prefix + name, value=message.SerializeToString())
-                for name, message in details
-            ],
-        )
-    )
+    message = f"refused: {reason}"
+    error = to_status(code, message, reason, retry_after=retry_after or None)
+    return pb.TokenAppendResult(error=error)
 
 
 class FakeStore:

@@ -13,8 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
-from google.protobuf.any_pb2 import Any as AnyMessage
-from seamflow.common.v1 import error_pb2
+from seamflow.errors import FieldViolation, to_status
 
 from services.launcher.report.summary import read_token_log
 from tests.lib.sdk.support import TOKENS, Gateway, serving
@@ -109,21 +108,9 @@ class RefusingGateway(Gateway):
 
 def refusal() -> bytes:
     """Details of a refused temperature."""
-    violation = error_pb2.BadRequest.FieldViolation(field="sampling.temperature")
-    details = {
-        "ErrorInfo": error_pb2.ErrorInfo(reason="INVALID_FIELD"),
-        "BadRequest": error_pb2.BadRequest(field_violations=[violation]),
-    }
-    return error_pb2.Status(
-        code=3,
-        message=REFUSAL,
-        details=[
-            AnyMessage(
-                type_url=f"type.googleapis.com/google.rpc.{name}", value=message.SerializeToString()
-            )
-            for name, message in details.items()
-        ],
-    ).SerializeToString()
+    violation = FieldViolation("sampling.temperature", "")
+    code = grpc.StatusCode.INVALID_ARGUMENT
+    return to_status(code, REFUSAL, "INVALID_FIELD", violations=[violation]).SerializeToString()
 
 
 needs_node = pytest.mark.skipif(

@@ -29,22 +29,15 @@ from seamflow.trajectory.v1 import (
 )
 from seamflow.trajectory.v1.column_service_pb2_grpc import ColumnServiceStub
 
-from services.chassis.rpc.server import started
 from services.lib.token_bytes import pack_logprobs
-from tests.lib.trajectory_manager.client import RULES, Client, message
-from tests.lib.trajectory_manager.memory.store import memory_store
+from tests.lib.trajectory_manager.client import RULES, Client, message, running_manager
 from tests.system.sdk.cli.test_main import seamflow
-from trajectory_manager.cli import service
-from trajectory_manager.config import TrajectoryManagerConfig
 
 
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
     """A trajectory manager of the test's own."""
-    config = TrajectoryManagerConfig(
-        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
-    )
-    async with started(service(config, memory_store()), config) as port:
+    async with running_manager() as port:
         yield f"127.0.0.1:{port}"
 
 

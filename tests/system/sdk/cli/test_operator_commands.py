@@ -21,12 +21,9 @@ from tests.lib.ranker.support import group, manager, record, turn
 from tests.lib.rollout.server.client import fake_config
 from tests.lib.scheduler.support import running_scheduler
 from tests.lib.sdk.support import serving
-from tests.lib.trajectory_manager.client import RULES, Client
-from tests.lib.trajectory_manager.memory.store import memory_store
+from tests.lib.trajectory_manager.client import RULES, Client, running_manager
 from tests.system.sdk.cli.test_main import NOBODY, seamflow
 from trainer.servicer import TrainerServicer
-from trajectory_manager.cli import service as manager_service
-from trajectory_manager.config import TrajectoryManagerConfig
 
 
 async def test_the_pool_is_planned_and_shared(tmp_path: Path) -> None:
@@ -121,8 +118,7 @@ async def test_columns_of_samples_are_listed(tmp_path: Path) -> None:
 
 async def test_a_run_is_listed_ended_and_deleted(tmp_path: Path) -> None:
     """Of a real trajectory manager; a run that still goes is not deleted."""
-    config = TrajectoryManagerConfig(redis_url="redis://oracle", admin_port=-1, drain_seconds=0.2)
-    async with started(manager_service(config, memory_store()), config) as port:
+    async with running_manager() as port:
 
         async def command(*arguments: str) -> tuple[int, str, str]:
             flags = ("--trajectory-manager", f"127.0.0.1:{port}")

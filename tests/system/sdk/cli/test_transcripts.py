@@ -22,12 +22,8 @@ from seamflow.token_text import token_numbers
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.transcript import transcript
 
-from services.chassis.rpc.server import started
-from tests.lib.trajectory_manager.client import Client, message
-from tests.lib.trajectory_manager.memory.store import memory_store
+from tests.lib.trajectory_manager.client import Client, message, running_manager
 from tests.system.sdk.cli.test_main import seamflow
-from trajectory_manager.cli import service
-from trajectory_manager.config import TrajectoryManagerConfig
 
 TURN = {"finish_reason": "STOP", "weight_versions": [3], "rewards": {}}
 FIRST = {
@@ -51,10 +47,7 @@ FIRST = {
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
     """A trajectory manager of the test's own."""
-    config = TrajectoryManagerConfig(
-        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
-    )
-    async with started(service(config, memory_store()), config) as port:
+    async with running_manager() as port:
         yield f"127.0.0.1:{port}"
 
 

@@ -26,10 +26,7 @@ from services.dataloader.config import DataloaderConfig
 from tests.lib.end_to_end.support import ROOT, Process, child_environment
 from tests.lib.evaluator.agent import agent, lease, play
 from tests.lib.evaluator.training import Training
-from tests.lib.trajectory_manager.client import Client
-from tests.lib.trajectory_manager.memory.store import memory_store
-from trajectory_manager.cli import service
-from trajectory_manager.config import TrajectoryManagerConfig
+from tests.lib.trajectory_manager.client import Client, running_manager
 
 LONG = pytest.mark.long(short="tests/system/services/evaluator/test_process.py")
 _LOOK_SECONDS = 0.05
@@ -79,12 +76,9 @@ class Rig:
 async def rig(folder: Path, training: Training, **settings: object) -> AsyncIterator[Rig]:
     """The evaluator has not started yet."""
     (folder / "heldout.jsonl").write_text(TASKS)
-    config = TrajectoryManagerConfig(
-        redis_url="redis://oracle", port=0, admin_port=-1, drain_seconds=0.2
-    )
     quick = ServerConfig(drain_seconds=0.2)
     async with (
-        started(service(config, memory_store()), config) as port,
+        running_manager() as port,
         started(training.service(), quick) as training_port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
