@@ -85,7 +85,9 @@ class Leases:
         """
         tokens = {credentials.lease_token(r.credential): r.rollout_id for r in request.rollouts}
         unleased = tokens.pop("", None)
-        extend = task_pb.ExtendTasksRequest(run_id=request.run_id, lease_tokens=tokens)
+        extend = task_pb.ExtendTasksRequest(
+            run_id=request.run_id, lease_tokens=tokens, rollout_ids=tokens.values()
+        )
         answer = await call_until_answered(lambda: self._tasks.ExtendTasks(extend))
         lost = [tokens[token] for token in answer.lost_lease_tokens]
         return pb.ExtendRolloutsResponse(

@@ -12,7 +12,7 @@ from seamflow.durations import to_duration
 from seamflow.trajectory.v1 import task_service_pb2 as pb
 from seamflow.trajectory.v1 import task_service_pb2_grpc as pb_grpc
 
-from services.chassis.errors import ServiceError, invalid_argument
+from services.chassis.errors import ServiceError, invalid_argument, permission_denied
 from services.chassis.log import get_logger
 from trajectory_manager.api import conversion, lease_token, validation
 from trajectory_manager.model.records import EmptyReason, Purpose, Task, TaskLease, Topic
@@ -151,6 +151,9 @@ class TaskServicer(pb_grpc.TaskServiceServicer):
         validation.bounded("lease_tokens", len(request.lease_tokens), _MAX_EXTENDED)
         config = await self._store.runs.config(run_id)
         leases = [lease_token.parse(token) for token in request.lease_tokens]
+        for (leased, _), named in zip(leases, request.rollout_ids, strict=False):
+            if leased != named:
+                raise permission_denied(f"not the credential of rollout {named!r}")
         held = await self._store.runs.extend_tasks(run_id, leases)
         lost = [token for token, ok in zip(request.lease_tokens, held, strict=True) if not ok]
         metrics.LEASES.labels("extended").inc(len(held) - len(lost))

@@ -18,7 +18,7 @@ from seamflow.common.v1 import tokens_pb2 as seamflow_dot_common_dot_v1_dot_toke
 from seamflow.trajectory.v1 import trajectory_pb2 as seamflow_dot_trajectory_dot_v1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)seamflow/trajectory/v1/task_service.proto\x12\x16seamflow.trajectory.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fseamflow/common/v1/tokens.proto\x1a\'seamflow/trajectory/v1/trajectory.proto\"Q\n\x12SubmitTasksRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12+\n\x05tasks\x18\x02 \x03(\x0b\x32\x1c.seamflow.trajectory.v1.Task\"=\n\x13SubmitTasksResponse\x12\x14\n\x0cnum_accepted\x18\x01 \x01(\x05\x12\x10\n\x08num_free\x18\x02 \x01(\x05\"\xe0\x01\n\x11LeaseTasksRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x03 \x01(\t\x12,\n\x07purpose\x18\x04 \x01(\x0e\x32\x1b.seamflow.common.v1.Purpose\x12\'\n\x04wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nmax_leases\x18\x06 \x01(\x05\x12*\n\x04task\x18\x07 \x01(\x0b\x32\x1c.seamflow.trajectory.v1.Task\"\x93\x01\n\tTaskLease\x12*\n\x04task\x18\x01 \x01(\x0b\x32\x1c.seamflow.trajectory.v1.Task\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x13\n\x0blease_token\x18\x03 \x01(\t\x12\x31\n\x0elease_duration\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x82\x01\n\x12LeaseTasksResponse\x12\x31\n\x06leases\x18\x01 \x03(\x0b\x32!.seamflow.trajectory.v1.TaskLease\x12\x39\n\x0c\x65mpty_reason\x18\x02 \x01(\x0e\x32#.seamflow.trajectory.v1.EmptyReason\":\n\x12\x45xtendTasksRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x14\n\x0clease_tokens\x18\x02 \x03(\t\"c\n\x13\x45xtendTasksResponse\x12\x19\n\x11lost_lease_tokens\x18\x01 \x03(\t\x12\x31\n\x0elease_duration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xca\x01\n\nDeadLetter\x12*\n\x04task\x18\x01 \x01(\x0b\x32\x1c.seamflow.trajectory.v1.Task\x12\x38\n\x06reason\x18\x02 \x01(\x0e\x32(.seamflow.trajectory.v1.DeadLetterReason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x30\n\x0c\x64iscard_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0brollout_ids\x18\x05 \x03(\t\"e\n\x16ListDeadLettersRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x14\n\x0cnewest_first\x18\x04 \x01(\x08\"l\n\x17ListDeadLettersResponse\x12\x38\n\x0c\x64\x65\x61\x64_letters\x18\x01 \x03(\x0b\x32\".seamflow.trajectory.v1.DeadLetter\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"=\n\x19RequeueDeadLettersRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08task_ids\x18\x02 \x03(\t\"2\n\x1aRequeueDeadLettersResponse\x12\x14\n\x0cnum_requeued\x18\x01 \x01(\x05\"6\n\x12\x43\x61ncelTasksRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08task_ids\x18\x02 \x03(\t\",\n\x13\x43\x61ncelTasksResponse\x12\x15\n\rnum_cancelled\x18\x01 \x01(\x05*\x82\x02\n\x10\x44\x65\x61\x64LetterReason\x12\"\n\x1e\x44\x45\x41\x44_LETTER_REASON_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x44\x45\x41\x44_LETTER_REASON_FAILURES\x10\x01\x12\x1e\n\x1a\x44\x45\x41\x44_LETTER_REASON_DROPPED\x10\x02\x12\x1f\n\x1b\x44\x45\x41\x44_LETTER_REASON_WITHHELD\x10\x03\x12$\n DEAD_LETTER_REASON_ZERO_VARIANCE\x10\x04\x12!\n\x1d\x44\x45\x41\x44_LETTER_REASON_DELIVERIES\x10\x05\x12\x1f\n\x1b\x44\x45\x41\x44_LETTER_REASON_REJECTED\x10\x06\x32\x9b\x05\n\x0bTaskService\x12\x66\n\x0bSubmitTasks\x12*.seamflow.trajectory.v1.SubmitTasksRequest\x1a+.seamflow.trajectory.v1.SubmitTasksResponse\x12\x63\n\nLeaseTasks\x12).seamflow.trajectory.v1.LeaseTasksRequest\x1a*.seamflow.trajectory.v1.LeaseTasksResponse\x12\x66\n\x0b\x45xtendTasks\x12*.seamflow.trajectory.v1.ExtendTasksRequest\x1a+.seamflow.trajectory.v1.ExtendTasksResponse\x12r\n\x0fListDeadLetters\x12..seamflow.trajectory.v1.ListDeadLettersRequest\x1a/.seamflow.trajectory.v1.ListDeadLettersResponse\x12{\n\x12RequeueDeadLetters\x12\x31.seamflow.trajectory.v1.RequeueDeadLettersRequest\x1a\x32.seamflow.trajectory.v1.RequeueDeadLettersResponse\x12\x66\n\x0b\x43\x61ncelTasks\x12*.seamflow.trajectory.v1.CancelTasksRequest\x1a+.seamflow.trajectory.v1.CancelTasksResponseBX\n\x16seamflow.trajectory.v1P\x01Z#seamflow/trajectory/v1;trajectoryv1\xaa\x02\x16Seamflow.Trajectory.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)seamflow/trajectory/v1/task_service.proto\x12\x16seamflow.trajectory.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fseamflow/common/v1/tokens.proto\x1a\'seamflow/trajectory/v1/trajectory.proto\"Q\n\x12SubmitTasksRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12+\n\x05tasks\x18\x02 \x03(\x0b\x32\x1c.seamflow.trajectory.v1.Task\"=\n\x13SubmitTasksResponse\x12\x14\n\x0cnum_accepted\x18\x01 \x01(\x05\x12\x10\n\x08num_free\x18\x02 \x01(\x05\"\xe0\x01\n\x11LeaseTasksRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x10\n\x08\x61gent_id\x18\x03 \x01(\t\x12,\n\x07purpose\x18\x04 \x01(\x0e\x32\x1b.seamflow.common.v1.Purpose\x12\'\n\x04wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nmax_leases\x18\x06 \x01(\x05\x12*\n\x04task\x18\x07 \x01(\x0b\x32\x1c.seamflow.trajectory.v1.Task\"\x93\x01\n\tTaskLease\x12*\n\x04task\x18\x01 \x01(\x0b\x32\x1c.seamflow.trajectory.v1.Task\x12\x12\n\nrollout_id\x18\x02 \x01(\t\x12\x13\n\x0blease_token\x18\x03 \x01(\t\x12\x31\n\x0elease_duration\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x82\x01\n\x12LeaseTasksResponse\x12\x31\n\x06leases\x18\x01 \x03(\x0b\x32!.seamflow.trajectory.v1.TaskLease\x12\x39\n\x0c\x65mpty_reason\x18\x02 \x01(\x0e\x32#.seamflow.trajectory.v1.EmptyReason\"O\n\x12\x45xtendTasksRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x14\n\x0clease_tokens\x18\x02 \x03(\t\x12\x13\n\x0brollout_ids\x18\x03 \x03(\t\"c\n\x13\x45xtendTasksResponse\x12\x19\n\x11lost_lease_tokens\x18\x01 \x03(\t\x12\x31\n\x0elease_duration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xca\x01\n\nDeadLetter\x12*\n\x04task\x18\x01 \x01(\x0b\x32\x1c.seamflow.trajectory.v1.Task\x12\x38\n\x06reason\x18\x02 \x01(\x0e\x32(.seamflow.trajectory.v1.DeadLetterReason\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x30\n\x0c\x64iscard_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0brollout_ids\x18\x05 \x03(\t\"e\n\x16ListDeadLettersRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x14\n\x0cnewest_first\x18\x04 \x01(\x08\"l\n\x17ListDeadLettersResponse\x12\x38\n\x0c\x64\x65\x61\x64_letters\x18\x01 \x03(\x0b\x32\".seamflow.trajectory.v1.DeadLetter\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"=\n\x19RequeueDeadLettersRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08task_ids\x18\x02 \x03(\t\"2\n\x1aRequeueDeadLettersResponse\x12\x14\n\x0cnum_requeued\x18\x01 \x01(\x05\"6\n\x12\x43\x61ncelTasksRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08task_ids\x18\x02 \x03(\t\",\n\x13\x43\x61ncelTasksResponse\x12\x15\n\rnum_cancelled\x18\x01 \x01(\x05*\x82\x02\n\x10\x44\x65\x61\x64LetterReason\x12\"\n\x1e\x44\x45\x41\x44_LETTER_REASON_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x44\x45\x41\x44_LETTER_REASON_FAILURES\x10\x01\x12\x1e\n\x1a\x44\x45\x41\x44_LETTER_REASON_DROPPED\x10\x02\x12\x1f\n\x1b\x44\x45\x41\x44_LETTER_REASON_WITHHELD\x10\x03\x12$\n DEAD_LETTER_REASON_ZERO_VARIANCE\x10\x04\x12!\n\x1d\x44\x45\x41\x44_LETTER_REASON_DELIVERIES\x10\x05\x12\x1f\n\x1b\x44\x45\x41\x44_LETTER_REASON_REJECTED\x10\x06\x32\x9b\x05\n\x0bTaskService\x12\x66\n\x0bSubmitTasks\x12*.seamflow.trajectory.v1.SubmitTasksRequest\x1a+.seamflow.trajectory.v1.SubmitTasksResponse\x12\x63\n\nLeaseTasks\x12).seamflow.trajectory.v1.LeaseTasksRequest\x1a*.seamflow.trajectory.v1.LeaseTasksResponse\x12\x66\n\x0b\x45xtendTasks\x12*.seamflow.trajectory.v1.ExtendTasksRequest\x1a+.seamflow.trajectory.v1.ExtendTasksResponse\x12r\n\x0fListDeadLetters\x12..seamflow.trajectory.v1.ListDeadLettersRequest\x1a/.seamflow.trajectory.v1.ListDeadLettersResponse\x12{\n\x12RequeueDeadLetters\x12\x31.seamflow.trajectory.v1.RequeueDeadLettersRequest\x1a\x32.seamflow.trajectory.v1.RequeueDeadLettersResponse\x12\x66\n\x0b\x43\x61ncelTasks\x12*.seamflow.trajectory.v1.CancelTasksRequest\x1a+.seamflow.trajectory.v1.CancelTasksResponseBX\n\x16seamflow.trajectory.v1P\x01Z#seamflow/trajectory/v1;trajectoryv1\xaa\x02\x16Seamflow.Trajectory.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -26,8 +26,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'seamflow.trajectory.v1.task
 if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['DESCRIPTOR']._options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\026seamflow.trajectory.v1P\001Z#seamflow/trajectory/v1;trajectoryv1\252\002\026Seamflow.Trajectory.V1'
-  _globals['_DEADLETTERREASON']._serialized_start=1661
-  _globals['_DEADLETTERREASON']._serialized_end=1919
+  _globals['_DEADLETTERREASON']._serialized_start=1682
+  _globals['_DEADLETTERREASON']._serialized_end=1940
   _globals['_SUBMITTASKSREQUEST']._serialized_start=208
   _globals['_SUBMITTASKSREQUEST']._serialized_end=289
   _globals['_SUBMITTASKSRESPONSE']._serialized_start=291
@@ -39,23 +39,23 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_LEASETASKSRESPONSE']._serialized_start=732
   _globals['_LEASETASKSRESPONSE']._serialized_end=862
   _globals['_EXTENDTASKSREQUEST']._serialized_start=864
-  _globals['_EXTENDTASKSREQUEST']._serialized_end=922
-  _globals['_EXTENDTASKSRESPONSE']._serialized_start=924
-  _globals['_EXTENDTASKSRESPONSE']._serialized_end=1023
-  _globals['_DEADLETTER']._serialized_start=1026
-  _globals['_DEADLETTER']._serialized_end=1228
-  _globals['_LISTDEADLETTERSREQUEST']._serialized_start=1230
-  _globals['_LISTDEADLETTERSREQUEST']._serialized_end=1331
-  _globals['_LISTDEADLETTERSRESPONSE']._serialized_start=1333
-  _globals['_LISTDEADLETTERSRESPONSE']._serialized_end=1441
-  _globals['_REQUEUEDEADLETTERSREQUEST']._serialized_start=1443
-  _globals['_REQUEUEDEADLETTERSREQUEST']._serialized_end=1504
-  _globals['_REQUEUEDEADLETTERSRESPONSE']._serialized_start=1506
-  _globals['_REQUEUEDEADLETTERSRESPONSE']._serialized_end=1556
-  _globals['_CANCELTASKSREQUEST']._serialized_start=1558
-  _globals['_CANCELTASKSREQUEST']._serialized_end=1612
-  _globals['_CANCELTASKSRESPONSE']._serialized_start=1614
-  _globals['_CANCELTASKSRESPONSE']._serialized_end=1658
-  _globals['_TASKSERVICE']._serialized_start=1922
-  _globals['_TASKSERVICE']._serialized_end=2589
+  _globals['_EXTENDTASKSREQUEST']._serialized_end=943
+  _globals['_EXTENDTASKSRESPONSE']._serialized_start=945
+  _globals['_EXTENDTASKSRESPONSE']._serialized_end=1044
+  _globals['_DEADLETTER']._serialized_start=1047
+  _globals['_DEADLETTER']._serialized_end=1249
+  _globals['_LISTDEADLETTERSREQUEST']._serialized_start=1251
+  _globals['_LISTDEADLETTERSREQUEST']._serialized_end=1352
+  _globals['_LISTDEADLETTERSRESPONSE']._serialized_start=1354
+  _globals['_LISTDEADLETTERSRESPONSE']._serialized_end=1462
+  _globals['_REQUEUEDEADLETTERSREQUEST']._serialized_start=1464
+  _globals['_REQUEUEDEADLETTERSREQUEST']._serialized_end=1525
+  _globals['_REQUEUEDEADLETTERSRESPONSE']._serialized_start=1527
+  _globals['_REQUEUEDEADLETTERSRESPONSE']._serialized_end=1577
+  _globals['_CANCELTASKSREQUEST']._serialized_start=1579
+  _globals['_CANCELTASKSREQUEST']._serialized_end=1633
+  _globals['_CANCELTASKSRESPONSE']._serialized_start=1635
+  _globals['_CANCELTASKSRESPONSE']._serialized_end=1679
+  _globals['_TASKSERVICE']._serialized_start=1943
+  _globals['_TASKSERVICE']._serialized_end=2610
 # @@protoc_insertion_point(module_scope)

@@ -225,19 +225,25 @@ class ExtendTasksRequest(google.protobuf.message.Message):
 
     RUN_ID_FIELD_NUMBER: builtins.int
     LEASE_TOKENS_FIELD_NUMBER: builtins.int
+    ROLLOUT_IDS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     @property
     def lease_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """From LeaseTasks; at most 1,024."""
 
+    @property
+    def rollout_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Rollout of each lease, in the same order: PERMISSION_DENIED if it is another's. Empty: not compared."""
+
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
         lease_tokens: collections.abc.Iterable[builtins.str] | None = ...,
+        rollout_ids: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["lease_tokens", b"lease_tokens", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lease_tokens", b"lease_tokens", "rollout_ids", b"rollout_ids", "run_id", b"run_id"]) -> None: ...
 
 global___ExtendTasksRequest = ExtendTasksRequest
 

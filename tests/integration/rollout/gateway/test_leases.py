@@ -153,6 +153,7 @@ async def test_a_credential_opens_its_own_rollout_and_nothing_else(world: World)
     for call in (
         world.generate(other.rollout_id, mine.credential),
         world.finish(other.rollout_id, mine.credential, rewards=ONE),
+        world.extend((other.rollout_id, mine.credential)),
         world.stub.GetRollout(
             pb.GetRolloutRequest(run_id="run", rollout_id=other.rollout_id),
             metadata=bearer(mine.credential),
