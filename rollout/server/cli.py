@@ -7,7 +7,6 @@ import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -68,21 +67,26 @@ async def build(config: RolloutServerConfig) -> AsyncIterator[Service]:
             begin = server.begin
             background.append(begin)
         else:
-            source = await open_weight_source(config, config.weights, stack)
+            stub, cache = _open_weights(config, config.weights, stack)
             waits = config.weight_update_at == "turn"
             server = EngineLifecycle(
                 engine,
-                source.cache,
+                cache,
                 update_pause=pause,
                 turn_seconds=_WEIGHT_WAIT_SECONDS if waits else None,
                 prepare_seconds=_WEIGHT_PREPARE_SECONDS,
                 swap_seconds=config.weight_swap_seconds,
             )
             names = {"run_id": config.run_id, "model": MODEL_NAME}
-            watcher = WeightWatcher(server, source.stub, **names)
+            watcher = WeightWatcher(server, stub, **names)
             begin = watcher.begin
-            background += [watcher.run, *source.background]
-            servicers = source.servicers
+            background.append(watcher.run)
+            address = config.weight_relay_address
+            if address is not None and "relay" in config.weight_transports:
+                # It implements one call; gRPC answers the others with UNIMPLEMENTED.
+                relay = RelayServicer(cache)  # type: ignore[abstract]
+                servicers = [(add_WeightServiceServicer_to_server, relay)]
+                background.append(RelayAnnouncer(stub, address, config.zone, **names).run)
         background.append(EngineSupervisor(server, begin).run)
         await _start(server)
         yield _service(config, server, server_id, servicers, background)
@@ -116,47 +120,25 @@ async def _start(server: EngineLifecycle) -> None:
         raise ConfigError(str(error)) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightSource:
-    """The parts that fetch and relay weights."""
-
-    stub: WeightServiceAsyncStub
-    cache: WeightCache
-    servicers: Sequence[tuple[Callable[[Any, Any], None], Any]] = ()
-    """Services for other rollout servers."""
-    background: Sequence[Callable[[], Awaitable[None]]] = ()
-    """Tasks that run until cancelled."""
-
-
-async def open_weight_source(
+def _open_weights(
     config: RolloutServerConfig, target: str, stack: AsyncExitStack
-) -> WeightSource:
+) -> tuple[WeightServiceAsyncStub, WeightCache]:
     """Connect to the weights service at `target`; `stack` closes all resources."""
     channels = WeightChannels(config, stack)
     channel = channels.connect(target)
     stub = async_stub(WeightServiceStub, channel)
-    names = {"run_id": config.run_id, "model": MODEL_NAME}
     context = TransportContext(config=config, weights=channel, connect=channels.connect)
     folder = config.cache_folder or Path(stack.enter_context(_temporary()))
     cache = WeightCache(
         stub,
         build_transports(context),
         folder,
-        **names,
+        run_id=config.run_id,
+        model=MODEL_NAME,
         fetch_seconds=config.weight_fetch_seconds,
         base=config.model,
     )
-    source = WeightSource(stub=stub, cache=cache)
-    address = config.weight_relay_address
-    if address is None or "relay" not in config.weight_transports:
-        return source
-    return WeightSource(
-        stub=stub,
-        cache=cache,
-        # It implements one call; gRPC answers the others with UNIMPLEMENTED.
-        servicers=[(add_WeightServiceServicer_to_server, RelayServicer(cache))],  # type: ignore[abstract]
-        background=[RelayAnnouncer(stub, address, config.zone, **names).run],
-    )
+    return stub, cache
 
 
 class WeightChannels:
