@@ -45,16 +45,14 @@ def _tasks_fail(progress: Progress) -> Finding | None:
 
 
 def _answers_are_cut(progress: Progress) -> Finding | None:
-    """Cut answers earn clearly less than whole ones, or there are no others and all earn the same.
-
-    A task whose answers always end at a limit is not one that goes wrong.
-    """
+    """Cut answers earn clearly less than whole ones, or there are no others and none gets better."""
     shares, rewards = progress.last("share_cut"), progress.last("reward_cut_mean")
     if not rewards or not shares or min(shares) < _CUT_SHARE:
         return None
     share, cut, mean = fmean(shares), fmean(rewards), fmean(progress.last("reward_mean"))
     spread = fmean(progress.last("reward_std"))
-    if share == 1.0 and (spread > 0 or _is_solved(progress)):
+    has_risen = mean > progress.all("reward_mean")[0]
+    if share == 1.0 and (has_risen or _is_solved(progress)):
         return None
     if share < 1.0:
         # A difference beyond chance: three standard errors of the mean of the whole ones.

@@ -106,7 +106,7 @@ PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
         "SubmitTasks": {_DATALOADER, _EVALUATOR, _OPERATOR},
         "LeaseTasks": {_ROLLOUT_GATEWAY},
         "ExtendTasks": {_ROLLOUT_GATEWAY},
-        "ListDeadLetters": {_CONSOLE, _OPERATOR},
+        "ListDeadLetters": {_LAUNCHER, _CONSOLE, _OPERATOR},
         "RequeueDeadLetters": {_OPERATOR},
         "CancelTasks": {_EVALUATOR, _OPERATOR},
     },

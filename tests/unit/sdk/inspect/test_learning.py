@@ -108,12 +108,13 @@ def test_a_run_that_has_solved_its_tasks_is_healthy() -> None:
 
 
 def test_answers_that_always_end_at_the_limit_are_healthy() -> None:
-    """If they earn different rewards, or about what whole ones earn."""
+    """If their reward rises, or is about that of whole ones; *control*: it stays where it was."""
     assert not_learning(Progress(steps=steps(share_cut=1.0, reward_cut_mean=0.4))) == []
     assert not_learning(Progress(steps=steps(share_cut=0.9, reward_cut_mean=0.41))) == []
     equal: dict[str, Any] = {"reward_mean": 0.0, "reward_cut_mean": 0.0, "reward_std": 0.0}
-    found = not_learning(Progress(steps=steps(share_cut=1.0, **equal)))
-    assert found[0].rule == "answers_cut"
+    for flat in (equal, {"reward_mean": 0.4, "reward_cut_mean": 0.4}):
+        found = not_learning(Progress(steps=steps(share_cut=1.0, **flat)))
+        assert found[0].rule == "answers_cut"
 
 
 def test_a_metric_to_be_minimised_is_worse_above_its_start() -> None:
