@@ -10,12 +10,12 @@ from tools.size import sizes
 
 ROOT = next(each for each in Path(__file__).parents if (each / "pyproject.toml").exists())
 BOUNDS = {
-    "product_lines": 92_200,
-    "product_files": 780,
+    "product_lines": 88_800,
+    "product_files": 640,
     "test_lines": 113_500,
     "settings": 412,
     "make_targets": 20,
-    "words_of_pages": 59_200,
+    "words_of_pages": 61_900,
 }
 """Raised only by what a new capability is granted, lowered by what is taken away."""
 

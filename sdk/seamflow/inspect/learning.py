@@ -45,13 +45,13 @@ def _tasks_fail(progress: Progress) -> Finding | None:
 
 
 def _answers_are_cut(progress: Progress) -> Finding | None:
-    """Cut answers earn clearly less than whole ones, or there are no others and none gets better."""
+    """Cut answers earn clearly less than whole ones, or all are cut and none gets better."""
     shares, rewards = progress.last("share_cut"), progress.last("reward_cut_mean")
     if not rewards or not shares or min(shares) < _CUT_SHARE:
         return None
     share, cut, mean = fmean(shares), fmean(rewards), fmean(progress.last("reward_mean"))
     spread = fmean(progress.last("reward_std"))
-    has_risen = mean > progress.all("reward_mean")[0]
+    has_risen = mean > progress.all("reward_mean")[0] + 1e-9
     if share == 1.0 and (has_risen or _is_solved(progress)):
         return None
     if share < 1.0:
