@@ -126,8 +126,14 @@ async def _agent(gateway: Server) -> AsyncIterator[Any]:
 
         async def turn() -> None:
             url = f"{rollout['base_url']}/chat/completions"
-            async with session.post(url, json=_BODY, headers=headers) as response:
-                await response.read()
+            for is_last in (False, False, True):  # as the official SDKs repeat a call
+                try:
+                    async with session.post(url, json=_BODY, headers=headers) as response:
+                        await response.read()
+                    return
+                except aiohttp.ClientConnectionError:  # an idle connection that was just closed
+                    if is_last:
+                        raise
 
         yield turn
 
