@@ -22,6 +22,9 @@ _PLACES = {
     "sdk/seamflow/release.py": rf'^__version__ = "({_VERSION})"',
     "deploy/helm/seamflow/Chart.yaml": rf"^appVersion: ({_VERSION})",
     "docker-compose.yml": rf"image: seamflow/[\w-]+:({_VERSION})",
+    "deploy/compose.images.yml": rf"image: seamflow/[\w-]+:({_VERSION})",
+    "deploy/compose.gpu.yml": rf"seamflow/[\w-]+:({_VERSION})",
+    "deploy/docker/smoke.py": rf"seamflow/[\w-]+:({_VERSION})",
 }
 _UNRELEASED = "## Unreleased\n"
 _HEADING = re.compile(rf"^## ({_VERSION}) \(\d{{4}}-\d\d-\d\d\)$", re.MULTILINE)

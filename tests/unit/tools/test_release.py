@@ -13,7 +13,8 @@ from tools.release import check, released, write
 
 ROOT = Path(__file__).parents[3]
 PLACES = ("pyproject.toml", "sdk/seamflow/release.py", "deploy/helm/seamflow/Chart.yaml")
-FILES = (*PLACES, "docker-compose.yml", "CHANGELOG.md")
+IMAGES = ("docker-compose.yml", "deploy/compose.images.yml", "deploy/compose.gpu.yml")
+FILES = (*PLACES, *IMAGES, "deploy/docker/smoke.py", "CHANGELOG.md")
 DAY = date(2027, 1, 2)
 
 
