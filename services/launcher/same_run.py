@@ -28,6 +28,7 @@ FILE = "began_with.json"
 _SAMPLE_BYTES = 1 << 20
 _NO_SHAPE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 END_FILE = "end.json"
+LIVES_FILE = "lives.jsonl"
 
 LOCK_FILE = "run.lock"
 
@@ -119,24 +120,36 @@ def _sample(file: Path) -> bytes:
 
 @contextmanager
 def recorded_end(folder: Path) -> Iterator[None]:
-    """Within it the run goes on; then the file says finished, stopped (by Ctrl-C) or failed."""
-    file = folder / END_FILE
-    file.unlink(missing_ok=True)
+    """Within it the run goes on; then the file says finished, stopped (by Ctrl-C) or failed.
+
+    `LIVES_FILE` has a line for each start of the run and one for each end; a launcher that was
+    killed leaves none.
+    """
+    (folder / END_FILE).unlink(missing_ok=True)
+    _add_life(folder, "started", "")
     try:
         yield
     except StartupError as error:
-        _write(file, "failed", str(error))
+        _write(folder, "failed", str(error))
         raise
     except KeyboardInterrupt:
-        _write(file, "stopped", "")
+        _write(folder, "stopped", "")
         raise
-    _write(file, "finished", "")
+    _write(folder, "finished", "")
 
 
-def _write(file: Path, state: str, reason: str) -> None:
+def _write(folder: Path, state: str, reason: str) -> None:
     when = time.strftime("%Y-%m-%d %H:%M:%S")
     with suppress(OSError):  # the folder may be what failed
-        file.write_text(json.dumps({"state": state, "reason": reason, "time": when}) + "\n")
+        end = {"state": state, "reason": reason, "time": when}
+        (folder / END_FILE).write_text(json.dumps(end) + "\n")
+    _add_life(folder, state, reason)
+
+
+def _add_life(folder: Path, state: str, reason: str) -> None:
+    line = {"state": state, "reason": reason, "time": time.time()}
+    with suppress(OSError), (folder / LIVES_FILE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def hold(folder: Path) -> None:

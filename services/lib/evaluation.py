@@ -160,3 +160,10 @@ def check_trained_reward(trajectory: trajectory_pb2.Trajectory, wanted: Collecti
         f"{', '.join(map(repr, wanted or ('reward',)))}: in [trainer.algorithm] set "
         f"reward = {sorted(names)[0]!r}, or reward_weights = {{{sorted(names)[0]} = 1.0}}"
     )
+
+
+def shown_mean(value: float | None, metric: str) -> str:
+    """A percentage where the metric counts successes; else a mean reward, as it is."""
+    if value is None:
+        return "–"
+    return f"{value:.1%}" if metric == "success" or metric.startswith("pass@") else f"{value:.3f}"

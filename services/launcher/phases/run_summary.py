@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from seamflow.inspect.failure_causes import causes
 from seamflow.inspect.progress import WINDOW, Progress
-from seamflow.inspect.run_files import read_steps
+from seamflow.inspect.run_files import json_lines, read_steps
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.launcher.config import LauncherConfig
@@ -27,6 +29,7 @@ from services.launcher.report.summary import (
     tail_ratio,
     trajectories,
 )
+from services.launcher.same_run import LIVES_FILE
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
 from services.lib.evaluation import (
@@ -42,21 +45,31 @@ def learned(
     evaluations: Sequence[EvaluationLine],
     settings: EvaluationConfig,
     seconds: float,
+    since: float = 0.0,
 ) -> dict[str, object]:
     """Reward first and last, held-out before, best and after, and trained tokens per second.
 
-    Rewards are means of the first and of the last `WINDOW` steps. `seconds`: of training.
+    Rewards are means of the first and of the last `WINDOW` steps, or of fewer, so that no step is
+    in both. Tokens are those of the steps after `since` (Unix time), the start of this life of the
+    run, in its `seconds` of training.
     """
     progress = Progress(steps=steps)
     rewards = progress.all("reward_mean")
-    tokens = sum(progress.all("num_tokens"))
+    window = max(1, min(WINDOW, len(rewards) // 2))
+    own = [step for step in steps if step.get("time", since) >= since]
+    tokens = sum(progress.all("num_tokens", own))
     return {
-        "reward_first": round(fmean(rewards[:WINDOW]), 4) if rewards else None,
-        "reward_last": round(fmean(rewards[-WINDOW:]), 4) if rewards else None,
+        "reward_first": round(fmean(rewards[:window]), 4) if rewards else None,
+        "reward_last": round(fmean(rewards[-window:]), 4) if rewards else None,
         **_figures(evaluations),
         "best_note": _best_note(evaluations, settings),
         "trained_tokens_per_second": round(tokens / seconds, 1) if seconds else None,
     }
+
+
+def num_lives(folder: Path) -> int:
+    """How often the run was started, `--resume` included."""
+    return sum(line.get("state") == "started" for line in json_lines(folder / LIVES_FILE))
 
 
 def _figures(evaluations: Sequence[EvaluationLine]) -> dict[str, object]:
@@ -64,6 +77,7 @@ def _figures(evaluations: Sequence[EvaluationLine]) -> dict[str, object]:
     lines = [line for line in evaluations if line.mean is not None]
     best = best_of(lines)
     return {
+        "heldout_metric": lines[-1].metric if lines else None,
         "heldout_before": lines[0].mean if lines else None,
         "heldout_after": lines[-1].mean if lines else None,
         "heldout_tasks": lines[0].num_tasks if lines else 0,
@@ -114,14 +128,15 @@ class RunSummary:
     async def made(self, seconds_total: float) -> dict[str, Any]:
         """The summary by the names of summary.json, and the pictures in the run's folder."""
         stored = [trajectory async for trajectory in trajectories(self.services)]
-        folder = self.layout.folder
+        folder, began = self.layout.folder, time.time() - seconds_total
         steps = read_steps(folder / "metrics.jsonl")
         evaluations = read_evaluations(folder / "evaluation.jsonl")
         draw_run(folder, steps, evaluations, self.watch.occupancy)
         return {
             "run": self.layout.run_id,
             "seed": self.config.seed,
-            **learned(steps, evaluations, self.evaluation, self.learned.seconds),
+            "lives": num_lives(folder),
+            **learned(steps, evaluations, self.evaluation, self.learned.seconds, began),
             "health": await self._health(),
             "failures": failure_lines(stored),
             "stopped_early": self.learned.stopped_early,

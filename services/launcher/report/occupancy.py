@@ -15,7 +15,7 @@ from seamflow.inspect.snapshot import Snapshot
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
-from services.lib.evaluation import EvaluationLine
+from services.lib.evaluation import EvaluationLine, shown_mean
 
 _COLOURS = {
     "rollout": "#4c9be8",
@@ -203,9 +203,12 @@ def _draw_evaluations(axes: Any, evaluations: Sequence[EvaluationLine]) -> None:
     best = next((line for line in reversed(shown) if line.is_best), None)
     for line, mean, (_, high) in zip(shown, means, intervals, strict=True):
         if line in (shown[0], shown[-1], best):
-            text = f"{mean:.0%}" if 0 <= mean <= 1 else f"{mean:.3g}"
             axes.annotate(
-                text, (line.step, high), textcoords="offset points", xytext=(0, 6), ha="center"
+                shown_mean(mean, line.metric),
+                (line.step, high),
+                textcoords="offset points",
+                xytext=(0, 6),
+                ha="center",
             )
 
 

@@ -21,7 +21,7 @@ from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.launcher.service_clients import Services
-from services.lib.evaluation import label_of
+from services.lib.evaluation import label_of, shown_mean
 
 _ENDED = (tokens_pb2.FINISH_REASON_STOP, tokens_pb2.FINISH_REASON_LENGTH)
 
@@ -29,8 +29,10 @@ _PAGE = 250
 _LEARNED = (
     "run",
     "seed",
+    "lives",
     "reward_first",
     "reward_last",
+    "heldout_metric",
     "heldout_before",
     "heldout_best",
     "heldout_after",
@@ -158,22 +160,20 @@ def show_summary(summary: Mapping[str, Any], folder: Path, console: Console | No
 def _learned(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if summary["reward_first"] is not None:
         first, last = summary["reward_first"], summary["reward_last"]
-        yield f"reward, first → last {WINDOW} steps", f"{first:.3f} → {last:.3f}"
+        window = max(1, min(WINDOW, summary["optimizer_steps"] // 2))
+        yield f"reward, first → last {window} steps", f"{first:.3f} → {last:.3f}"
     if summary["heldout_before"] is not None:
-        best = f"best {_share(summary['heldout_best'])} at step {summary['best_step']}"
+        metric = summary["heldout_metric"]
+        before, best, after = (
+            shown_mean(summary[f"heldout_{name}"], metric) for name in ("before", "best", "after")
+        )
         yield (
-            f"held-out, {summary['heldout_tasks']} tasks",
-            f"{_share(summary['heldout_before'])} before → {best} → "
-            f"{_share(summary['heldout_after'])} after",
+            f"held-out {metric}, {summary['heldout_tasks']} tasks",
+            f"{before} before → best {best} at step {summary['best_step']} → {after} after",
         )
     if summary["trained_tokens_per_second"] is not None:
-        yield "trained tokens per second", f"{summary['trained_tokens_per_second']:,.0f}"
-
-
-def _share(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.1%}" if 0 <= value <= 1 else f"{value:.3g}"
+        since = f", since start {summary['lives']}" if summary["lives"] > 1 else ""
+        yield f"trained tokens per second{since}", f"{summary['trained_tokens_per_second']:,.0f}"
 
 
 def _sentences(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,35 @@ def test_a_missing_best_checkpoint_has_a_reason(
     assert words in str(note)
 
 
+def test_a_rate_is_of_the_steps_since_the_last_start() -> None:
+    """*Control*: of all steps, over the seconds of a part, it would be too high."""
+    steps = [{**step, "time": 100.0 * number} for number, step in enumerate(STEPS)]
+    of_all = learned(steps, [], EvaluationConfig(), 10.0)["trained_tokens_per_second"]
+    found = learned(steps, [], EvaluationConfig(), 10.0, since=100.0 * (len(STEPS) - 2))
+    assert (of_all, found["trained_tokens_per_second"]) == (100.0, 200.0 / len(STEPS))
+
+
+def test_first_and_last_steps_never_overlap() -> None:
+    """Of four steps they are two and two."""
+    rewards = [0.0, 0.2, 0.6, 1.0]
+    steps = [{"reward_mean": each, "num_tokens": 1} for each in rewards]
+    found = learned(steps, [], EvaluationConfig(), 1.0)
+    assert (found["reward_first"], found["reward_last"]) == (0.1, 0.8)
+
+
+@pytest.mark.parametrize(("metric", "shown"), [("success", "90.0%"), ("reward", "0.900")])
+def test_a_mean_reward_is_no_percentage(metric: str, shown: str) -> None:
+    """Only what counts successes is one."""
+    log = [replace(each, metric=metric) for each in evaluated((5, 0.9, True, None))]
+    summary = {"run": "r", "lives": 2, "optimizer_steps": 9, "health": [], "failures": []}
+    summary |= {**learned(STEPS, log, EvaluationConfig(), 10.0), "nodes": {}}
+    console = Console(width=100, file=io.StringIO(), record=True)
+    show_summary(summary, Path("/run"), console)
+    text = console.export_text()
+    assert f"best {shown} at step 5" in text and f"held-out {metric}" in text
+    assert "since start 2" in text
+
+
 def test_failures_have_their_cause() -> None:
     """Equal ones count together."""
     failed = {
@@ -84,6 +114,8 @@ def test_the_first_table_is_of_learning_and_no_path_is_cut(tmp_path: Path) -> No
     log = evaluated((0, 0.2, True, None), (5, 0.9, True, path))
     summary = {
         "run": "r",
+        "lives": 1,
+        "optimizer_steps": len(STEPS),
         **learned(STEPS, log, EvaluationConfig(), 10.0),
         "health": ["All rewards are 0. Check."],
         "failures": ["2 × failure"],

@@ -12,6 +12,7 @@ from seamflow.inspect.endpoints import add_flags, resolve
 from seamflow.inspect.run_folders import run_folders
 
 from services.chassis.errors import ConfigError
+from services.launcher.phases.run_summary import num_lives
 from services.launcher.same_run import recorded_end
 
 
@@ -39,6 +40,9 @@ def test_runs_tells_how_each_ended(tmp_path: Path, error: BaseException | None, 
     except (KeyboardInterrupt, ConfigError):
         assert error is not None
     assert run_folders(folder.parent)[0]["state"] == state
+    lines = (folder / "lives.jsonl").read_text().splitlines()
+    lives = [json.loads(line)["state"] for line in lines]
+    assert (lives, num_lives(folder)) == (["started", state], 1)
 
 
 @pytest.mark.parametrize("command", ["status", "why-stuck", "dead-letters", "columns"])
