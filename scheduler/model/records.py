@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import ClassVar
 
 from seamflow.scheduler.v1.scheduler_service_pb2 import NodeReport
 
@@ -112,6 +113,9 @@ class Assignment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """A node: its capabilities, assignment and report."""
+
+    __pydantic_config__: ClassVar = {"arbitrary_types_allowed": True}
+    """The store's reader of records meets the report, which is a message and never stored."""
 
     node_id: str
     run_id: str

@@ -188,7 +188,11 @@ LIBRARIES: Mapping[Identity, tuple[str, ...]] = {
         "sdk/seamflow/inspect/snapshot.py",
         "sdk/seamflow/inspect/progress.py",
     ),
-    Identity.LAUNCHER: (_RUN_CLIENTS, "sdk/seamflow/inspect/snapshot.py"),
+    Identity.LAUNCHER: (
+        _RUN_CLIENTS,
+        "sdk/seamflow/inspect/snapshot.py",
+        "sdk/seamflow/inspect/progress.py",
+    ),
 }
 """What makes calls for a process, beside its own folder."""
 

@@ -42,19 +42,16 @@ void repeat(const std::string& token, Call call) {
   }
 }
 
-// One turn to its end, resumed where its stream broke. The first stream of all is broken on purpose.
+// One turn to its end, resumed where its stream broke. The first stream of all is broken after its first tokens.
 Message generate(const std::string& credential, GenerateRequest request) {
   TurnEnd end;
   repeat(credential, [&](grpc::ClientContext* context) {
     const auto stream = gateway->Generate(context, request);
-    for (GenerateResponse event; stream->Read(&event);) {
+    for (GenerateResponse event; (resumed > 0 || request.resume_from_offset() == 0) && stream->Read(&event);) {
       if (event.has_end()) end = event.end();
       request.set_resume_from_offset(request.resume_from_offset() + event.chunk().tokens().token_ids_size());
-      if (resumed == 0 && event.has_chunk()) {
-        context->TryCancel();
-        break;  // the rest of the turn may have arrived already
-      }
     }
+    if (resumed == 0) context->TryCancel();
     const grpc::Status status = stream->Finish();
     if (end.has_message()) return grpc::Status::OK;
     resumed++;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,9 +66,10 @@ def learned(
     }
 
 
-def num_lives(folder: Path) -> int:
-    """How often the run was started, `--resume` included."""
-    return sum(line.get("state") == "started" for line in json_lines(folder / LIVES_FILE))
+def starts_of(folder: Path) -> list[float]:
+    """When the run was started, `--resume` included; seconds since 1970."""
+    lines = json_lines(folder / LIVES_FILE)
+    return [float(line["time"]) for line in lines if line.get("state") == "started"]
 
 
 def _figures(evaluations: Sequence[EvaluationLine]) -> dict[str, object]:
@@ -128,15 +128,18 @@ class RunSummary:
     async def made(self, seconds_total: float) -> dict[str, Any]:
         """The summary by the names of summary.json, and the pictures in the run's folder."""
         stored = [trajectory async for trajectory in trajectories(self.services)]
-        folder, began = self.layout.folder, time.time() - seconds_total
+        folder = self.layout.folder
+        starts = starts_of(folder)
         steps = read_steps(folder / "metrics.jsonl")
         evaluations = read_evaluations(folder / "evaluation.jsonl")
         draw_run(folder, steps, evaluations, self.watch.occupancy)
         return {
             "run": self.layout.run_id,
             "seed": self.config.seed,
-            "lives": num_lives(folder),
-            **learned(steps, evaluations, self.evaluation, self.learned.seconds, began),
+            "lives": len(starts),
+            **learned(
+                steps, evaluations, self.evaluation, self.learned.seconds, max(starts, default=0.0)
+            ),
             "health": await self._health(),
             "failures": failure_lines(stored),
             "stopped_early": self.learned.stopped_early,

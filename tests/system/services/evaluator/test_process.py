@@ -219,6 +219,7 @@ async def test_a_step_whose_evaluation_was_killed_is_evaluated_though_training_w
         run.process.kill()
         training.step, training.oldest_version = 5, oldest_version
         await run.start()
+        await run.until(lambda said: said.num_rollouts == 4)  # and what was left is taken back
         async with playing(run):
             said = await run.until(lambda said: len(said.evaluations) == len(evaluated))
     assert [line.step for line in said.evaluations] == evaluated

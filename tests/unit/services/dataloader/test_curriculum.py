@@ -39,7 +39,7 @@ def test_enough_samples_is_minimal(success: float, chance: float) -> None:
         ({"min_samples": 17}, "min_samples is 17: give 1 to max_samples, 16"),
         ({"min_samples": 0}, "min_samples is 0"),
         ({"success_chance": 1.0}, "success_chance is 1.0: give one between 0 and 1"),
-        ({"success_chance": math.nan}, "success_chance is nan"),
+        ({"success_chance": math.nan}, "should be a finite number"),
         ({"purpose": "eval"}, "max_samples is 16 and purpose is eval"),
         ({"resume": False}, "max_samples is 16 without resume"),
     ],

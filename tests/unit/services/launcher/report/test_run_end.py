@@ -12,7 +12,7 @@ from seamflow.inspect.endpoints import add_flags, resolve
 from seamflow.inspect.run_folders import run_folders
 
 from services.chassis.errors import ConfigError
-from services.launcher.phases.run_summary import num_lives
+from services.launcher.phases.run_summary import starts_of
 from services.launcher.same_run import recorded_end
 
 
@@ -42,7 +42,7 @@ def test_runs_tells_how_each_ended(tmp_path: Path, error: BaseException | None, 
     assert run_folders(folder.parent)[0]["state"] == state
     lines = (folder / "lives.jsonl").read_text().splitlines()
     lives = [json.loads(line)["state"] for line in lines]
-    assert (lives, num_lives(folder)) == (["started", state], 1)
+    assert (lives, len(starts_of(folder))) == (["started", state], 1)
 
 
 @pytest.mark.parametrize("command", ["status", "why-stuck", "dead-letters", "columns"])
