@@ -3,12 +3,14 @@
 #   docker build -f deploy/docker/service.Dockerfile --build-arg EXTRA=weights -t seamflow/weights .
 #   … --build-arg EXTRA=trainer --build-arg SHARED=torch -t seamflow/trainer .
 # `make images` builds all of deploy/compose.images.yml, each base once.
+# From a mirror of the package index: --build-arg PIP_INDEX_URL=https://…
 # For GPUs: --build-arg TORCH_INDEX_URL= (empty: pip's own index, whose torch brings its CUDA).
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 ARG SHARED=chassis
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 
 FROM ${BASE_IMAGE} AS chassis
+ARG PIP_INDEX_URL
 ENV PATH=/opt/seamflow/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONPATH=/app \
     PYTHONSAFEPATH=1 \
@@ -27,18 +29,21 @@ RUN ["python", "install.py", "chassis"]
 
 # Seamflow itself comes last, so that a change of it downloads nothing again.
 FROM chassis AS sdk
+ARG PIP_INDEX_URL
 COPY README.md LICENSE ./
 COPY sdk sdk
 RUN ["python", "-m", "pip", "wheel", "--no-deps", "--wheel-dir", "/wheels", "."]
 
 # What scoring needs, trainers and rollout servers need too.
 FROM chassis AS torch
+ARG PIP_INDEX_URL
 ARG TORCH_INDEX_URL
 RUN ["python", "install.py", "scoring"]
 
 # hadolint ignore=DL3006
 FROM ${SHARED}
 ARG EXTRA
+ARG PIP_INDEX_URL
 ARG TORCH_INDEX_URL
 ARG SGLANG=
 COPY deploy/sglang_cpu sglang_cpu
