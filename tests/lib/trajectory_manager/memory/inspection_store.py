@@ -66,7 +66,7 @@ class MemoryInspectionStore(InspectionStore):
     async def of_step(self, run_id: str, step: int) -> list[str]:
         """See `InspectionStore`."""
         run = self._runs.get(run_id)
-        names = list(run.recorded.get(step, ({}, 0))[0]) or _leased(run, step)
+        names = sorted(run.recorded.get(step, ({}, 0))[0]) or _leased(run, step)
         rollouts = [name.partition("#")[0] for name in names]
         return list(dict.fromkeys(rollouts or _committed(run, step)))
 
