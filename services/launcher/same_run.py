@@ -120,7 +120,9 @@ def _sample(file: Path) -> bytes:
 
 @contextmanager
 def recorded_end(folder: Path) -> Iterator[None]:
-    """Within it the run goes on; then the file says finished, stopped (by Ctrl-C) or failed.
+    """While the context is open the run goes on; then `END_FILE` says how it ended.
+
+    The end is finished, stopped (by Ctrl-C) or failed.
 
     `LIVES_FILE` has a line for each start of the run and one for each end; a launcher that was
     killed leaves none.

@@ -11,6 +11,7 @@ _LOADS_A_TOKENIZER = """
 from transformers import AutoTokenizer
 import sys
 print(sys.modules.get("torch") is not None)
+import torch  # as a plug-in may
 """
 
 

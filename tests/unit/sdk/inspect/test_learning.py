@@ -108,7 +108,7 @@ def test_a_run_that_has_solved_its_tasks_is_healthy() -> None:
 
 
 def test_answers_that_always_end_at_the_limit_are_healthy() -> None:
-    """If their reward rises, or is about that of whole ones; *control*: it stays where it was."""
+    """If the reward rises, or cut answers earn as much as whole ones; *control*: a flat reward."""
     assert not_learning(Progress(steps=steps(share_cut=1.0, reward_cut_mean=0.4))) == []
     assert not_learning(Progress(steps=steps(share_cut=0.9, reward_cut_mean=0.41))) == []
     equal: dict[str, Any] = {"reward_mean": 0.0, "reward_cut_mean": 0.0, "reward_std": 0.0}
