@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import grpc.aio
 
+from seamflow import waits
 from seamflow.errors import (
     DeadlineError,
     ExhaustedError,
@@ -104,23 +105,25 @@ async def retrying(
     failed: SeamflowError | None = None
     token = current_attempt.set(attempt)
     try:
-        async with asyncio.timeout(timeout) as limit:
-            backoff = Backoff()
-            while True:
-                try:
-                    return await call()
-                except grpc.aio.AioRpcError as failure:
-                    error = decode(failure)
-                except UnavailableError as unreachable:
-                    raise _with_cause(unreachable, failed) from failed
-                if not may_retry(error):
-                    raise error
-                if failed is None:
-                    _log.warning("%s failed, retrying: %s", attempt.call, error)
-                failed = error
-                if on_retry is not None:
-                    on_retry(error)
-                await backoff.wait(error.retry_after)
+        with waits.waiting() as wait:
+            async with asyncio.timeout(timeout) as limit:
+                backoff = Backoff()
+                while True:
+                    try:
+                        return await call()
+                    except grpc.aio.AioRpcError as failure:
+                        error = decode(failure)
+                    except UnavailableError as unreachable:
+                        raise _with_cause(unreachable, failed) from failed
+                    if not may_retry(error):
+                        raise error
+                    if failed is None:
+                        _log.warning("%s failed, retrying: %s", attempt.call, error)
+                    failed = error
+                    wait.say(f"{attempt.call}: {error}")
+                    if on_retry is not None:
+                        on_retry(error)
+                    await backoff.wait(error.retry_after)
     except TimeoutError as error:
         if not limit.expired():
             raise

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 import grpc.aio
 
 if TYPE_CHECKING:
+    from seamflow.common.v1 import process_service_pb2_grpc as process_service
     from seamflow.environment.v1 import environment_service_pb2_grpc as environment_service
     from seamflow.environment.v1 import reward_service_pb2_grpc as reward_service
     from seamflow.evaluator.v1 import evaluator_service_pb2_grpc as evaluator_service
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from seamflow.worker.v1 import worker_service_pb2_grpc as worker_service
 
 
+@overload
+def async_stub(
+    stub: type[process_service.ProcessServiceStub], channel: grpc.aio.Channel
+) -> process_service.ProcessServiceAsyncStub: ...
 @overload
 def async_stub(
     stub: type[environment_service.EnvironmentServiceStub], channel: grpc.aio.Channel

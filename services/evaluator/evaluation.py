@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from seamflow.inspect.transcript import transcript
 from seamflow.token_text import Decode, load_decoder, token_numbers
 from seamflow.trajectory.v1 import trajectory_pb2
-from seamflow.transcript import transcript
 
 from services.evaluator.clients import Clients
 from services.evaluator.config import EvaluatorConfig

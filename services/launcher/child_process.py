@@ -35,6 +35,8 @@ class ProcessPlan:
     """Command that loads the user's code that the process will run, and ends."""
     host: int = 0
     """Place of the host that starts it in the list of the run's hosts."""
+    address: str = ""
+    """host:port at which it says what it waits for; empty: it does not."""
 
     @property
     def table(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ _PORT_SETTINGS = {
     "console": "console_port",
 }
 _ENVIRONMENT_SERVER = "environment_server/"
+_PROCESS = "process/"
 _OF_THIS_MACHINE = (_ENVIRONMENT_SERVER, "console")
 """Listens on loopback in every run."""
 LOOPBACK = "127.0.0.1"
@@ -65,6 +66,10 @@ class Layout:
     def addresses(self) -> dict[str, str]:
         names = (name for name in self.ports if name != "redis" and "/" not in name)
         return {name: self.address(name) for name in names}
+
+    def own_port(self, process: str) -> int:
+        """Of a process that nobody calls but to ask what it waits for."""
+        return self.ports[f"{_PROCESS}{process}"]
 
     def logs(self) -> Path:
         """Folder of the processes' logs, made if there is none."""
@@ -125,7 +130,16 @@ def _names(config: LauncherConfig) -> list[str]:
     chosen = [name for name, is_chosen in optional.items() if is_chosen]
     servers = [server_name(each) for node in config.node_plans() for each in node.server_ids()]
     scorers = [name for plan in config.scorers for name in scorer_names(plan, config)]
-    return [*SERVICES, *chosen, *servers, *scorers, *environment_server_names(config)]
+    own = [_PROCESS + name for name in _asked_processes(config)]
+    return [*SERVICES, *chosen, *servers, *scorers, *environment_server_names(config), *own]
+
+
+def _asked_processes(config: LauncherConfig) -> Iterator[str]:
+    yield from ("console", "dataloader")
+    yield from (f"node_agent-{node.node_id}" for node in config.node_plans())
+    yield from (f"http_gateway-{index}" for index in range(config.http_gateways))
+    servers = environment_server_names(config) or (config.environment or "").split(",")
+    yield from (f"environments-{index}" for index in range(len(servers)))
 
 
 def host_addresses(config: LauncherConfig) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from services.launcher.child_process import (
 from services.launcher.config import LauncherConfig, ScorerPlan, flags_by_table
 from services.launcher.evaluation import evaluators
 from services.launcher.layout import (
+    LOOPBACK,
     Layout,
     agent_variables,
     base_url,
@@ -40,6 +41,8 @@ from services.launcher.trainer_plan import trainers
 from services.lib.evaluation import EvaluationConfig
 
 CHECK_FUNCTIONS = "services.tool_loop.check_functions"
+_ON_LOOPBACK = ("console", "tool_loop")
+"""Listen there in every run."""
 
 
 def plan(
@@ -89,7 +92,18 @@ def plan(
         *([_dataloader(tasks, config, layout, evaluator)] if tasks is not None else []),
     ]
     flags = flags_by_table(config.set)
-    return {each.name: _with_flags(each, flags.get(each.table, ())) for each in processes}
+    return {
+        each.name: _with_flags(_with_address(each, layout), flags.get(each.table, ()))
+        for each in processes
+    }
+
+
+def _with_address(process: ProcessPlan, layout: Layout) -> ProcessPlan:
+    port = process.environment.get(f"SEAMFLOW_{process.table.upper()}_PORT", "0")
+    if port == "0":
+        return process
+    host = LOOPBACK if process.table in _ON_LOOPBACK else layout.hosts[process.host]
+    return replace(process, address=f"{host}:{port}")
 
 
 def _with_flags(process: ProcessPlan, flags: tuple[str, ...]) -> ProcessPlan:
@@ -110,7 +124,7 @@ def _console(
     names += ["evaluator"] if evaluator else []
     environment = settings_of(
         "console",
-        port=0,
+        port=layout.own_port("console"),
         http_port=layout.ports["console"],
         access_token=layout.console_token,
         run_id=layout.run_id,
@@ -191,7 +205,7 @@ def _http_gateway(name: str, layout: Layout) -> ProcessPlan:
     environment = settings_of(
         "http_gateway",
         instance=name,
-        port=0,
+        port=layout.own_port(name),
         share_port=True,
         http_port=layout.ports["http_gateway"],
         run_id=layout.run_id,
@@ -244,7 +258,7 @@ def _node_agent(node: NodePlan, config: LauncherConfig, layout: Layout) -> Proce
     environment = settings_of(
         "node_agent",
         instance=node.node_id,
-        port=0,
+        port=layout.own_port(f"node_agent-{node.node_id}"),
         node_id=node.node_id,
         run_id=layout.run_id,
         scheduler=layout.address("scheduler"),
@@ -329,7 +343,7 @@ def _episodes(index: int, address: str, config: LauncherConfig, layout: Layout) 
     environment = settings_of(
         "environments",
         instance=f"environments-{index}",
-        port=0,
+        port=layout.own_port(f"environments-{index}"),
         run_id=layout.run_id,
         rollout_gateway=layout.address("rollout_gateway"),
         environment=address,
@@ -349,7 +363,7 @@ def _dataloader(
 ) -> ProcessPlan:
     environment = settings_of(
         "dataloader",
-        port=0,
+        port=layout.own_port("dataloader"),
         run_id=layout.run_id,
         trajectory_manager=layout.address("trajectory_manager"),
         tasks=layout.path(tasks),

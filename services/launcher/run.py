@@ -168,7 +168,7 @@ class Run:
     learned: Learned = field(default_factory=Learned)
 
     def __post_init__(self) -> None:
-        self.watch = Watch(self.config, self.layout, self.view)
+        self.watch = Watch(self.config, self.layout, self.plans, self.view)
 
     async def train(self) -> dict[str, Any]:
         """Start all processes, train, end them, and return the summary."""
@@ -225,11 +225,12 @@ class Run:
     async def _started(self, processes: Supervisor, services: Services) -> AsyncIterator[None]:
         """All processes but evaluator and dataloader, followed by the view."""
         start = Start(self.config, self.layout, self.plans, self.view)
-        await self._start_core_services(processes)
-        await start.prepare()
-        await start.create_run(services)
         watching = asyncio.create_task(self.watch.follow(processes, services))
         try:
+            await self._start_core_services(processes)
+            await start.prepare()
+            await start.create_run(services)
+            self.watch.is_created = True
             async with nullcontext() if self.other_hosts is None else self.other_hosts.serving():
                 await start.others(processes, services)
                 yield

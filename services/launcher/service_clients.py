@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import grpc.aio
 from seamflow.inspect.clients import RunClients
 from seamflow.inspect.endpoints import SERVICES, Endpoints
+from seamflow.inspect.processes import Process, look
 from seamflow.inspect.snapshot import Snapshot, gather
 from seamflow.ranker.v1 import ranker_service_pb2 as ranker_pb
 from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceStub
@@ -27,6 +28,7 @@ class Services(RunClients):
     """The services of a run, which start in any order."""
 
     def __init__(self, config: LauncherConfig, layout: Layout) -> None:
+        written = layout.folder / "addresses.json"
         named = {name: each.key for name, each in SERVICES.items() if each.key in layout.ports}
         super().__init__(
             Endpoints(
@@ -34,15 +36,27 @@ class Services(RunClients):
                 services={name: layout.address(key) for name, key in named.items()},
                 credentials=credentials(config),
                 connect_timeout=None,
+                folder=layout.folder,
+                agents=config.kind_of_agents,
+                started=written.stat().st_mtime if written.is_file() else None,
             )
         )
         nodes = [node for node in config.node_plans() if "rollout" in node.tags]
         self.rollout_nodes = frozenset(node.node_id for node in nodes)
         self._ranker = layout.address("ranker") if "ranker" in layout.ports else None
 
-    async def snapshot(self) -> Snapshot:
-        """What trainer, trajectory manager, scheduler and rollout servers report now."""
-        return await gather(self.endpoints, progress_only=True, seconds=_TIMEOUT)
+    async def snapshot(self, processes: Sequence[Process] | None = None) -> Snapshot:
+        """What trainer, trajectory manager, scheduler and rollout servers report now.
+
+        With `processes` of the run also what these wait for, and what the other services report.
+        """
+        return await gather(
+            self.endpoints, progress_only=True, seconds=_TIMEOUT, processes=processes
+        )
+
+    async def look(self, processes: Sequence[Process]) -> Snapshot:
+        """What the processes wait for, and nothing of the run."""
+        return Snapshot(processes=await look(processes, self.endpoints, _TIMEOUT))
 
     async def trainer_status(self) -> trainer_pb.GetStatusResponse | None:
         """State of the trainer; None: it does not answer."""

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, Self, TypeVar
 
+from seamflow.inspect.processes import Process, write_processes
 from seamflow.user_code.user_modules import FOLDER_VARIABLE
 
 from services.chassis.errors import DependencyUnavailable, ExitCode
@@ -63,6 +64,7 @@ class Supervisor:
         self._log_folder = log_folder
         self._stable_seconds, self._restart_seconds = stable_seconds, restart_seconds
         self._children: dict[str, Child] = {}
+        self._addresses: dict[str, str] = {}
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._log_starts: dict[str, int] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -79,8 +81,15 @@ class Supervisor:
         """Start a process and keep it running in the background."""
         log = self._log(plan.name)
         self._log_starts[plan.name] = log.stat().st_size if log.exists() else 0
-        self._children[plan.name] = await self._spawn(plan)
+        await self._spawn(plan)
         self._watchers[plan.name] = asyncio.create_task(self._watch_safely(plan))
+
+    def running(self) -> list[Process]:
+        """The processes that were started and not stopped, with the ids of their last starts."""
+        return [
+            Process(name=name, address=self._addresses[name], pid=child.pid)
+            for name, child in self._children.items()
+        ]
 
     async def stop(self, name: str, patience: float = 0.0) -> None:
         """End one process; SIGKILL if it does not end in time.
@@ -116,13 +125,15 @@ class Supervisor:
         for name in names or self._children:
             self._children[name].kill()
 
-    async def _spawn(self, plan: ProcessPlan) -> Child:
+    async def _spawn(self, plan: ProcessPlan) -> None:
         environment = child_environment(plan.environment)
         log = self._log(plan.name)
         death = "KILL" if plan.table in _LOADING_MODELS else "TERM"
-        return await Child.start(
+        self._addresses[plan.name] = plan.address
+        self._children[plan.name] = await Child.start(
             plan.command, environment, log, umask=plan.umask, death_signal=death
         )
+        write_processes(self._log_folder, self.running())
 
     async def _watch_safely(self, plan: ProcessPlan) -> None:
         try:
@@ -150,7 +161,7 @@ class Supervisor:
                 least = self._full_disk_seconds
                 self.waits.append(f"{plan.name} waits for space: {self._full_disk(plan.name)}")
             await asyncio.sleep(max(self._restart_seconds * 2**attempt, least))
-            self._children[plan.name] = await self._spawn(plan)
+            await self._spawn(plan)
             attempt += 1
         if plan.optional and code not in plan.fatal:
             self.given_up.append(plan.name)

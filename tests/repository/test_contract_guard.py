@@ -80,6 +80,7 @@ def deleted(protos: Path) -> None:
 
 
 UNRELEASED = {
+    "seamflow.common.v1.ProcessService",
     "seamflow.environment.v1",
     "seamflow.environment.v1.EnvironmentService",
     "seamflow.environment.v1.RewardService",

@@ -187,11 +187,13 @@ LIBRARIES: Mapping[Identity, tuple[str, ...]] = {
         _RUN_CLIENTS,
         "sdk/seamflow/inspect/snapshot.py",
         "sdk/seamflow/inspect/progress.py",
+        "sdk/seamflow/inspect/processes.py",
     ),
     Identity.LAUNCHER: (
         _RUN_CLIENTS,
         "sdk/seamflow/inspect/snapshot.py",
         "sdk/seamflow/inspect/progress.py",
+        "sdk/seamflow/inspect/processes.py",
     ),
 }
 """What makes calls for a process, beside its own folder."""

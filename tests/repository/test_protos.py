@@ -28,6 +28,7 @@ SERVICES = {
     "seamflow.trainer.v1.TrainerService",
     "seamflow.worker.v1.WorkerService",
     "seamflow.ranker.v1.RankerService",
+    "seamflow.common.v1.ProcessService",
     "seamflow.evaluator.v1.EvaluatorService",
     "seamflow.launcher.v1.LauncherService",
     "seamflow.environment.v1.EnvironmentService",

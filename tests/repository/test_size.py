@@ -10,7 +10,7 @@ from tools.size import sizes
 
 ROOT = next(each for each in Path(__file__).parents if (each / "pyproject.toml").exists())
 BOUNDS = {
-    "product_lines": 88_800,
+    "product_lines": 89_500,
     "product_files": 640,
     "test_lines": 113_500,
     "settings": 412,

@@ -20,6 +20,7 @@ _READERS = {
 _ALLOWED = {
     "rollout.http_gateway.dialects.chat_completions": "`created` of an answer, for people",
     "rollout.http_gateway.dialects.responses": "`created_at` of an answer, for people",
+    "seamflow.inspect.processes": "the clock since boot, by which /proc gives ages",
     "seamflow.inspect.snapshot": "how long ago what services report was, for people",
     "services.launcher.evaluate_checkpoint": "the name of a run",
     "services.launcher.hosts.certificates": "how long a certificate is valid",

@@ -17,6 +17,7 @@ from seamflow.cli.parser import Verbs
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import NotFoundError
 from seamflow.inspect.endpoints import Endpoints, UsageError, decoder_of, manager_of_run
+from seamflow.inspect.transcript import transcript
 from seamflow.pages import pages
 from seamflow.retry import retrying
 from seamflow.stubs import async_stub
@@ -24,7 +25,6 @@ from seamflow.token_text import Decode
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from seamflow.trajectory.v1.trajectory_service_pb2_grpc import TrajectoryServiceStub
-from seamflow.transcript import transcript
 
 _PAGE = 1000
 

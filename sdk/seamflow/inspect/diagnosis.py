@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from seamflow.durations import seconds_of
 from seamflow.enum_names import enum_name
+from seamflow.inspect.processes import Process
 from seamflow.inspect.snapshot import ServerSnapshot, Snapshot
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
@@ -32,6 +33,11 @@ class Finding:
     particular."""
     normal: bool = False
     """True if this is expected operation and needs no action."""
+
+
+def still_processes(snapshot: Snapshot) -> list[Process]:
+    """Processes that a signal has stopped, or that accept connections and answer none."""
+    return [each.process for each in snapshot.processes if each.stopped or each.is_silent]
 
 
 def is_trainer(snapshot: Snapshot, *states: trainer_pb.TrainerState.ValueType) -> bool:

@@ -22,6 +22,7 @@ from seamflow.inspect.diagnosis import (
     published,
     server_state,
     state_of,
+    still_processes,
 )
 from seamflow.inspect.endpoints import SERVICES
 from seamflow.inspect.failure_causes import causes
@@ -39,7 +40,7 @@ _STATES: Mapping[int, str] = {
 }
 
 _START_SECONDS = 60.0
-"""Within which agents of a new run need not have come yet."""
+"""Within which agents that were just started need not have come yet."""
 
 _MAX_CAUSES = 3
 
@@ -112,19 +113,42 @@ def _done(snapshot: Snapshot) -> str:
 def no_agents(snapshot: Snapshot) -> Iterator[Finding]:
     """Tasks wait, admission is open, and nobody leases: by the kind of agent of the run."""
     ready = snapshot.readiness
-    if ready is None or not ready.num_queued_tasks or not ready.num_admissible_groups:
+    if ready is None or not ready.num_admissible_groups:
+        return
+    if not ready.num_queued_tasks and not _bring_tasks(snapshot):
         return
     if ready.num_running_rollouts:
         return  # agents are busy; they lease more as they finish
-    is_new = snapshot.started is not None and snapshot.now - snapshot.started < _START_SECONDS
+    is_new = any(age < _START_SECONDS for age in _agents_ages(snapshot))
     yield Finding(
         rule="no_agents",
-        sentence=f"{ready.num_queued_tasks} tasks wait for an agent: {_awaited(snapshot)}, though "
+        sentence=f"{_waiting_tasks(ready.num_queued_tasks)}{_awaited(snapshot)}, though "
         f"{groups(ready.num_admissible_groups)} may start.",
-        cure=("The run was just started. " if is_new else "") + _agent_cure(snapshot),
+        cure=("Little time has passed since the start. " if is_new else "") + _agent_cure(snapshot),
         since=published(snapshot),
         normal=is_new,
     )
+
+
+def _agents_ages(snapshot: Snapshot) -> Iterator[float]:
+    """Seconds since the start of each process of agents; without one, of the run."""
+    names = ("agent", "agent_runner", "environments")
+    states = (s for s in snapshot.processes if s.process.name.partition("-")[0] in names)
+    ages = [state.age for state in states if state.age is not None]
+    if not ages and snapshot.started is not None:
+        ages = [snapshot.now - snapshot.started]
+    yield from ages
+
+
+def _waiting_tasks(number: int) -> str:
+    return f"{number} tasks wait for an agent: " if number else "No rollout runs: "
+
+
+def _bring_tasks(snapshot: Snapshot) -> bool:
+    """Whether agents from outside have tasks of their own: the launcher runs no dataloader."""
+    here = {each.process.name for each in snapshot.processes if each.process.pid}
+    is_up = bool(here and snapshot.answering_servers)
+    return is_up and snapshot.agents == "outside" and "dataloader" not in here
 
 
 def _awaited(snapshot: Snapshot) -> str:
@@ -212,10 +236,13 @@ def services_beyond(snapshot: Snapshot) -> frozenset[str]:
 
 
 def lost_nodes(snapshot: Snapshot) -> Iterator[Finding]:
-    """Nodes that no cut link explains."""
+    """Nodes that neither a cut link nor a process that stands still explains."""
     cut = _cut(snapshot)
+    still = {process.name for process in still_processes(snapshot)}
     for node in snapshot.nodes or ():
         if node.state != scheduler_pb.NODE_STATE_LOST or _place_of(snapshot, node) in cut:
+            continue
+        if f"node_agent-{node.node_id}" in still:
             continue
         yield Finding(
             rule="node_lost",
@@ -287,6 +314,9 @@ def no_server_serves(snapshot: Snapshot) -> Iterator[Finding]:
             cure="Start a node agent whose node has the tag rollout and a rollout worker.",
             since=created(snapshot),
         )
+        return
+    still = {process.address for process in still_processes(snapshot)}
+    if all(server.address in still for server in snapshot.servers):
         return
     serving = [s for s in snapshot.servers if state_of(s) == server_pb.SERVER_STATE_SERVING]
     if not serving:

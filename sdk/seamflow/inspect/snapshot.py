@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from seamflow.errors import PreconditionError, SeamflowError, decode
 from seamflow.evaluator.v1 import evaluator_service_pb2 as evaluator_pb
 from seamflow.inspect.clients import RunClients
 from seamflow.inspect.endpoints import Endpoints
+from seamflow.inspect.processes import Process, ProcessState, known_processes, look
 from seamflow.inspect.progress import Progress, equal_groups_discarded, read_progress, with_counts
 from seamflow.pages import pages
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
@@ -64,6 +66,10 @@ class Snapshot:
     """host:port of the services asked, by name in `endpoints.SERVICES`."""
     zones: Mapping[str, str] = field(default_factory=dict)
     problems: Mapping[str, SeamflowError] = field(default_factory=dict)
+    processes: tuple[ProcessState, ...] = ()
+    """The run's processes, as far as the folder or the addresses name them."""
+    free_bytes: int | None = None
+    """Of the disk of the run's folder; None: it is elsewhere."""
     readiness: sample_pb.Readiness | None = None
     oldest_rollout: trajectory_pb2.Trajectory | None = None
     """The longest running rollout, without its tokens; only with `history`."""
@@ -119,16 +125,21 @@ async def gather(
     history: bool = False,
     progress_only: bool = False,
     seconds: float = _ANSWER_SECONDS,
+    processes: Sequence[Process] | None = None,
 ) -> Snapshot:
     """Query all services concurrently.
 
     Args:
         endpoints: of the run; the channels stay open.
         history: add the audit log and the oldest rollout.
-        progress_only: ask only trainer, trajectory manager, scheduler and rollout servers.
+        progress_only: leave out the files of the run; without `processes` ask only trainer,
+            trajectory manager, scheduler and rollout servers.
         seconds: that each call may take.
+        processes: of the run; None: those that its folder or its addresses name.
     """
-    return await _Gatherer(endpoints, seconds).all(history, progress_only)
+    if processes is None and not progress_only:
+        processes = known_processes(endpoints)
+    return await _Gatherer(endpoints, seconds, processes).all(history, progress_only)
 
 
 @dataclass(slots=True)
@@ -149,8 +160,10 @@ class _Rollouts:
 
 
 class _Gatherer:
-    def __init__(self, endpoints: Endpoints, seconds: float) -> None:
-        self._endpoints = endpoints
+    def __init__(
+        self, endpoints: Endpoints, seconds: float, processes: Sequence[Process] | None
+    ) -> None:
+        self._endpoints, self._processes = endpoints, processes
         self._clients = RunClients(endpoints)
         self._seconds = seconds
         self._run_id = endpoints.run_id
@@ -161,8 +174,10 @@ class _Gatherer:
         asking = asyncio.create_task(self._trainer())
         if self._run_id is None:
             self._run_id = trainer.run_id if (trainer := await asking) else None
+        others = None
+        if self._processes is not None:
+            others = asyncio.ensure_future(asyncio.gather(*self._others()))
         first = asyncio.gather(self._trajectory_manager(history), self._scheduler(history))
-        others = None if progress_only else asyncio.gather(*self._others())
         (readiness, rollouts), (nodes, events, servers) = await first
         snapshot = Snapshot(
             now=now,
@@ -184,10 +199,14 @@ class _Gatherer:
         )
         if others is None:
             return snapshot
-        manifest, gateway, uses, evaluations = await others
+        manifest, gateway, uses, evaluations, processes = await others
         return replace(
             snapshot,
-            progress=await self._progress(snapshot.trainer, readiness, evaluations),
+            processes=processes,
+            free_bytes=self._free_bytes(),
+            progress=None
+            if progress_only
+            else await self._progress(snapshot.trainer, readiness, evaluations),
             evaluations=evaluations,
             weights_answer=manifest is not None,
             manifest=manifest.manifest if manifest and manifest.HasField("manifest") else None,
@@ -195,8 +214,14 @@ class _Gatherer:
             server_uses=uses,
         )
 
-    def _others(self) -> tuple[Any, Any, Any, Any]:
-        return self._manifest(), self._gateway(), self._server_uses(), self._evaluations()
+    def _others(self) -> tuple[Any, ...]:
+        processes = look(self._processes or (), self._endpoints, self._seconds)
+        services = self._manifest(), self._gateway(), self._server_uses(), self._evaluations()
+        return *services, processes
+
+    def _free_bytes(self) -> int | None:
+        folder = self._endpoints.folder
+        return None if folder is None else shutil.disk_usage(folder).free
 
     async def _trainer(self) -> trainer_pb.GetStatusResponse | None:
         request = trainer_pb.GetStatusRequest()

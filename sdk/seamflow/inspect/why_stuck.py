@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from seamflow.errors import DeadlineError, UnavailableError
 from seamflow.inspect.diagnosis import (
     Finding,
     activity,
@@ -21,7 +20,6 @@ from seamflow.inspect.diagnosis import (
     node_state,
     published,
 )
-from seamflow.inspect.endpoints import SERVICES
 from seamflow.inspect.findings import (
     cut_links,
     ejected_servers,
@@ -31,82 +29,47 @@ from seamflow.inspect.findings import (
     lost_nodes,
     no_agents,
     no_server_serves,
-    services_beyond,
     waits_for_evaluation,
 )
 from seamflow.inspect.learning import not_learning
+from seamflow.inspect.process_findings import (
+    full_disk,
+    gateway_not_serving,
+    processes_stand_still,
+    processes_wait,
+    unreachable_services,
+)
 from seamflow.inspect.snapshot import Snapshot
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
 _SLOW_ROLLOUT_SECONDS = 600.0
 _ALARMS = 3
-_WITH_MODEL = ("trainer", "gateway", "evaluator")
-"""Services that take calls only once they have loaded a model or its tokenizer, or that are started
-after those."""
 
 
 def why_stuck(snapshot: Snapshot) -> list[Finding]:
     """All findings, causes first; never empty."""
     if is_trainer(snapshot, trainer_pb.TRAINER_STATE_FINISHED):
-        return [*last_evaluation(snapshot)] or [_nothing_waits(snapshot)]
-    findings = [finding for rule in _RULES for finding in rule(snapshot)]
+        rules: _Rules = (*_PROCESSES, last_evaluation)
+    else:
+        rules = (*_PROCESSES, *_FAILURES, *_WAITS)
+    findings = [finding for rule in rules for finding in rule(snapshot)]
     findings.sort(key=lambda finding: finding.normal)
     return findings or [_nothing_waits(snapshot)]
 
 
-def _unreachable_services(snapshot: Snapshot) -> Iterator[Finding]:
-    beyond = services_beyond(snapshot)
-    for name, error in snapshot.problems.items():
-        if name in beyond:
-            continue  # `cut_links` says so
-        service, address = SERVICES[name], snapshot.addresses.get(name, "?")
-        if isinstance(error, UnavailableError) and _may_load(snapshot, name):
-            yield Finding(
-                rule="service_loads",
-                sentence=f"The {service.name} at {address} does not answer yet: it may still be "
-                "loading its model, as no weights of this run are published so far.",
-                cure=_starting(snapshot, service.module),
-                since=snapshot.started,
-                subject=name,
-                normal=True,
-            )
-        elif isinstance(error, UnavailableError | DeadlineError):
-            yield Finding(
-                rule="service_does_not_answer",
-                sentence=f"The {service.name} at {address} does not answer: {error}.",
-                cure=f"Start it with `python -m {service.module}`, or name its address with "
-                f"{service.flag} or {service.variable}.",
-                subject=name,
-            )
-        else:
-            yield Finding(
-                rule="service_refuses",
-                sentence=f"The {service.name} at {address} rejects the request: {error}.",
-                cure="Check --run, and SEAMFLOW_TOKEN if the services require a token.",
-                subject=name,
-            )
-    if snapshot.gateway_serves is False:
-        yield Finding(
-            rule="gateway_not_serving",
-            sentence=f"Agents wait for the gateway at {snapshot.addresses.get('gateway', '?')}: "
-            "it runs but does not serve.",
-            cure="It is starting or draining; see its log.",
-        )
+def standing_still(snapshot: Snapshot) -> list[Finding]:
+    """Processes and leases that need somebody, causes first; may be empty."""
+    is_finished = is_trainer(snapshot, trainer_pb.TRAINER_STATE_FINISHED)
+    rules = _PROCESSES if is_finished else (*_PROCESSES, no_agents)
+    return [finding for rule in rules for finding in rule(snapshot) if not finding.normal]
 
 
-def _may_load(snapshot: Snapshot, name: str) -> bool:
-    """Whether a service that has a model may be at its start: the trainer publishes once it is."""
-    return name in _WITH_MODEL and snapshot.weights_answer and snapshot.manifest is None
-
-
-def _starting(snapshot: Snapshot, module: str) -> str:
-    if snapshot.logs:  # the launcher starts it again by itself
-        return f"The run was just started; {snapshot.logs} says how far each process is."
-    return (
-        "Its log says how far it is, or why it ended; if it does not run, start it with "
-        f"`python -m {module}`."
-    )
+def waiting(snapshot: Snapshot) -> list[Finding]:
+    """Further waits that require action if they last; may be empty."""
+    if is_trainer(snapshot, trainer_pb.TRAINER_STATE_FINISHED):
+        return []
+    return [finding for rule in _WAITS for finding in rule(snapshot) if not finding.normal]
 
 
 def _late_switches(snapshot: Snapshot) -> Iterator[Finding]:
@@ -147,7 +110,9 @@ def _trainer_waits_for_nodes(snapshot: Snapshot) -> Iterator[Finding]:
     """Enough samples are ready, and no node is assigned to the gang."""
     if not is_trainer(snapshot, trainer_pb.TRAINER_STATE_SUSPENDED) or not has_enough(snapshot):
         return
-    able = [node for node in snapshot.nodes or () if "train" in node.capability_tags]
+    if snapshot.nodes is None:
+        return  # the scheduler does not answer
+    able = [node for node in snapshot.nodes if "train" in node.capability_tags]
     if any(node.assignment.tag == "train" for node in able):
         return  # covered by `_late_switches`
     usable = [n for n in able if not n.draining and n.state != scheduler_pb.NODE_STATE_LOST]
@@ -274,8 +239,15 @@ def _no_tasks(snapshot: Snapshot) -> Iterator[Finding]:
         "them (`seamflow train … --resume --set dataloader.epochs=0`). Otherwise start it again "
         "(`python -m services.dataloader`); its log says why it ended.",
         since=created(snapshot) if ready.num_running_groups else published(snapshot),
-        normal=has_enough(snapshot),
+        normal=has_enough(snapshot) or not _should_submit(snapshot),
     )
+
+
+def _should_submit(snapshot: Snapshot) -> bool:
+    """Whether tasks should come: a launcher starts the dataloader, if there is one, as the last."""
+    here = {each.process.name: each for each in snapshot.processes if each.process.pid}
+    loader = here.get("dataloader")
+    return not here or (loader is not None and (loader.answers or not loader.is_running))
 
 
 def _slow_rollout(snapshot: Snapshot) -> Iterator[Finding]:
@@ -308,13 +280,18 @@ def _drained_nodes(snapshot: Snapshot) -> Iterator[Finding]:
             )
 
 
-_RULES: tuple[Callable[[Snapshot], Iterator[Finding]], ...] = (
+_Rules = tuple[Callable[[Snapshot], Iterator[Finding]], ...]
+_PROCESSES: _Rules = (
+    full_disk,
+    processes_stand_still,
     cut_links,
-    _unreachable_services,
+    unreachable_services,
+    gateway_not_serving,
     lost_nodes,
-    failed_rollouts,
-    _not_learning,
-    _trainer_alarms,
+    processes_wait,
+)
+_FAILURES: _Rules = (failed_rollouts, _not_learning, _trainer_alarms)
+_WAITS: _Rules = (
     _trainer_waits_for_nodes,
     no_server_serves,
     ejected_servers,

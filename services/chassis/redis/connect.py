@@ -14,6 +14,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.maint_notifications import MaintNotificationsConfig
+from seamflow import waits
 
 from services.chassis.errors import (
     ConfigError,
@@ -186,28 +187,33 @@ def store_errors(operation: str) -> Iterator[None]:
     """
     try:
         yield
-    except exceptions.OutOfMemoryError as error:
-        message = f"{operation}: the store is full"
-        raise exhausted(Reason.STORE_FULL, message, _FULL_RETRY_SECONDS) from error
-    except NotReplicated as error:
-        message = f"{operation}: not confirmed by a replica"
-        raise unavailable(Reason.STORE_UNAVAILABLE, message) from error
-    except DataLostError as error:
-        raise unavailable(Reason.STORE_UNAVAILABLE, f"{operation}: {error}") from error
-    except UNAVAILABLE_ERRORS as error:
-        message = f"{operation}: the store does not answer"
-        raise unavailable(Reason.STORE_UNAVAILABLE, message) from error
-    except RuntimeError as error:
-        # uvloop's error for a connection that was reset during connect.
-        if "closed" not in str(error):
+    except (exceptions.RedisError, exceptions.RedisClusterException, RuntimeError) as error:
+        refusal, cure = _refusal(error)
+        if not refusal:
             raise
-        message = f"{operation}: the store does not answer"
+        waits.note("store", f"the store (Redis): {refusal}", cure)
+        message = f"{operation}: {refusal}"
+        if isinstance(error, exceptions.OutOfMemoryError):
+            raise exhausted(Reason.STORE_FULL, message, _FULL_RETRY_SECONDS) from error
         raise unavailable(Reason.STORE_UNAVAILABLE, message) from error
-    except exceptions.ResponseError as error:
-        cure = _ERROR_CODES.get(str(error).partition(" ")[0])
-        if cure is None:
-            raise
-        raise unavailable(Reason.STORE_UNAVAILABLE, f"{operation}: {cure}") from error
+
+
+def _refusal(error: Exception) -> tuple[str, str]:
+    """What is wrong with the store, and what to do; empty: nothing, the call was wrong."""
+    if isinstance(error, exceptions.OutOfMemoryError):
+        return "the store is full", (
+            "Raise maxmemory of Redis, or write trained rollouts to files and delete them: "
+            "`seamflow export --out FOLDER --delete`."
+        )
+    if isinstance(error, NotReplicated):
+        return "not confirmed by a replica", "Start the replicas of Redis, or mend their link."
+    if isinstance(error, DataLostError):
+        return str(error), ""
+    is_reset = isinstance(error, RuntimeError) and "closed" in str(error)  # uvloop's, at connect
+    if isinstance(error, UNAVAILABLE_ERRORS) or is_reset:
+        return "the store does not answer", "See whether Redis runs, and its log."
+    code = str(error).partition(" ")[0] if isinstance(error, exceptions.ResponseError) else ""
+    return _ERROR_CODES.get(code, ""), "Its log says why."
 
 
 class UrlCredentials(CredentialProvider):

@@ -37,6 +37,9 @@ ROLLOUT: Set[Identity] = frozenset()
 """The credential of a rollout, whose holder the rollout gateway checks: here any bearer passes."""
 
 PERMISSIONS: Mapping[str, Mapping[str, Set[Identity]]] = {
+    "seamflow.common.v1.ProcessService": {
+        "GetWaits": {_CONSOLE, _LAUNCHER, _OPERATOR},
+    },
     "seamflow.rollout.v1.RolloutService": {
         "LeaseRollouts": {_AGENT, _ENVIRONMENTS, _OPERATOR},
         "StartRollout": {_AGENT, _ENVIRONMENTS, _OPERATOR},

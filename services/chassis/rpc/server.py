@@ -23,6 +23,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 from seamflow.channel import MAX_MESSAGE_BYTES
+from seamflow.common.v1.process_service_pb2_grpc import add_ProcessServiceServicer_to_server
 from seamflow.network.keepalive import KEEPALIVE, Keepalive
 
 from services.chassis import log
@@ -33,6 +34,7 @@ from services.chassis.log import get_logger
 from services.chassis.rpc import admin, listen, tracing
 from services.chassis.rpc.interceptors import CallInterceptor
 from services.chassis.rpc.permissions import Permissions, check_entries
+from services.chassis.rpc.process_service import ProcessServicer
 
 _CHECK_SECONDS = 2.0
 _INTERVAL_SECONDS = 1.0
@@ -217,7 +219,8 @@ async def _listening(
         interceptors=[CallInterceptor(table, Permissions(config))],
         options=listen.server_options(service.max_request_bytes, service.keepalive),
     )
-    registrar = _Registrar(server)
+    registrar: Any = _Registrar(server)
+    add_ProcessServiceServicer_to_server(ProcessServicer(table, config.instance), registrar)
     for add, servicer in service.servicers:
         add(servicer, registrar)
     check_entries(registrar.names)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import grpc.aio
-from seamflow.inspect.snapshot import Snapshot
+from seamflow.inspect.processes import Process
+from seamflow.inspect.why_stuck import standing_still, waiting
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 
 from services.chassis.log import get_logger
+from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
-from services.launcher.report.notes import AlarmNotes, FailureNotes, HealthNotes, ReadyNotes
+from services.launcher.report.notes import (
+    AlarmNotes,
+    FailureNotes,
+    HealthNotes,
+    ReadyNotes,
+    WaitNotes,
+)
 from services.launcher.report.occupancy import Occupancy
 from services.launcher.report.summary import trajectories
 from services.launcher.report.view import View
@@ -22,9 +30,10 @@ from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
 
 _RETRY_SECONDS = 0.5
-_HINT_SECONDS = 30.0
-
 _REFRESH_SECONDS = 1.0
+_STILL_SECONDS = 4.0
+"""With the time of two looks at silent services, less than 10 s."""
+_WAITING_SECONDS = 30.0
 
 
 async def follow_lendings(services: Services, lendings: Lendings) -> None:
@@ -75,10 +84,13 @@ class Watch:
 
     config: LauncherConfig
     layout: Layout
+    plans: Mapping[str, ProcessPlan]
     view: View
     lendings: Lendings = field(default_factory=Lendings)
     occupancy: Occupancy = field(default_factory=Occupancy)
     """What nodes were at work on while the run learned."""
+    is_created: bool = False
+    """Whether the services know the run; before, nothing of it can be asked."""
     is_learning: bool = False
 
     async def follow(self, processes: Supervisor, services: Services) -> None:
@@ -88,16 +100,20 @@ class Watch:
             group.create_task(follow_lendings(services, self.lendings))
 
     async def _look(self, processes: Supervisor, services: Services) -> None:
-        hint = LeaseHint(self._advice(), are_tasks_own=self.config.tasks is None)
         alarms, ready = AlarmNotes(), ReadyNotes()
+        waits = WaitNotes(standing_still, _STILL_SECONDS), WaitNotes(waiting, _WAITING_SECONDS)
         health = HealthNotes(self.layout.folder, services)
         failures = FailureNotes(lambda: trajectories(services, headers_only=True))
 
         async def look() -> None:
-            snapshot = await services.snapshot()
+            started = self._processes(processes)
+            if not self.is_created:
+                snapshot = await services.look(started)
+            else:
+                snapshot = await services.snapshot(started)
             self.view.show(snapshot)
-            if (advice := hint.look(snapshot, time.monotonic())) is not None:
-                self.view.note(advice)
+            for line in (line for each in waits for line in each.look(snapshot, time.monotonic())):
+                self.view.note(line)
             for line in await failures.look(snapshot.readiness):
                 self.view.note(f"{line} Logs: {self.layout.logs()}")
             lines = [*ready.look(snapshot), *alarms.look(snapshot.trainer), *processes.waits]
@@ -121,6 +137,12 @@ class Watch:
                     self.view.note(f"one look at the services failed, and is repeated: {text}")
             await asyncio.sleep(_REFRESH_SECONDS)
 
+    def _processes(self, processes: Supervisor) -> list[Process]:
+        """Those of this machine, and those of other hosts."""
+        elsewhere = (plan for plan in self.plans.values() if plan.host and plan.address)
+        others = [Process(name=plan.name, address=plan.address) for plan in elsewhere]
+        return processes.running() + others
+
     def _advice(self) -> str:
         """What to do if no agent works."""
         if self.config.are_agents_outside:
@@ -129,33 +151,3 @@ class Watch:
             return f"see environment*.log in {self.layout.logs()}"
         name = "agent" if self.config.runner_agent is None else "agent_runner"
         return f"see {self.layout.logs() / name}.log"
-
-
-class LeaseHint:
-    """Notices when work waits and no agent takes it."""
-
-    def __init__(self, advice: str, *, are_tasks_own: bool, seconds: float = _HINT_SECONDS) -> None:
-        """`advice` says what to do; it is given after `seconds` without a rollout under way.
-
-        `are_tasks_own`: agents bring their own tasks, so that none wait in the queue.
-        """
-        self._advice, self._seconds, self._are_tasks_own = advice, seconds, are_tasks_own
-        self._idle_since: float | None = None
-        self._has_leased = False
-
-    def look(self, snapshot: Snapshot, now: float) -> str | None:
-        """What to tell people, once in each idle time; `now` in seconds of a monotonic clock."""
-        ready = snapshot.readiness
-        if ready is None or not snapshot.answering_servers:
-            return None
-        self._has_leased |= ready.num_running_rollouts > 0
-        has_work = ready.num_admissible_groups and (ready.num_queued_tasks or self._are_tasks_own)
-        if ready.num_running_rollouts or not has_work:
-            self._idle_since = None
-        elif self._idle_since is None:
-            self._idle_since = now
-        elif now - self._idle_since >= self._seconds:
-            self._idle_since = math.inf
-            since = f"for {self._seconds:.0f} s" if self._has_leased else "yet"
-            return f"no agent has leased a task {since}: {self._advice}"
-        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
@@ -42,6 +43,45 @@ class ReadyNotes:
         new = [each for each in ready if each not in self._told]
         self._told.update(new)
         return [f"{each} has loaded its model" for each in new]
+
+
+class WaitNotes:
+    """Notices what `seamflow why-stuck` would say that requires action."""
+
+    def __init__(self, find: Callable[[Snapshot], list[Finding]], seconds: float) -> None:
+        """A finding of `find` is told once it has been found for `seconds`."""
+        self._find, self._seconds = find, seconds
+        self._found: dict[tuple[str, str], _Found] = {}
+
+    def look(self, snapshot: Snapshot, now: float) -> list[str]:
+        """A line for each finding, and for each that is over; `now` of a monotonic clock."""
+        findings = {(each.rule, each.subject): each for each in self._find(snapshot)}
+        lines = [
+            f"no longer: {each.finding.sentence}"
+            for key, each in self._found.items()
+            if key not in findings and each.is_told
+        ]
+        self._found = {
+            key: _Found(finding, *self._before(key, now)) for key, finding in findings.items()
+        }
+        for each in self._found.values():
+            if not each.is_told and now - each.since >= self._seconds:
+                each.is_told = True
+                lines.append(
+                    f"waiting ({each.finding.rule}): {each.finding.sentence} {each.finding.cure}"
+                )
+        return lines
+
+    def _before(self, key: tuple[str, str], now: float) -> tuple[float, bool]:
+        known = self._found.get(key)
+        return (now, False) if known is None else (known.since, known.is_told)
+
+
+@dataclass(slots=True)
+class _Found:
+    finding: Finding
+    since: float
+    is_told: bool
 
 
 class AlarmNotes:

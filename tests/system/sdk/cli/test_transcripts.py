@@ -18,9 +18,9 @@ from seamflow.cli.transcripts import transcripts, write_transcripts
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import NotFoundError
 from seamflow.inspect.endpoints import UsageError
+from seamflow.inspect.transcript import transcript
 from seamflow.token_text import token_numbers
 from seamflow.trajectory.v1 import trajectory_pb2
-from seamflow.transcript import transcript
 
 from tests.lib.trajectory_manager.client import Client, message, running_manager
 from tests.system.sdk.cli.test_main import seamflow

@@ -314,7 +314,7 @@ def test_who_is_awaited_is_named(agents: str, awaited: str, cure: str) -> None:
     assert not finding.normal
     new = findings(**idle, started=NOW - 5)["no_agents"]
     assert new.normal
-    assert new.cure.startswith("The run was just started.")
+    assert new.cure.startswith("Little time has passed since the start.")
 
 
 def test_no_agents_finding_while_agents_are_busy() -> None:
