@@ -3,16 +3,22 @@ store or of a disk; other processes read it through `ProcessService.GetWaits`.""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
-__all__ = ["Wait", "Waiting", "current", "note", "waiting"]
+__all__ = ["Wait", "Waiting", "current", "in_background", "note", "waiting"]
+
+_log = logging.getLogger(__name__)
 
 _FORGET_SECONDS = 8.0
 """Longer than the pause between two attempts at anything."""
 _MOMENT_SECONDS = 1.0
+_CURE = "This is an error of the program: restart the process, and report the traceback of its log."
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +82,23 @@ def current() -> list[Wait]:
             known = found.get(wait.reason, wait)
             found[wait.reason] = replace(wait, since=min(wait.since, known.since))
     return sorted(found.values(), key=lambda wait: wait.since)
+
+
+def in_background(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    """Start `work`; an error that ends it is logged, and said in `ProcessService.GetWaits`.
+
+    Args:
+        work: what nobody awaits while it runs.
+        name: what it does, such as "polling a rollout server".
+    """
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(_ended)
+    return task
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    if task.cancelled() or (error := task.exception()) is None:
+        return
+    _log.error("%s has ended", task.get_name(), exc_info=error)
+    reason = f"its task '{task.get_name()}', which has ended by {type(error).__name__}: {error}"
+    note(f"task {task.get_name()}", reason, _CURE, forgets=False)

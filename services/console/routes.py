@@ -14,6 +14,7 @@ from seamflow.durations import seconds_of
 from seamflow.errors import SeamflowError
 from seamflow.inspect.snapshot import Snapshot
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+from seamflow.waits import in_background
 
 from services.chassis.log import get_logger
 from services.console.api_error import ApiError
@@ -256,7 +257,7 @@ class RunFeed:
         self._pages.add(queue)
         if self._looking is None or self._looking.done():
             self._status = ""
-            self._looking = asyncio.create_task(self._look())
+            self._looking = in_background(self._look(), "sending events to pages")
         elif self._status:
             queue.put_nowait(self._status)
         try:

@@ -12,7 +12,7 @@ ROOT = next(each for each in Path(__file__).parents if (each / "pyproject.toml")
 BOUNDS = {
     "product_lines": 89_500,
     "product_files": 640,
-    "test_lines": 113_500,
+    "test_lines": 114_500,
     "settings": 412,
     "make_targets": 20,
     "words_of_pages": 61_900,

@@ -14,6 +14,7 @@ import grpc.aio
 from seamflow.ranker.v1 import ranker_service_pb2 as pb
 from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceStub
 from seamflow.stubs import async_stub
+from seamflow.waits import in_background
 
 from rollout.gateway import limits
 from services.chassis import metrics, plugins
@@ -167,7 +168,7 @@ class RankerLengths:
             return
         self._pending.setdefault(_key(query), query)
         if self._sending is None or self._sending.done():
-            self._sending = asyncio.create_task(self._send())
+            self._sending = in_background(self._send(), "asking the ranker")
 
     def predict(self, query: LengthQuery) -> float | None:
         """The cached answer of the ranker, or the running mean."""

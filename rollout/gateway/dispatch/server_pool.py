@@ -19,6 +19,7 @@ from seamflow.rollout.v1.rollout_server_service_pb2_grpc import RolloutServerSer
 from seamflow.scheduler.v1 import scheduler_service_pb2
 from seamflow.scheduler.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from seamflow.stubs import async_stub
+from seamflow.waits import in_background
 from seamflow.weights.v1 import weight_service_pb2
 from seamflow.weights.v1.weight_service_pb2_grpc import WeightServiceStub
 
@@ -158,7 +159,7 @@ class ServerPool:
         channel = clients.channel(self._config, address)
         stub = async_stub(RolloutServerServiceStub, channel)
         server = Server(address, channel, stub)
-        server.polling = asyncio.create_task(self._poll(server))
+        server.polling = in_background(self._poll(server), f"polling {address}")
         return server
 
     async def _poll(self, server: Server) -> None:

@@ -34,6 +34,7 @@ from seamflow.rollout.v1 import rollout_service_pb2 as pb
 from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from seamflow.stubs import async_stub
 from seamflow.trajectory.v1 import trajectory_pb2
+from seamflow.waits import in_background
 
 if TYPE_CHECKING:
     from seamflow.rollout.v1.rollout_service_pb2_grpc import RolloutServiceAsyncStub
@@ -205,7 +206,7 @@ class _LeaseKeeper:
         self._rollouts[rollout.rollout_id] = rollout
         self._seconds = seconds_of(lease)
         if self._extending is None or self._extending.done():
-            self._extending = asyncio.create_task(self._keep_extending())
+            self._extending = in_background(self._keep_extending(), "extending leases")
 
     def remove(self, rollout_id: str) -> None:
         """The rollout has ended."""

@@ -94,6 +94,8 @@ class RunState:
             await asyncio.shield(self._asking)
         else:
             await asyncio.wait([self._asking], timeout=_PATIENCE_SECONDS)
+            if self._asking.done():
+                self._asking.result()  # raises its error
         assert self._snapshot is not None
         return self._snapshot
 

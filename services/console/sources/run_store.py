@@ -18,6 +18,7 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
+from seamflow.waits import in_background
 
 from services.console.sources.private_store import private_store
 from services.console.sources.shown_runs import ShownRun
@@ -45,7 +46,7 @@ class AllocationLog:
         """All that is known; the first call waits a moment for it."""
         self._asked = time.monotonic()
         if self._feed is None or self._feed.done():
-            self._feed = asyncio.create_task(self._follow())
+            self._feed = in_background(self._follow(), "following the allocations")
             await self._first_events()
         return list(self._events)
 

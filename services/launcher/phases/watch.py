@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import grpc.aio
 from seamflow.inspect.processes import Process
 from seamflow.inspect.why_stuck import standing_still, waiting
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 
-from services.chassis.log import get_logger
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
@@ -24,30 +25,28 @@ from services.launcher.report.notes import (
     WaitNotes,
 )
 from services.launcher.report.occupancy import Occupancy
+from services.launcher.report.repeated import repeated
 from services.launcher.report.summary import trajectories
 from services.launcher.report.view import View
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
 
 _RETRY_SECONDS = 0.5
-_REFRESH_SECONDS = 1.0
+_LOOK_SECONDS = 1.0
 _STILL_SECONDS = 4.0
 """With the time of two looks at silent services, less than 10 s."""
 _WAITING_SECONDS = 30.0
 
 
 async def follow_lendings(services: Services, lendings: Lendings) -> None:
-    """Count what the scheduler's audit log says; runs until cancelled."""
-    while True:
-        request = scheduler_pb.WatchAllocationsRequest(
-            run_id=services.run_id, after_sequence=lendings.sequence
-        )
-        try:
-            async for response in services.scheduler.WatchAllocations(request):
-                for event in response.events:
-                    lendings.add(event)
-        except grpc.aio.AioRpcError:
-            await asyncio.sleep(_RETRY_SECONDS)  # the scheduler restarts; its log survives
+    """Count what the scheduler's audit log says, until the scheduler ends or restarts."""
+    request = scheduler_pb.WatchAllocationsRequest(
+        run_id=services.run_id, after_sequence=lendings.sequence
+    )
+    with suppress(grpc.aio.AioRpcError):  # its log survives a restart
+        async for response in services.scheduler.WatchAllocations(request):
+            for event in response.events:
+                lendings.add(event)
 
 
 @dataclass(slots=True)
@@ -95,11 +94,13 @@ class Watch:
 
     async def follow(self, processes: Supervisor, services: Services) -> None:
         """Show and count until cancelled."""
+        look = self._look(processes, services)
+        follow = partial(follow_lendings, services, self.lendings)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._look(processes, services))
-            group.create_task(follow_lendings(services, self.lendings))
+            group.create_task(repeated(self.view, "one look at the services", look, _LOOK_SECONDS))
+            group.create_task(repeated(self.view, "following lent nodes", follow, _RETRY_SECONDS))
 
-    async def _look(self, processes: Supervisor, services: Services) -> None:
+    def _look(self, processes: Supervisor, services: Services) -> Callable[[], Awaitable[None]]:
         alarms, ready = AlarmNotes(), ReadyNotes()
         waits = WaitNotes(standing_still, _STILL_SECONDS), WaitNotes(waiting, _WAITING_SECONDS)
         health = HealthNotes(self.layout.folder, services)
@@ -126,16 +127,7 @@ class Watch:
                 processes.ended.remove("agent")
                 self.view.note(f"the agent's program has ended: {self._advice()}")
 
-        told = set[str]()
-        while True:
-            try:
-                await look()
-            except Exception as error:  # whatever it is, the next look may show an alarm
-                if (text := f"{type(error).__name__}: {error}") not in told:
-                    told.add(text)
-                    get_logger().exception("look_failed")
-                    self.view.note(f"one look at the services failed, and is repeated: {text}")
-            await asyncio.sleep(_REFRESH_SECONDS)
+        return look
 
     def _processes(self, processes: Supervisor) -> list[Process]:
         """Those of this machine, and those of other hosts."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from seamflow import waits
+from seamflow.waits import in_background
 
 
 class Clock:
@@ -68,3 +71,23 @@ def test_many_calls_that_wait_for_one_thing_are_told_once(clock: Clock) -> None:
         second.say("a call: no answer")
         clock.now += 2
         assert reasons() == [("a call: no answer", 1000.0)]
+
+
+async def test_a_background_task_that_ends_by_an_error_is_waited_for_until_the_process_ends(
+    clock: Clock,
+) -> None:
+    """One that returns, or is cancelled, is not."""
+
+    async def fail() -> None:
+        raise KeyError("node")
+
+    tasks = [in_background(asyncio.sleep(0), "ending"), in_background(asyncio.sleep(9), "sleeping")]
+    tasks.append(in_background(fail(), "following nodes"))
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    await asyncio.wait(tasks)
+    await asyncio.sleep(0)
+    clock.now += 3600
+    assert [reason for reason, _ in reasons()] == [
+        "its task 'following nodes', which has ended by KeyError: 'node'"
+    ]

@@ -17,6 +17,7 @@ from typing import Any
 
 from redis import exceptions
 from redis.asyncio import Redis, RedisCluster
+from seamflow.waits import in_background
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.chassis.log import get_logger
@@ -234,7 +235,8 @@ async def watched(
     Writes acknowledged between a change and the next check have the weaker class.
     """
     ended = asyncio.Event()
-    task = asyncio.create_task(_watch(scripts, check, every_seconds, ended))
+    work = _watch(scripts, check, every_seconds, ended)
+    task = in_background(work, "checking the durability of the store")
     try:
         yield
     finally:
