@@ -15,6 +15,7 @@ from services.chassis.config.load import exiting, load_or_exit
 from services.chassis.errors import ConfigError
 from services.chassis.log import get_logger
 from services.dataloader.config import DataloaderConfig
+from services.dataloader.loader import stored_position
 from services.lib.tasks.checked_tasks import CheckedTasks
 from services.lib.tasks.sources import Source, is_function, open_source
 
@@ -29,6 +30,7 @@ def main() -> None:
     with exiting("dataloader"):
         if not config.tasks.startswith("environment://"):  # whose server has not started
             source = open_source(config.tasks, shuffle=False, seed=config.seed)
+            stored_position(config, source)
             number, found = check_tasks(config, source)
             broken = len(found)
     print(json.dumps({"tasks": number, "epochs": config.num_epochs, "broken": broken}))

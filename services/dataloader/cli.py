@@ -38,16 +38,10 @@ async def build(config: DataloaderConfig) -> AsyncIterator[Service]:
         shuffle=config.shuffle,
         seed=config.seed,
         credentials=with_token(credentials(config), config.environment_token),
-        start_seconds=config.start_seconds,
         num_heldout=config.num_heldout,
     )
     async with channel(config, config.trajectory_manager) as manager:
-        queue = TaskQueue(
-            manager,
-            run_id=config.run_id,
-            clock=time.monotonic,
-            start_seconds=config.start_seconds,
-        )
+        queue = TaskQueue(manager, run_id=config.run_id, clock=time.monotonic)
         rates = SuccessRates(config, manager)
         sizes = GroupSizes(config, rates) if config.max_samples else None
         curriculum = Curriculum(config, rates) if config.curriculum.share < 1 else None

@@ -92,8 +92,6 @@ class DataloaderConfig(ServerConfig):
     """File that keeps the position; unset: it is not kept."""
     resume: bool = False
     """Continue from state_file, if it exists."""
-    start_seconds: float = Field(60.0, ge=0)
-    """Time the trajectory manager and the run may take to appear."""
 
     @property
     def row_fields(self) -> RowFields:

@@ -139,10 +139,9 @@ class Loader:
         self._curriculum = curriculum
         self._where: dict[str, str] = {}
         self._file = PositionFile(config.state_file)
+        self._position = stored_position(config, source)
         self.broken: Collection[int] = ()
         """Indexes of rows to leave out, as other rows have their names."""
-        start = _start(config, source)
-        self._position = self._file.load(start) if config.resume else start
 
     @property
     def is_at_start(self) -> bool:
@@ -232,14 +231,19 @@ class Loader:
         self._position = position
 
 
-def _start(config: DataloaderConfig, source: Source) -> Position:
-    """The first position, with all that it depends on: if any of it changes, it is invalid."""
+def stored_position(config: DataloaderConfig, source: Source) -> Position:
+    """Where to go on; the first position has all that it depends on.
+
+    Raises:
+        ConfigError: any of that has changed, or the file of the position is damaged.
+    """
     order = f"shuffled:{config.seed}" if config.shuffle else f"seed:{config.seed}"
     of_run = f"{config.run_id}|{config.purpose}"
-    return Position(
+    start = Position(
         source=f"{of_run}|{source.fingerprint}|{order}",
         content=f"{of_run}|{source.content}|{order}" if source.content else "",
     )
+    return PositionFile(config.state_file).load(start) if config.resume else start
 
 
 _PURPOSES = {"train": PURPOSE_TRAIN, "eval": PURPOSE_EVAL}

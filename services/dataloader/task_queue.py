@@ -18,6 +18,8 @@ from services.chassis.errors import DependencyUnavailable
 from services.chassis.log import get_logger
 
 _MAX_TASKS = 64
+START_SECONDS = 60.0
+"""How long manager and run may take to appear; later outages are retried."""
 
 
 class TaskQueue:
@@ -27,21 +29,15 @@ class TaskQueue:
         channel: to the trajectory manager.
         run_id: training job.
         clock: monotonic seconds.
-        start_seconds: how long manager and run may take to appear; later outages are retried.
     """
 
     def __init__(
-        self,
-        channel: grpc.aio.Channel,
-        *,
-        run_id: str,
-        clock: Callable[[], float],
-        start_seconds: float,
+        self, channel: grpc.aio.Channel, *, run_id: str, clock: Callable[[], float]
     ) -> None:
         self._stub = async_stub(TaskServiceStub, channel)
         self._run_id = run_id
         self._clock = clock
-        self._start_by: float | None = clock() + start_seconds
+        self._start_by: float | None = clock() + START_SECONDS
         self._num_free = 1
         self._submitted = metrics.counter("dataloader", "submitted_tasks_total", "New tasks.")
         self._known = metrics.counter(

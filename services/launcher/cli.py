@@ -181,7 +181,13 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
         if amount:
             view.note(amount)
         hosts = OtherHosts(config, layout, plans, view) if config.has_other_hosts else None
-        run = Run(config, layout, plans, view, evaluation=evaluation, other_hosts=hosts)
+        accepts = any(getattr(each, "accept_lost_samples", False) for each in settings.values())
+        run = Run(
+            *(config, layout, plans, view),
+            evaluation=evaluation,
+            other_hosts=hosts,
+            accepts_lost_samples=accepts,
+        )
         summary = asyncio.run(run.serve() if config.serve else run.train())
     if summary is not None:
         (layout.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")

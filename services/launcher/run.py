@@ -162,6 +162,8 @@ class Run:
     """Makes the supervisor of the processes, which log to the folder that it is given."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     other_hosts: OtherHosts | None = None
+    accepts_lost_samples: bool = False
+    """Whether the run goes on where the store has lost it."""
     start: float = field(default_factory=time.monotonic)
     watch: Watch = field(init=False)
     """What is counted from start to end."""
@@ -224,10 +226,10 @@ class Run:
     @asynccontextmanager
     async def _started(self, processes: Supervisor, services: Services) -> AsyncIterator[None]:
         """All processes but evaluator and dataloader, followed by the view."""
-        start = Start(self.config, self.layout, self.plans, self.view)
+        start = Start(self.config, self.layout, self.plans, self.view, self.accepts_lost_samples)
         watching = asyncio.create_task(self.watch.follow(processes, services))
         try:
-            await self._start_core_services(processes)
+            await start.core_services(processes)
             await start.prepare()
             await start.create_run(services)
             self.watch.is_created = True
@@ -236,10 +238,6 @@ class Run:
                 yield
         finally:
             watching.cancel()
-
-    async def _start_core_services(self, processes: Supervisor) -> None:
-        start = Start(self.config, self.layout, self.plans, self.view)
-        await start.core_services(processes)
 
     async def _evaluator(
         self,

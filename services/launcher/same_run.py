@@ -24,6 +24,8 @@ from services.lib.model_files.json_file import read_object
 from services.lib.model_files.weight_headers import weight_files
 
 FILE = "began_with.json"
+CREATION_FILE = "created_at"
+"""When the run was created, by the store's clock: an emptied or another store differs."""
 
 _SAMPLE_BYTES = 1 << 20
 _NO_SHAPE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
@@ -63,6 +65,35 @@ def note_beginning(config: LauncherConfig, layout: Layout) -> None:
         partial = file.with_suffix(".partial")
         partial.write_text(json.dumps(_facts(config, layout), indent=2) + "\n", encoding="utf-8")
         partial.rename(file)
+
+
+def check_same_store(config: LauncherConfig, layout: Layout, created_at: str) -> None:
+    """Compare the store's run with the one that the folder belongs to.
+
+    Args:
+        config: of the run.
+        layout: of the run.
+        created_at: when the store has created the run; empty: it has none.
+
+    Raises:
+        ConfigError: names what is lost, and the cure.
+    """
+    file = layout.folder / CREATION_FILE
+    began = file.read_text(encoding="utf-8").strip() if file.exists() else ""
+    if began in ("", created_at):
+        return
+    found = f"another run of that name, of {created_at}" if created_at else "no such run"
+    raise ConfigError(
+        f"run {config.name!r} began at {began}, and the store has {found}: its rollouts, samples "
+        "and step ledger are lost. Start Redis on the data it had, or restore a backup "
+        "(docs/runbooks/restore.md); to go on from the newest checkpoint without them, add "
+        "--set trainer.accept_lost_samples=true"
+    )
+
+
+def note_creation(layout: Layout, created_at: str) -> None:
+    """Write down when the store has created the run."""
+    (layout.folder / CREATION_FILE).write_text(created_at + "\n", encoding="utf-8")
 
 
 def _check_model(

@@ -15,7 +15,7 @@ BOUNDS = {
     "test_lines": 114_500,
     "settings": 412,
     "make_targets": 20,
-    "words_of_pages": 61_900,
+    "words_of_pages": 62_500,
 }
 """Raised only by what a new capability is granted, lowered by what is taken away."""
 

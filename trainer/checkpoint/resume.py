@@ -10,6 +10,8 @@ from trainer.config import TrainerConfig
 from trainer.object_path import Folder
 from trainer.tracking.tracker import Alarms
 
+ACCEPT = "trainer.accept_lost_samples"
+
 
 def find_checkpoint(config: TrainerConfig, alarms: Alarms) -> tuple[Folder, Checkpoint] | None:
     """The checkpoint to resume from; None: the run starts from its model.
@@ -66,16 +68,35 @@ async def take_over(
     """Fence older trainers and find the newest checkpoint; None: there is none.
 
     Repeats until the checkpoint is the newest: a trainer may write one until it is fenced.
+
+    Raises:
+        WrongCheckpoint: as `find_checkpoint`, or the store has lost steps that the checkpoint
+            covers, and `accept_lost_samples` is not set.
     """
+    known = 0
     while True:
         step = _step(find_checkpoint(config, alarms))
-        committed = await samples.committed_step()
+        committed, leased = await samples.ledger_steps()
+        if step > (known := max(known, leased)):
+            lost = _lost(config, step, known)
+            if not config.accept_lost_samples:
+                raise WrongCheckpoint(f"{lost}; to go on without them, set {ACCEPT} = true")
+            alarms.add(f"{lost}: training goes on without them")
         await samples.reconcile(step)
         found = find_checkpoint(config, alarms)
         if _step(found) == step:
             if committed > step:
                 alarms.add(_undone(step, committed))
             return found
+
+
+def _lost(config: TrainerConfig, step: int, leased: int) -> str:
+    return (
+        f"checkpoint.folder {config.checkpoint.place} holds a checkpoint of step {step}, and the "
+        f"store knows run {config.run_id!r} up to step {leased} only: it has lost the samples and "
+        f"rollouts of steps {leased + 1} to {step}. Restore a newer backup "
+        "(docs/runbooks/restore.md)"
+    )
 
 
 def _undone(step: int, committed: int) -> str:

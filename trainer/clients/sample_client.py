@@ -104,11 +104,11 @@ class SampleClient:
         self._pending = frozenset(response.pending_steps) - {response.open_step}
         self.newest_pending = max(response.pending_steps, default=0)
 
-    async def committed_step(self) -> int:
-        """Newest step that a trainer committed."""
+    async def ledger_steps(self) -> tuple[int, int]:
+        """The newest step that a trainer committed, and the newest that one leased."""
         request = sample_pb2.GetReadinessRequest(run_id=self._run_id)
         response = await retry_forever("GetReadiness", lambda: self._stub.GetReadiness(request))
-        return int(response.readiness.committed_step)
+        return response.readiness.committed_step, response.readiness.leased_step
 
     async def check_rules(
         self, algorithm: AlgorithmConfig, batch: BatchConfig

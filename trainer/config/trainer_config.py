@@ -47,6 +47,8 @@ class TrainerConfig(ServerConfig):
     resume: bool = False
     """Continue from the newest checkpoint, if there is one. Without it an existing one is an
     error."""
+    accept_lost_samples: bool = False
+    """Go on from a checkpoint although the store has lost samples that it was trained on."""
     end_run: bool = True
     """End the run after the last step: agents get no more tasks, and learn why."""
     exit_when_finished: bool = False

@@ -35,7 +35,10 @@ def finished_rollout(rollout_id: str, state: str) -> ServiceError:
 
 
 def _unknown_run(run_id: str) -> ServiceError:
-    message = f"run {run_id!r} does not exist: create it with RunService.CreateRun first"
+    message = (
+        f"run {run_id!r} does not exist: create it with RunService.CreateRun first; if it existed, "
+        "the store has lost it"
+    )
     metadata = {"what": "run", "name": run_id}
     return ServiceError(grpc.StatusCode.NOT_FOUND, Reason.NOT_FOUND, message, metadata=metadata)
 

@@ -231,6 +231,15 @@ class Pipelines:
     def has_lost_data(self) -> bool:
         return self._mark.is_missing
 
+    async def check_mark(self) -> None:
+        """Look for the mark on a server to which connections are open.
+
+        Raises:
+            DataLostError: it has been emptied.
+        """
+        if self._mark.key:
+            self._mark.check(await self._redis.get(self._mark.key))
+
     async def aclose(self) -> None:
         for pipeline in self._pipelines.values():
             await pipeline.aclose()

@@ -14,7 +14,7 @@ from redis import exceptions
 from services.chassis.log import get_logger
 
 _MESSAGE = (
-    "the store has come back without its data: start Redis on the data it had, or restore a backup "
+    "the store is without its data: start Redis on the data it had, or restore a backup "
     "(docs/runbooks/restore.md); to begin anew with an empty store, restart this service"
 )
 
@@ -33,7 +33,7 @@ class StoreMark:
 
     def __init__(self, key: str = "") -> None:
         """`key` holds the mark; empty: servers are not marked."""
-        self._key = key
+        self.key = key
         self._value: bytes | None = None
         self._since = 0.0
         self.is_missing = False
@@ -41,10 +41,10 @@ class StoreMark:
 
     def commands(self) -> list[tuple[Any, ...]]:
         """What a new connection sends; the last reply is for `check`."""
-        if not self._key:
+        if not self.key:
             return []
-        made = [("SET", self._key, uuid.uuid4().hex, "NX")] if self._value is None else []
-        return [*made, ("GET", self._key)]
+        made = [("SET", self.key, uuid.uuid4().hex, "NX")] if self._value is None else []
+        return [*made, ("GET", self.key)]
 
     def check(self, found: bytes | None) -> None:
         """Compare what the server has.
@@ -52,7 +52,7 @@ class StoreMark:
         Raises:
             DataLostError: it is not what it had before.
         """
-        if not self._key:
+        if not self.key:
             return
         now = time.monotonic()
         if self._value is None or now - self._since < _SETTLED_SECONDS:
@@ -60,7 +60,7 @@ class StoreMark:
             self._value, self._since = found, now
         lost = found != self._value
         if lost and not self.is_missing:
-            get_logger().error("store_lost_its_data", key=self._key, error=_MESSAGE)
+            get_logger().error("store_lost_its_data", key=self.key, error=_MESSAGE)
         self.is_missing = lost
         if lost:
             raise DataLostError(_MESSAGE)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from seamflow.errors import ConflictError
+from seamflow.errors import ConflictError, NotFoundError
 from seamflow.retry import retrying
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
@@ -21,6 +21,7 @@ from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout, console_link, instructions
 from services.launcher.report.view import View
 from services.launcher.run_rules import rules
+from services.launcher.same_run import check_same_store, note_creation
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor, child_environment
 from services.lib.child_process import Child
@@ -43,6 +44,7 @@ class Start:
     layout: Layout
     plans: Mapping[str, ProcessPlan]
     view: View
+    accepts_lost_samples: bool = False
 
     async def core_services(self, processes: Supervisor) -> None:
         """Start the store, and the services that need nothing else."""
@@ -80,9 +82,12 @@ class Start:
         """Create the run, or find that it exists with the same rules.
 
         Raises:
-            ConfigError: it exists with others, in a Redis that other launchers use too.
+            ConfigError: it exists with others, in a Redis that other launchers use too, or the
+                store has lost it, and `accepts_lost_samples` is not set.
         """
         await self._wait_for_manager()
+        if not self.accepts_lost_samples:
+            check_same_store(self.config, self.layout, await self._created_at(services))
         config = self.config.replace(required_columns=self.config.columns)
         request = run_pb.CreateRunRequest(run_id=self.layout.run_id, config=rules(config))
         try:
@@ -90,6 +95,17 @@ class Start:
         except ConflictError as error:
             cure = "set them back, or start a new run by another --name"
             raise ConfigError(f"{error}: {cure}") from error
+        note_creation(self.layout, await self._created_at(services))
+
+    async def _created_at(self, services: Services) -> str:
+        """When the store has created the run; empty: it has not."""
+        request = run_pb.GetRunRequest(run_id=self.layout.run_id)
+        try:
+            return (
+                await retrying(lambda: services.runs.GetRun(request))
+            ).run.create_time.ToJsonString()
+        except NotFoundError:
+            return ""
 
     async def others(self, processes: Supervisor, services: Services) -> None:
         """Start what computes, then the agents."""

@@ -134,12 +134,7 @@ async def load(
     )
     source = open_source(config.tasks, shuffle=config.shuffle, seed=config.seed)
     async with grpc.aio.insecure_channel(config.trajectory_manager) as channel:
-        queue = TaskQueue(
-            channel,
-            run_id=config.run_id,
-            clock=time.monotonic,
-            start_seconds=config.start_seconds,
-        )
+        queue = TaskQueue(channel, run_id=config.run_id, clock=time.monotonic)
         await Loader(config, source, queue, sizes, curriculum).run()
 
 

@@ -63,8 +63,9 @@ class SampleLedger(sample_grpc.SampleServiceServicer):
     async def GetReadiness(
         self, request: sample_pb2.GetReadinessRequest, context: object
     ) -> sample_pb2.GetReadinessResponse:
-        """The committed step alone."""
-        readiness = sample_pb2.Readiness(committed_step=self.committed)
+        """The steps alone."""
+        leased = max(self.committed, *self._batches, 0)
+        readiness = sample_pb2.Readiness(committed_step=self.committed, leased_step=leased)
         return sample_pb2.GetReadinessResponse(readiness=readiness)
 
     async def AwaitStep(

@@ -17,13 +17,14 @@ from typing import Any
 
 from redis import exceptions
 from redis.asyncio import Redis, RedisCluster
-from seamflow.waits import in_background
+from seamflow.waits import in_background, note
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
 from services.chassis.log import get_logger
 from services.chassis.redis.connect import UNAVAILABLE_ERRORS, connect
 from services.chassis.redis.pipeline import Pipelines
 from services.chassis.redis.scripts import Scripts
+from services.chassis.redis.store_mark import DataLostError
 from services.chassis.redis.url import parse_redis_url
 from trajectory_manager.model.records import Durability
 from trajectory_manager.store.redis import keys
@@ -85,6 +86,7 @@ async def redis_store(
 
         async def check() -> None:
             await _check_settings(redis, durability, replicas)
+            await pipelines.check_mark()
 
         await _until(lambda: _answers(check), deadline, cure)
         await _until(lambda: _answers(lambda: _warn_if_in_memory(redis)), deadline, cure)
@@ -230,7 +232,7 @@ async def _has_replicas(redis: Redis, replicas: int) -> bool:
 async def watched(
     scripts: Scripts, check: Callable[[], Awaitable[None]], every_seconds: float
 ) -> AsyncIterator[None]:
-    """While `check` raises `ConfigError`, the scripts refuse every call: nothing is acknowledged.
+    """While `check` raises an error, the scripts refuse every call: nothing is acknowledged.
 
     Writes acknowledged between a change and the next check have the weaker class.
     """
@@ -253,10 +255,11 @@ async def _watch(
     while not await _is_set_within(ended, every_seconds):
         try:
             await check()
-        except ConfigError as error:
+        except (ConfigError, DataLostError) as error:
             if not scripts.refusal:
-                get_logger().error("durability_broken", error=str(error))
+                get_logger().error("store_refused", error=str(error))
             scripts.refusal = f"{error}; until then nothing is stored"
+            note("store", scripts.refusal)
         except (*UNAVAILABLE_ERRORS, OSError):
             continue  # calls fail by themselves
         else:

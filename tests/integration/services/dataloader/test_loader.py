@@ -11,6 +11,7 @@ import pytest
 from seamflow.common.v1.tokens_pb2 import PURPOSE_EVAL, PURPOSE_TRAIN
 
 from services.chassis.errors import ConfigError, DependencyUnavailable
+from services.dataloader import task_queue
 from services.dataloader.config import DataloaderConfig
 from services.dataloader.loader import Position, PositionFile
 from tests.lib.dataloader.support import Queue, load, numbered, serving, write_jsonl
@@ -259,12 +260,15 @@ async def test_a_function_that_yields_no_dicts_is_named() -> None:
             await load(address, tasks="tests.lib.dataloader.support:texts")
 
 
-async def test_a_run_that_never_appears_is_a_missing_dependency(tmp_path: Path) -> None:
+async def test_a_run_that_never_appears_is_a_missing_dependency(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The loader waits for the run to be created, but not for ever."""
+    monkeypatch.setattr(task_queue, "START_SECONDS", 0.2)
     tasks = write_jsonl(tmp_path / "t.jsonl", numbered(1))
     async with serving(Queue(run_id="other")) as address:
         with pytest.raises(DependencyUnavailable, match="run"):
-            await load(address, tasks=tasks, start_seconds=0.2)
+            await load(address, tasks=tasks)
 
 
 async def test_a_run_that_appears_late_is_waited_for(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -64,6 +65,23 @@ async def test_an_empty_store_answers_nothing_until_its_data_is_back(
         await _broken(store)
         assert await store.runs.config("run") == RULES
         assert await store.ready()
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+async def test_a_store_that_is_emptied_is_noticed_without_a_new_connection(
+    in_memory: RedisServer, is_checked: bool
+) -> None:
+    """FLUSHALL; control: where nobody looks, a run is said never to have existed."""
+    seconds = 0.02 if is_checked else 3600.0
+    async with redis_store(in_memory.url, Durability.FAST, 5.0, check_seconds=seconds) as store:
+        await store.runs.create_run("run", RULES)
+        Redis(port=in_memory.port).flushall()
+        while is_checked and await store.ready():
+            await asyncio.sleep(0.01)
+        with pytest.raises(ServiceError) as caught:
+            await store.runs.config("other")
+        is_refused = caught.value.reason is Reason.STORE_UNAVAILABLE
+        assert is_refused is is_checked is ("without its data" in str(caught.value))
 
 
 async def test_a_service_that_starts_on_an_empty_store_uses_it(in_memory: RedisServer) -> None:

@@ -14,7 +14,12 @@ from safetensors.torch import save_file
 from services.chassis.errors import ConfigError
 from services.launcher import same_run
 from services.launcher.config import LauncherConfig
-from services.launcher.same_run import check_same_run, note_beginning
+from services.launcher.same_run import (
+    check_same_run,
+    check_same_store,
+    note_beginning,
+    note_creation,
+)
 from tests.lib.launcher.support import make_config, make_layout
 
 
@@ -72,3 +77,18 @@ def test_a_model_that_the_run_prepares_is_not_compared(tmp_path: Path) -> None:
     """It is in the run's folder, and not there yet at the first start."""
     check = _begun(tmp_path, prepare="my_model")
     check(make_config(prepare="my_model"))
+
+
+@pytest.mark.parametrize(
+    ("found", "named"),
+    [("", "no such run"), ("2026-11-30T00:00:00Z", "another run of that name, of 2026-11-30")],
+)
+def test_a_store_that_has_lost_the_run_is_named(tmp_path: Path, found: str, named: str) -> None:
+    """With what is lost and the flag; a new run, and the run's own store, are none."""
+    config = make_config()
+    layout = make_layout(config, tmp_path)
+    check_same_store(config, layout, found)
+    note_creation(layout, "2026-11-29T00:00:00Z")
+    check_same_store(config, layout, "2026-11-29T00:00:00Z")
+    with pytest.raises(ConfigError, match=rf"{named}.* step ledger are lost.*accept_lost_samples"):
+        check_same_store(config, layout, found)
