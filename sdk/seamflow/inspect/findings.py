@@ -329,7 +329,10 @@ def _none_serves(snapshot: Snapshot, waiting: str) -> Finding:
     states = ", ".join(f"{s.node_id} at {s.address} {server_state(s)}" for s in snapshot.servers)
     trains = is_trainer(snapshot, trainer_pb.TRAINER_STATE_TRAINING)
     answering = any(server.info is not None for server in snapshot.servers)
-    if not answering:
+    loads = not answering and all(_is_loading(snapshot, each.address) for each in snapshot.servers)
+    if loads:
+        cure = "They load the model: their ports are closed until then."
+    elif not answering:
         cure = (
             "Their logs, and those of their node agents, say why. An agent restarts a server that "
             "ended; one that stands still must be ended. Or their addresses cannot be reached."
@@ -346,7 +349,18 @@ def _none_serves(snapshot: Snapshot, waiting: str) -> Finding:
         sentence=f"{waiting}: {states}.",
         cure=cure,
         since=last_event(snapshot, "assigned") if answering else _silent_since(snapshot),
-        normal=trains and answering,
+        normal=loads or (trains and answering),
+    )
+
+
+def _is_loading(snapshot: Snapshot, address: str) -> bool:
+    """Whether a process of this machine runs there that does not listen yet."""
+    return any(
+        state.process.address == address
+        and state.process.pid is not None
+        and state.is_running
+        and not (state.answers or state.is_silent or state.stopped)
+        for state in snapshot.processes
     )
 
 

@@ -1,4 +1,5 @@
-"""`make chaos-edges`: what one agent's mistake, one broken server or one flipped bit costs.
+"""`make chaos-edges`: what one agent's mistake, one broken server or one flipped bit costs, and how
+soon a run names what stands still.
 
 `--quick` divides every count; `--only broken.nan abuse.message_of_10_mb` runs some scenarios.
 """
@@ -20,14 +21,17 @@ from tests.chaos.store.rig import Setting
 from tests.chaos.suite import Suite, broken_limits, exit_if_broken
 
 BENCH = "chaos-edges"
-_MODULES = ("poison", "damage", "floods")
+_MODULES = ("poison", "damage", "floods", "frozen")
 """Modules of this folder with `run(seed) -> dict[str, float]`, run if they are there."""
 _MAX_LOST_SHARE = 0.02
 _MAX_P99_RATIO = 3.0
 _MAX_GROWTH_MIB = 512.0
 _CONTROL_FAULTS = ("nan", "false_context", "empty")
 _CONTROL_ABUSES = ("message_of_10_mb", "template_that_loops", "template_that_grows")
-_ZERO = ("runs_poisoned", "floods.kinds_kept", "floods.foreign_leases")
+_ZERO = (
+    *("runs_poisoned", "floods.kinds_kept", "floods.foreign_leases"),
+    *("frozen.unnamed", "frozen.misnamed", "frozen.summaries_missing"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from seamflow.common.v1.tokens_pb2 import FAILURE_CLASS_ENVIRONMENT, Failure
 from seamflow.errors import NotFoundError, UnavailableError
 from seamflow.evaluator.v1 import evaluator_service_pb2 as evaluator_pb
 from seamflow.inspect.diagnosis import Finding
+from seamflow.inspect.processes import Process, ProcessState
 from seamflow.inspect.progress import Progress
 from seamflow.inspect.snapshot import ServerSnapshot, Snapshot
 from seamflow.inspect.status_screen import status_screen
@@ -372,6 +373,23 @@ def test_servers_that_do_not_serve_a_waiting_trainer_are_a_problem(
 def test_a_crashed_server_is_a_problem_even_while_training() -> None:
     """Silence is not the same as released memory."""
     assert not findings(servers=(server(None),))["no_server_serves"].normal
+
+
+@pytest.mark.parametrize(
+    ("state", "is_normal"),
+    [({}, True), ({"is_running": False}, False), ({"is_silent": True}, None)],
+)
+def test_a_server_that_loads_its_model_is_waited_for(
+    state: dict[str, bool], is_normal: bool | None
+) -> None:
+    """Its process runs and does not listen; one that accepts and is silent is named itself."""
+    process = Process(name="rollout_server", address="host:1", pid=1)
+    states = (ProcessState(process=process, **state),)
+    found = findings(servers=(server(None),), processes=states)
+    if is_normal is None:
+        assert "no_server_serves" not in found
+    else:
+        assert found["no_server_serves"].normal is is_normal
 
 
 def test_a_silent_server_waits_since_its_node_reported_it() -> None:
