@@ -18,6 +18,8 @@ from services.console.sources.run_store import AllocationLog, RunStore
 from services.console.sources.shown_runs import ShownRun
 
 Values = dict[str, Any]
+_REPORTED = "reported"
+"""Kind of an event that a heartbeat caused: it tells what a node does, and decides nothing."""
 _TRACE_COLOURS = {
     "rollout": "thread_state_running",
     "training": "good",
@@ -46,14 +48,15 @@ async def ended_history(store: RunStore, run: ShownRun) -> Values:
 def node_history(
     events: Iterable[pb.AllocationEvent], arrivals: Iterable[Arrival], end: float
 ) -> Values:
-    """Spans of the nodes up to `end`, and the audit log; events come oldest first."""
+    """Spans of the nodes up to `end`, and what was decided; events come oldest first."""
     nodes: dict[str, _Node] = {}
     audit = []
     for event in events:
         time = seconds_of(event.event_time)
         if time > end:
             break
-        audit.append(_entry(event, time))
+        if event.kind != _REPORTED:
+            audit.append(_entry(event, time))
         if event.HasField("node"):
             _add(nodes.setdefault(event.node.node_id, _Node(event.node)), event, time)
     for known in nodes.values():

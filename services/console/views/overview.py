@@ -69,6 +69,7 @@ def step_curves(
         "time": list(table.column("time")[first:]),
         "metrics": {name: list(table.column(name)[first:]) for name in wanted},
         "names": [name for name in table.names if name != "time"],
+        "num_steps": snapshot.trainer.num_steps if snapshot.trainer else None,
         "evaluations": [e for e in evaluation_points(run, snapshot) if (e["step"] or 0) > since]
         if since
         else evaluation_points(run, snapshot),

@@ -59,8 +59,18 @@ def overview(visit: Visit) -> None:
 
 
 def curves(visit: Visit) -> None:
-    """A chart for each chosen metric, described in words."""
+    """A chart for each chosen metric, described in words, with its newest values; it is saved."""
     page = visit.open("curves?names=reward_mean,entropy")
+    legend = page.locator(".u-legend").first.inner_text()
+    assert any(digit in legend.partition(visit.run)[2] for digit in "0123456789"), legend
+    assert "--" not in legend, legend
+    saved = []
+    for kind in ("CSV", "PNG"):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=f"Save reward_mean as {kind}").click()
+        saved.append(download.value.path().read_bytes())
+    assert saved[0].startswith(f"Step,{visit.run}".encode()), saved[0][:80]
+    assert saved[1].startswith(b"\x89PNG"), saved[1][:8]
     labels = [each.get_attribute("aria-label") for each in page.locator("main canvas").all()]
     assert len(labels) == 2, labels
     assert "reward_mean" in str(labels[0])
@@ -70,6 +80,7 @@ def curves(visit: Visit) -> None:
 def step(visit: Visit) -> None:
     """Groups with their spread; one that is opened shows its samples."""
     page = visit.open("steps")
+    assert "steps made" in page.locator("[data-newest]").inner_text()
     page.locator(".group summary").first.click()
     rows = page.locator(".group[open] tbody tr")
     rows.first.wait_for()

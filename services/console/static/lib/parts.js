@@ -58,7 +58,9 @@ export function table(label, columns, rows, { sorted = null, onSort = null } = {
 }
 
 function cell(column, row) {
-  return h("td", { class: column.numeric ? "num" : column.wide ? "wide" : null }, column.cell(row));
+  const shown = column.cell(row);
+  const classes = [column.numeric && "num", column.wide && "wide", shown === "–" && "missing"].filter(Boolean).join(" ");
+  return h("td", { class: classes || null, "data-title": column.title }, shown);
 }
 
 function heading(column, sorted, onSort) {

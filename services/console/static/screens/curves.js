@@ -1,7 +1,7 @@
 // Metrics of the steps as curves: chosen by name, smoothed, up to four runs over each other.
 
 import { get } from "../lib/api.js";
-import { chartFigure, LineChart, smooth } from "../lib/chart.js";
+import { chartFigure, smooth } from "../lib/chart.js";
 import { fill, h } from "../lib/dom.js";
 import { choice, empty, field, loading, select } from "../lib/parts.js";
 import { link } from "../lib/route.js";
@@ -110,10 +110,9 @@ function drawCharts(state, own, others) {
 
 function newChart(state, name) {
   const { view } = state;
-  const { figure, place } = chartFigure(name);
   const onPoint = view.query.x === "time" ? null : (step) => (location.hash = link(view.run, "steps", step));
   const onZoom = (range) => zoomAll(state, name, range);
-  return { figure, chart: new LineChart(place, { title: name, signal: view.signal, sync: "curves", time: view.query.x === "time", onPoint, onZoom }) };
+  return chartFigure(name, `${view.run}-${name}`, { signal: view.signal, sync: "curves", time: view.query.x === "time", onPoint, onZoom });
 }
 
 /** What is zoomed in one chart is zoomed in all, and in the link. */
