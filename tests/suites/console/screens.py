@@ -83,16 +83,20 @@ def step(visit: Visit) -> None:
     assert "steps made" in page.locator("[data-newest]").inner_text()
     page.locator(".group summary").first.click()
     rows = page.locator(".group[open] tbody tr")
-    rows.first.wait_for()
+    page.locator(".group[open] th", has_text="Answer").wait_for()
     assert rows.count() >= 2
     assert "±" in page.locator(".group .spread").first.inner_text()
     assert page.locator(".histogram rect").count() >= 1
 
 
 def rollouts(visit: Visit) -> None:
-    """Rows, as many as a page has."""
+    """Rows, as many as a page has, each with its purpose and what was said."""
     page = visit.open("rollouts")
     assert page.locator("tbody tr").count() == 50
+    for title in ("Purpose", "Prompt"):
+        cells = page.locator(f"td[data-title={title}]").all_inner_texts()
+        assert len(cells) == 50, title
+        assert all(text not in ("", "–") for text in cells), cells
     page.get_by_role("button", name="Show more").click()
     page.locator("tbody tr").nth(60).wait_for()
 

@@ -273,6 +273,11 @@ class RunStore(RunScripts):
             _dead_letter(task, letter) for task, letter in zip(page[::2], page[1::2], strict=True)
         ]
 
+    async def task(self, run_id: str, task_id: str) -> Task | None:
+        """A task that was ever submitted."""
+        (found,) = await self._scripts.read([("HGET", _key(run_id, "tasks"), task_id)])
+        return None if found is None else record_json.decode(Task, found)
+
     async def requeue(self, run_id: str, task_ids: Sequence[str]) -> int:
         """Queue the tasks of dead letters again and remove the letters; return how many.
 

@@ -115,12 +115,21 @@ function groupOf(view, group) {
     rewardDots(group.samples ?? []),
     h("span", { class: "num spread" }, `${fixed(group.reward_mean)} ± ${fixed(group.reward_std)}`));
   const details = h("details", { class: "group", open, ontoggle: () => {
-    if (details.open && !body.firstChild) drawSamples(view, group, body);
+    if (details.open && !body.firstChild) openSamples(view, group, body);
     if (details.open) view.setQuery({ group: group.group_id });
     else if (view.query.group === group.group_id) view.setQuery({ group: "" });
   } }, summary, body);
-  if (open) drawSamples(view, group, body);
+  if (open) openSamples(view, group, body);
   return details;
+}
+
+/** The samples at once, then their answers: those of all groups would take long to read. */
+async function openSamples(view, group, place) {
+  drawSamples(view, group, place);
+  const { rows } = await get(["runs", view.run, "rollouts"], { group: group.group_id, limit: 500 }, { signal: view.signal }).catch(() => ({ rows: [] }));
+  const answers = new Map(rows.map((row) => [row.rollout_id, row.answer]));
+  for (const sample of group.samples ?? []) sample.answer = answers.get(sample.rollout_id) ?? null;
+  if (!view.signal.aborted) drawSamples(view, group, place);
 }
 
 function drawSamples(view, group, place) {

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.lib.console.support import TOKEN, group, world
+from tests.lib.trajectory_manager.client import message
 
 
 async def test_a_list_has_filters_and_pages(redis_url: str) -> None:
@@ -32,6 +33,26 @@ async def test_text_is_searched(redis_url: str) -> None:
         await group(shown.client, "one", 1.0, 0.0)
         assert len((await shown.get("rollouts", text="3 4"))["rows"]) == 2
         assert (await shown.get("rollouts", text="4 3"))["rows"] == []
+
+
+async def test_a_row_has_the_prompt_and_the_answer(redis_url: str) -> None:
+    """Also in a group of a step; a rollout without a recorded prompt has its task."""
+    async with world(redis_url) as shown:
+        await group(shown.client, "one", 1.0)
+        await shown.client.submit("two", payload_json='{"question":"why"}')
+        lease = await shown.client.lease()
+        while lease.task.task_id != "two":
+            lease = await shown.client.lease()
+        await shown.client.start(lease.rollout_id, lease.lease_token)
+        rows = (await shown.get("rollouts"))["rows"]
+        texts = [(row["purpose"], row["prompt"], row["answer"]) for row in rows]
+        assert texts == [("train", '{"question":"why"}', None), ("train", "1 2", "6")]
+        running = await shown.get(f"rollouts/{lease.rollout_id}")
+        assert (running["task"], running["turns"]) == ('{"question":"why"}', [])
+        begun = await shown.client.begin(lease.rollout_id, "t1", [7])
+        await shown.client.append(lease.rollout_id, "t1", begun.epoch, 0, message([7]))
+        rows = (await shown.get("rollouts", state="running"))["rows"]
+        assert [row["prompt"] for row in rows] == ["7"]
 
 
 @pytest.mark.parametrize(

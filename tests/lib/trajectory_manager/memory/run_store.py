@@ -340,6 +340,10 @@ class MemoryRunStore(RunStore):
         letters = list(self._runs.get(run_id).dead)
         return letters[:: -1 if newest_first else 1][start : start + limit]
 
+    async def task(self, run_id: str, task_id: str) -> Task | None:
+        """See `RunStore`."""
+        return self._runs.get(run_id).seen.get(task_id)
+
     async def requeue(self, run_id: str, task_ids: Sequence[str]) -> int:
         """See `RunStore`."""
         run, wanted = self._runs.get(run_id), set(task_ids)
