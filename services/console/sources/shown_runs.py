@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from seamflow.inspect.endpoints import SERVICES, Endpoints, UsageError, resolve
+from seamflow.inspect.lives import Life, lives
 from seamflow.inspect.run_files import json_object
 from seamflow.inspect.run_folders import started
 from seamflow.network.host_port import listens
@@ -48,12 +49,19 @@ class ShownRun:
 
     @property
     def end(self) -> float:
-        """Unix time at which it ended, by the newest of its files; 0: no folder is here."""
+        """Unix time at which its last life ended; without a record of lives that of its newest
+        file; 0: it goes on, or no folder is here."""
         if self.folder is None:
             return 0.0
-        names = ("end.json", "metrics.jsonl", "evaluation.jsonl", "addresses.json")
+        for last in self.lives()[-1:]:
+            return last.end or 0.0
+        names = ("metrics.jsonl", "evaluation.jsonl", "addresses.json")
         files = (self.folder / name for name in names)
         return max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
+
+    def lives(self) -> list[Life]:
+        """Of its launcher, oldest first."""
+        return [] if self.folder is None else lives(self.folder)
 
     def algorithm(self) -> str:
         """Its name in the run's configuration file; empty: not there, or the file has gone."""
@@ -171,7 +179,7 @@ def _ended(run: ShownRun) -> ShownRun:
     """The run, read from its folder if its services have ended since it was found."""
     if run.endpoints is None or run.folder is None:
         return run
-    if not (run.folder / "end.json").is_file():
+    if any(life.end is None for life in run.lives()[-1:]):
         return run
     if listens(run.endpoints.services.get("trajectory_manager", "")):
         return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from seamflow.enum_names import enum_name
@@ -13,6 +14,7 @@ from seamflow.inspect.failure_causes import Cause
 from seamflow.inspect.learning import not_learning
 from seamflow.inspect.progress import read_progress
 from seamflow.inspect.run_files import json_lines
+from seamflow.inspect.run_folders import run_state as folder_state
 from seamflow.inspect.run_folders import started
 from seamflow.inspect.snapshot import Snapshot
 from seamflow.inspect.why_stuck import why_stuck
@@ -83,7 +85,7 @@ def overview(run: ShownRun, snapshot: Snapshot, failures: Sequence[Cause] = ()) 
     warned = [each for each in findings if each.rule in _WARNINGS - {"nothing_waits"}]
     return {
         "state": run_state(run, snapshot),
-        "end": run.json("end.json"),
+        "lives": [asdict(life) for life in run.lives()],
         "activities": list(_activities(snapshot)),
         "waiting": [_wait(each, snapshot) for each in waits],
         "queues": list(_queues(snapshot)),
@@ -99,8 +101,7 @@ def overview(run: ShownRun, snapshot: Snapshot, failures: Sequence[Cause] = ()) 
 def run_state(run: ShownRun, snapshot: Snapshot) -> str:
     """running, waiting, finished, stopped, failed or killed."""
     if not run.is_live:
-        finished = bool(run.json("summary.json"))
-        return str(run.json("end.json").get("state", "finished" if finished else "killed"))
+        return "killed" if run.folder is None else folder_state(run.folder)
     state = trainer_pb.TRAINER_STATE_UNSPECIFIED if not snapshot.trainer else snapshot.trainer.state
     if state == trainer_pb.TRAINER_STATE_FINISHED:
         return "finished"

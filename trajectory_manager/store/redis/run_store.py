@@ -234,9 +234,14 @@ class RunStore(RunScripts):
 
     async def expired(self, run_id: str, limit: int) -> list[LostLease]:
         """Leases that expired or that their group ended, of rollouts that are not settled."""
-        (over,) = await self._call("list_ended_leases", run_id, limit)
+        over, renewed, ended = await self._call("list_ended_leases", run_id, limit)
         return [
-            LostLease(rollout_id=name.decode(), surplus=float(score) == 0)
+            LostLease(
+                rollout_id=name.decode(),
+                surplus=float(score) == 0,
+                idle_seconds=(float(renewed) - float(score)) / 1000,
+                run_ended=bool(ended),
+            )
             for name, score in zip(over[::2], over[1::2], strict=True)
         ]
 
@@ -314,6 +319,7 @@ def _result_text(result: RolloutResult) -> str:
             "min_version": result.min_weight_version,
             "samples": result.sample_ids,
             "message": result.failure_message,
+            "cancelled": result.cancelled,
         }
     )
 
