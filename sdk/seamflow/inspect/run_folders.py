@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from seamflow.errors import NotFoundError
+from seamflow.inspect.endpoints import UsageError
 from seamflow.inspect.learning import not_learning
 from seamflow.inspect.lives import lives, time_text
 from seamflow.inspect.progress import read_progress
@@ -16,10 +17,11 @@ from seamflow.network.host_port import listens
 from seamflow.token_text import Decode
 
 _NEWEST = 20
+_NOTE = "note.txt"
 
 _COLUMNS = (
     *("run", "state", "steps", "last step's reward", "best held-out", "health"),
-    *("first started", "lives", "folder"),
+    *("first started", "lives", "note", "folder"),
 )
 
 
@@ -127,8 +129,28 @@ def _row(folder: Path) -> Mapping[str, str]:
         "health": ", ".join(each.rule for each in not_learning(progress)) or "ok",
         "started": time_text(found[0].start if found else started(folder)),
         "lives": str(len(found) or 1),
+        "note": note(folder),
         "folder": str(folder),
     }
+
+
+def note(folder: Path) -> str:
+    """What a person has noted of the run, in one line; words with "#" are its tags."""
+    try:
+        return " ".join((folder / _NOTE).read_text(encoding="utf-8", errors="replace").split())
+    except OSError:
+        return ""
+
+
+def write_note(folder: Path, text: str) -> None:
+    """Note something of the run; an empty text removes the note.
+
+    Raises:
+        UsageError: no run is there.
+    """
+    if not (folder / "addresses.json").is_file():
+        raise UsageError(f"{folder} is no folder of a run: `seamflow runs` lists those that are")
+    (folder / _NOTE).write_text(f"{text}\n", encoding="utf-8")
 
 
 def run_state(folder: Path) -> str:

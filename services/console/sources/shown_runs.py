@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import tarfile
 import tempfile
 import time
@@ -14,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from seamflow.inspect.endpoints import SERVICES, Endpoints, UsageError, resolve
-from seamflow.inspect.lives import Life, lives
+from seamflow.inspect.lives import Life, lives, stops
 from seamflow.inspect.run_files import json_object
-from seamflow.inspect.run_folders import started
+from seamflow.inspect.run_folders import note, started
 from seamflow.network.host_port import listens
 
 from services.chassis.rpc import clients
@@ -62,6 +63,14 @@ class ShownRun:
     def lives(self) -> list[Life]:
         """Of its launcher, oldest first."""
         return [] if self.folder is None else lives(self.folder)
+
+    def stops(self) -> list[tuple[float, float]]:
+        """The periods between its lives."""
+        return [period for period in stops(self.lives()) if period[1] < math.inf]
+
+    def note(self) -> str:
+        """What a person has noted of it."""
+        return "" if self.folder is None else note(self.folder)
 
     def algorithm(self) -> str:
         """Its name in the run's configuration file; empty: not there, or the file has gone."""

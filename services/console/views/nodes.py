@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -26,6 +26,7 @@ _TRACE_COLOURS = {
     "lent": "rail_animation",
     "switching": "yellow",
     "idle": "grey",
+    "stopped": "black",
     "lost": "terrible",
 }
 
@@ -40,15 +41,22 @@ async def ended_history(store: RunStore, run: ShownRun) -> Values:
     """Of a run whose services have ended, up to then: a scheduler that reads it adds events."""
     log = AllocationLog(store)
     try:
-        return node_history(await log.events(), logged_arrivals(run.folder), run.end)
+        arrivals = logged_arrivals(run.folder)
+        return node_history(await log.events(), arrivals, run.end, run.stops())
     finally:
         await log.close()
 
 
 def node_history(
-    events: Iterable[pb.AllocationEvent], arrivals: Iterable[Arrival], end: float
+    events: Iterable[pb.AllocationEvent],
+    arrivals: Iterable[Arrival],
+    end: float,
+    stops: Sequence[tuple[float, float]] = (),
 ) -> Values:
-    """Spans of the nodes up to `end`, and what was decided; events come oldest first."""
+    """Spans of the nodes up to `end`, and what was decided; events come oldest first.
+
+    `stops`: periods in which the run was stopped, in order.
+    """
     nodes: dict[str, _Node] = {}
     audit = []
     for event in events:
@@ -61,6 +69,7 @@ def node_history(
             _add(nodes.setdefault(event.node.node_id, _Node(event.node)), event, time)
     for known in nodes.values():
         known.spans[-1]["end"] = end
+        known.spans = list(_with_stops(known.spans, stops))
     return {
         "nodes": [_values(each, arrivals) for each in nodes.values()],
         "audit": audit,
@@ -81,6 +90,29 @@ def _add(known: _Node, event: pb.AllocationEvent, time: float) -> None:
         {"activity": activity, "start": time, "end": time, "reason": event.cause or event.kind}
         | {"numbers": _numbers(event)}
     )
+
+
+def _with_stops(spans: Iterable[Values], stops: Sequence[tuple[float, float]]) -> Iterator[Values]:
+    """The spans with what lies in a stop as spans of their own: no process was there.
+
+    What follows up to the node's next event is its start.
+    """
+    for span in map(dict, spans):
+        start, end = span["start"], span["end"]
+        for begin, stop in stops:
+            if begin < end and stop > start:
+                if start < begin:
+                    yield {**span, "start": start, "end": begin}
+                stopped = {"start": max(start, begin), "end": min(stop, end)}
+                yield {
+                    "activity": "stopped",
+                    "reason": "the run was stopped",
+                    "numbers": {},
+                } | stopped
+                start = min(stop, end)
+                span |= {"activity": "switching", "reason": "the run starts again"}
+        if start < end or span["start"] == end:
+            yield {**span, "start": start}
 
 
 def _activity(node: pb.Node) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -15,7 +16,6 @@ from seamflow.inspect.learning import not_learning
 from seamflow.inspect.progress import read_progress
 from seamflow.inspect.run_files import json_lines
 from seamflow.inspect.run_folders import run_state as folder_state
-from seamflow.inspect.run_folders import started
 from seamflow.inspect.snapshot import Snapshot
 from seamflow.inspect.why_stuck import why_stuck
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
@@ -71,6 +71,7 @@ def step_curves(
         "time": list(table.column("time")[first:]),
         "metrics": {name: list(table.column(name)[first:]) for name in wanted},
         "names": [name for name in table.names if name != "time"],
+        "stops": run.stops(),
         "num_steps": snapshot.trainer.num_steps if snapshot.trainer else None,
         "evaluations": [e for e in evaluation_points(run, snapshot) if (e["step"] or 0) > since]
         if since
@@ -86,6 +87,7 @@ def overview(run: ShownRun, snapshot: Snapshot, failures: Sequence[Cause] = ()) 
     return {
         "state": run_state(run, snapshot),
         "lives": [asdict(life) for life in run.lives()],
+        "note": run.note(),
         "activities": list(_activities(snapshot)),
         "waiting": [_wait(each, snapshot) for each in waits],
         "queues": list(_queues(snapshot)),
@@ -207,19 +209,19 @@ def _signals(run: ShownRun, snapshot: Snapshot) -> Values:
 
 def run_row(run: ShownRun, snapshot: Snapshot) -> dict[str, Any]:
     """A run in the list; times in Unix seconds, None where nothing is known."""
-    newest = run.steps.newest()
+    newest, found = run.steps.newest(), run.lives()
     results = [each for each in evaluation_points(run, snapshot) if each["best"]]
-    addresses = None if run.folder is None else run.folder / "addresses.json"
     return {
         "id": run.run_id,
         "name": run.run_id,
+        "note": run.note(),
         "state": run_state(run, snapshot),
         "live": run.is_live,
         "step": int(newest.get("step") or (run.steps.steps[-1] if run.steps.steps else 0)),
         "reward": newest.get("reward_mean"),
         "best_heldout": results[-1]["mean"] if results else None,
-        "started": started(addresses.parent) if addresses and addresses.is_file() else None,
-        "ended": None if run.is_live else run.end or None,
+        "started": found[0].start if found else None,
+        "seconds": sum(life.seconds(time.time()) for life in found) if found else None,
         "model": run.model,
         "algorithm": run.algorithm(),
     }

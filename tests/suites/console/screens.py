@@ -43,19 +43,26 @@ def has_no_fault(view: str) -> Callable[[Visit], None]:
 
 
 def runs(visit: Visit) -> None:
-    """A row for each run, whose link opens it."""
+    """A row for each run, whose link opens it; a filter finds it by its name."""
     page = visit.open_hash("#/runs")
+    page.get_by_label("Filter runs").fill("no such run")
+    page.locator("tbody tr").first.wait_for(state="detached")
+    page.get_by_label("Filter runs").fill(visit.run)
     page.get_by_role("link", name=visit.run, exact=True).click()
     page.get_by_role("heading", name=visit.run).wait_for()
     assert visit.fragment() == f"#/r/{visit.run}/overview"
 
 
 def overview(visit: Visit) -> None:
-    """State, signals, and the curve of the reward."""
+    """State, signals, the curve of the reward, and logs that open."""
     page = visit.open("overview")
     page.get_by_role("heading", name="Waiting").wait_for()
     page.get_by_role("heading", name="Reward, up to step").wait_for()
     assert page.locator(".tile").count() >= 3
+    with page.context.expect_page() as opened:
+        page.locator(".logs a", has_text="trainer").click()
+    assert '"msg"' in opened.value.locator("body").inner_text()
+    opened.value.close()
 
 
 def curves(visit: Visit) -> None:

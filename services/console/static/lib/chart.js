@@ -25,7 +25,7 @@ function colour(name) {
 /** One chart in `place`; drawn again when its place or the colours change. */
 export class LineChart {
   constructor(place, { title, signal, height = 190, sync = null, time = false, onPoint = null, onZoom = null }) {
-    Object.assign(this, { place, title, height, sync, time, onPoint, onZoom });
+    Object.assign(this, { place, title, height, sync, time, onPoint, onZoom, stops: [] });
     this.resizing = new ResizeObserver(() => this.plot?.setSize({ width: this.width(), height }));
     this.resizing.observe(place);
     window.addEventListener("themechange", () => this.again(), { signal });
@@ -99,10 +99,10 @@ export class LineChart {
       height: this.height,
       cursor: { sync: this.sync ? { key: this.sync, filters: { pub: isMove, sub: isMove } } : undefined, drag: { x: true, y: false }, points: { size: 7 } },
       scales: { x: { time: this.time }, y: { range: (_, low, high) => rangeOf(low, high, evaluations) } },
-      axes: [{ ...this.axis(false, !this.time), size: 28 }, { ...this.axis(true, series.every((one) => one.values.every(isWhole))), size: 54 }],
+      axes: [{ ...this.axis(false, !this.time), size: this.time ? 42 : 28 }, { ...this.axis(true, series.every((one) => one.values.every(isWhole))), size: 54 }],
       padding: [10, 12, 0, 0],
       series: [{ label: this.time ? "Time" : "Step", value: (_, x) => this.placeOf(x) }, ...[...series.flatMap(lines), ...(evaluations.length ? [heldout()] : [])].map((one) => ({ ...one, value: (...given) => this.valueText(...given) }))],
-      hooks: { draw: [(plot) => this.drawRanges(plot)], setSelect: [(plot) => this.selected(plot)], setLegend: [() => this.tellNewest()] },
+      hooks: { drawClear: [(plot) => this.drawStops(plot)], draw: [(plot) => this.drawRanges(plot)], setSelect: [(plot) => this.selected(plot)], setLegend: [() => this.tellNewest()] },
     };
   }
 
@@ -121,6 +121,16 @@ export class LineChart {
     const grid = { stroke: colour("--line"), width: 1 };
     const values = vertical || !this.time ? { values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick, 4))) } : {};
     return { stroke: colour("--quiet"), grid, ticks: { show: false }, font: "12px system-ui, sans-serif", ...(whole ? { incrs: WHOLE } : {}), ...values };
+  }
+
+  /** Over time, bands where the run was stopped. */
+  drawStops(plot) {
+    const { ctx, bbox } = plot;
+    ctx.save();
+    ctx.fillStyle = colour("--raised");
+    const at = (time) => Math.min(bbox.left + bbox.width, Math.max(bbox.left, plot.valToPos(time, "x", true)));
+    for (const [from, to] of this.time ? this.stops : []) ctx.fillRect(at(from), bbox.top, at(to) - at(from), bbox.height);
+    ctx.restore();
   }
 
   /** A line from low to high at each evaluation, and a ring around the best. */

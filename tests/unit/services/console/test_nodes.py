@@ -44,6 +44,22 @@ def test_spans_follow_each_other() -> None:
     ]
 
 
+def test_a_stopped_period_is_no_idle_one() -> None:
+    """It is cut out of all that it touches, once; control: without stops nothing is cut."""
+    (node,) = node_history(EVENTS, (), 30.0, [(13, 17), (26, 28)])["nodes"]
+    spans = [(s["activity"], s["start"], s["end"]) for s in node["spans"]]
+    assert spans == [
+        ("idle", 10, 12),
+        ("training", 12, 13),
+        ("stopped", 13, 15),
+        ("stopped", 15, 17),
+        ("switching", 17, 20),
+        ("lost", 20, 26),
+        ("stopped", 26, 28),
+        ("switching", 28, 30),
+    ]
+
+
 def test_decisions_have_no_heartbeats() -> None:
     """They begin spans, and are none of the scheduler's decisions."""
     audit = node_history(EVENTS, (), 30.0)["audit"]
