@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -221,7 +220,7 @@ def run_row(run: ShownRun, snapshot: Snapshot) -> dict[str, Any]:
         "reward": newest.get("reward_mean"),
         "best_heldout": results[-1]["mean"] if results else None,
         "started": found[0].start if found else None,
-        "seconds": sum(life.seconds(time.time()) for life in found) if found else None,
+        "seconds": sum(life.seconds(snapshot.now) for life in found) if found else None,
         "model": run.model,
         "algorithm": run.algorithm(),
     }
