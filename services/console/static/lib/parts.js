@@ -59,7 +59,7 @@ export function table(label, columns, rows, { sorted = null, onSort = null } = {
 
 function cell(column, row) {
   const shown = column.cell(row);
-  const classes = [column.numeric && "num", column.wide && "wide", column.text && "text", shown === "–" && "missing"].filter(Boolean).join(" ");
+  const classes = [column.numeric && "num", column.wide && "wide", column.style, shown === "–" && "missing"].filter(Boolean).join(" ");
   return h("td", { class: classes || null, "data-title": column.title }, shown);
 }
 
@@ -90,7 +90,7 @@ function compare(one, other, sign) {
 
 /** Columns of a rollout's row, as in lists and in groups. */
 export function rolloutColumns(run, linkQuery = {}) {
-  const text = (name, title, about) => ({ name, title, about, text: true, value: (row) => row[name], cell: (row) => (row[name] ? h("span", { title: row[name], dir: "auto" }, row[name]) : row[name] === "" ? h("span", { class: "quiet" }, "empty") : "–") });
+  const text = (name, title, about) => ({ name, title, about, style: "excerpt", value: (row) => row[name], cell: (row) => (row[name] ? h("span", { title: row[name], dir: "auto" }, row[name]) : row[name] === "" ? h("span", { class: "quiet" }, "empty") : "–") });
   const numeric = (name, title, show, about) => ({ name, title, about, numeric: true, value: (row) => row[name], cell: (row) => show(row[name]) });
   return [
     { name: "rollout_id", title: "Rollout", value: (row) => row.rollout_id, cell: (row) => rolloutLink(run, row, linkQuery) },
