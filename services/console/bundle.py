@@ -28,6 +28,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 from services.chassis.errors import ExitCode
 from services.console.sources.run_store import RunStore, RunStores
 from services.console.sources.shown_runs import ShownRun, folder_run
+from services.console.views.excerpts import with_excerpts
 from services.console.views.nodes import ended_history
 from services.console.views.overview import overview, run_row, step_curves
 from services.console.views.rows import rollout_row
@@ -249,7 +250,8 @@ def _chosen(detail: Values, rollout_ids: set[str]) -> Values:
 
 async def _rows(store: RunStore, rollout_ids: Sequence[str]) -> list[Values]:
     search = pb.SearchRolloutsRequest(rollout_ids=rollout_ids, page_size=1000)
-    return [rollout_row(each) for each in (await store.found(search)).rollouts]
+    rows = [rollout_row(each) for each in (await store.found(search)).rollouts]
+    return await with_excerpts(store, rows)
 
 
 async def _rollout(

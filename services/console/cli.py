@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -81,6 +82,9 @@ def main() -> NoReturn:
         sys.exit(bundle(sys.argv[2:], STATIC))
     if {"-h", "--help"} & set(sys.argv[1:2]):
         print(_USAGE)
+    if sys.stdout.isatty():  # a person reads it: the link, and what goes wrong
+        os.environ.setdefault("SEAMFLOW_CONSOLE_LOG_FORMAT", "console")
+        os.environ.setdefault("SEAMFLOW_CONSOLE_LOG_LEVEL", "warning")
     if len(sys.argv) > 1 and not sys.argv[1].startswith("-"):
         sys.argv[1:2] = ["--run-folder", sys.argv[1]]
     run("console", ConsoleConfig, build)

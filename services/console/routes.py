@@ -22,6 +22,7 @@ from services.console.config import ConsoleConfig
 from services.console.sources.run_state import RunState
 from services.console.sources.run_store import RunStore, RunStores
 from services.console.sources.shown_runs import ShownRun, ShownRuns
+from services.console.views.logs import last_lines, logs
 from services.console.views.nodes import (
     chrome_trace,
     ended_history,
@@ -76,6 +77,8 @@ class Routes:
             web.get(rollout, self.rollout),
             web.get(f"{run}/nodes", self.nodes),
             web.get(f"{run}/nodes/trace.json", self.trace),
+            web.get(f"{run}/logs", self.logs),
+            web.get(f"{run}/logs/{{log}}", self.log),
             web.get(f"{run}/events", self.events),
         ]
 
@@ -141,6 +144,14 @@ class Routes:
         name = f'attachment; filename="{run.run_id}-nodes.json"'
         trace = chrome_trace(await self._node_history(run))
         return web.json_response(trace, headers={"Content-Disposition": name})
+
+    async def logs(self, request: web.Request) -> web.Response:
+        return web.json_response({"logs": logs(self._run(request).folder)})
+
+    async def log(self, request: web.Request) -> web.Response:
+        """The end of a log, as plain text."""
+        folder, name = self._run(request).folder, request.match_info["log"]
+        return web.Response(text=await asyncio.to_thread(last_lines, folder, name))
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Stream the run's events until the page is closed; a finished run has none."""
@@ -216,7 +227,7 @@ class Routes:
             snapshot, events = await state.snapshot(), await state.events()
             newest = seconds_of(events[-1].event_time) if events else 0.0
             arrivals = reported_arrivals(snapshot.servers)
-            return node_history(events, arrivals, max(snapshot.now, newest))
+            return node_history(events, arrivals, max(snapshot.now, newest), run.stops())
         store = await self._store(run)
         if self._history is None or self._history[0] is not store:
             self._history = (store, await ended_history(store, run))

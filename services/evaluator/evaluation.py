@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from seamflow.inspect.transcript import transcript
+from seamflow.client.transcript import transcript
 from seamflow.token_text import Decode, load_decoder, token_numbers
 from seamflow.trajectory.v1 import trajectory_pb2
 

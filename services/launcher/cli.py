@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from seamflow.inspect.lives import recorded_life
 from seamflow.inspect.run_files import json_object
 from seamflow.installation import missing_packages
 
@@ -68,7 +69,7 @@ from services.launcher.report.output import survive_closed_output
 from services.launcher.report.summary import show_summary
 from services.launcher.report.view import LiveView, View
 from services.launcher.run import Run
-from services.launcher.same_run import check_same_run, hold, note_beginning, recorded_end
+from services.launcher.same_run import check_same_run, hold, note_beginning
 from services.lib.evaluation import EvaluationConfig
 
 _TABLE = "evaluation"
@@ -177,7 +178,7 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
     is_terminal = sys.stdout.isatty() and config.live
     metrics = layout.folder / "metrics.jsonl"
     view = LiveView(config.name, metrics) if is_terminal else View(metrics)
-    with recorded_end(layout.folder), view:
+    with recorded_life(layout.folder), view:
         if amount:
             view.note(amount)
         hosts = OtherHosts(config, layout, plans, view) if config.has_other_hosts else None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from seamflow.evaluator.v1 import evaluator_service_pb2 as evaluator_pb
+from seamflow.inspect.lives import give_sign, note_stopping
 from seamflow.retry import retrying
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trajectory.v1 import run_service_pb2 as run_pb
@@ -61,6 +62,7 @@ async def watch_folder(folder: Path, seconds: float = _SECONDS) -> NoReturn:
             problem = await asyncio.to_thread(folder_problem, folder, descriptor)
             if problem:
                 raise DependencyUnavailable("run folder", problem)
+            give_sign(folder)
 
 
 @contextmanager
@@ -191,7 +193,12 @@ class Run:
             watching = [watch_folder(self.layout.folder)]
             if self.other_hosts is not None:
                 watching.append(self.other_hosts.watch())
-            return await run_until_failure(processes, work(processes, services), *watching)
+            return await run_until_failure(
+                processes, work(processes, services), *watching, stopping=self._stopping
+            )
+
+    def _stopping(self, reason: str) -> None:
+        note_stopping(self.layout.folder, reason)
 
     async def _train(self, processes: Supervisor, services: Services) -> dict[str, Any]:
         async with self._started(processes, services):

@@ -7,16 +7,14 @@ import hashlib
 import json
 import os
 import socket
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 from seamflow.inspect.run_files import json_object
 
-from services.chassis.errors import ConfigError, StartupError
+from services.chassis.errors import ConfigError
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
 from services.launcher.run_rules import rules
@@ -29,9 +27,6 @@ CREATION_FILE = "created_at"
 
 _SAMPLE_BYTES = 1 << 20
 _NO_SHAPE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
-END_FILE = "end.json"
-LIVES_FILE = "lives.jsonl"
-
 LOCK_FILE = "run.lock"
 
 
@@ -147,42 +142,6 @@ def _sample(file: Path) -> bytes:
             opened.seek(start)
             sample += opened.read(_SAMPLE_BYTES)
     return sample
-
-
-@contextmanager
-def recorded_end(folder: Path) -> Iterator[None]:
-    """While the context is open the run goes on; then `END_FILE` says how it ended.
-
-    The end is finished, stopped (by Ctrl-C) or failed.
-
-    `LIVES_FILE` has a line for each start of the run and one for each end; a launcher that was
-    killed leaves none.
-    """
-    (folder / END_FILE).unlink(missing_ok=True)
-    _add_life(folder, "started", "")
-    try:
-        yield
-    except StartupError as error:
-        _write(folder, "failed", str(error))
-        raise
-    except KeyboardInterrupt:
-        _write(folder, "stopped", "")
-        raise
-    _write(folder, "finished", "")
-
-
-def _write(folder: Path, state: str, reason: str) -> None:
-    when = time.strftime("%Y-%m-%d %H:%M:%S")
-    with suppress(OSError):  # the folder may be what failed
-        end = {"state": state, "reason": reason, "time": when}
-        (folder / END_FILE).write_text(json.dumps(end) + "\n")
-    _add_life(folder, state, reason)
-
-
-def _add_life(folder: Path, state: str, reason: str) -> None:
-    line = {"state": state, "reason": reason, "time": time.time()}
-    with suppress(OSError), (folder / LIVES_FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
 
 
 def hold(folder: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, Self, TypeVar
@@ -213,9 +213,15 @@ class Supervisor:
 
 
 async def run_until_failure(
-    processes: Supervisor, work: Awaitable[T], *watches: Awaitable[NoReturn]
+    processes: Supervisor,
+    work: Awaitable[T],
+    *watches: Awaitable[NoReturn],
+    stopping: Callable[[str], None] = lambda _: None,
 ) -> T:
-    """Run `work` until it ends, a child or a watch fails, or Ctrl-C; a second one kills all."""
+    """Run `work` until it ends, a child or a watch fails, or Ctrl-C; a second one kills all.
+
+    The first Ctrl-C, or SIGTERM, is told to `stopping`, by its name.
+    """
     loop = asyncio.get_running_loop()
     working = asyncio.ensure_future(work)
     failing = [asyncio.ensure_future(each) for each in (processes.failure(), *watches)]
@@ -226,6 +232,7 @@ async def run_until_failure(
         if len(asked) > 1:
             processes.kill()
             os._exit(128 + number)
+        stopping(_signal_name(number))
         working.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -243,7 +250,11 @@ async def run_until_failure(
     try:
         return await working
     except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+        raise KeyboardInterrupt(*map(_signal_name, asked)) from None
+
+
+def _signal_name(number: int) -> str:
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
 def full_folder(lines: Sequence[str]) -> Path | None:

@@ -20,12 +20,12 @@ _READERS = {
 _ALLOWED = {
     "rollout.http_gateway.dialects.chat_completions": "`created` of an answer, for people",
     "rollout.http_gateway.dialects.responses": "`created_at` of an answer, for people",
+    "seamflow.inspect.lives": "when a life of the launcher began and ended, for people",
     "seamflow.inspect.processes": "the clock since boot, by which /proc gives ages",
     "seamflow.inspect.snapshot": "how long ago what services report was, for people",
     "services.launcher.evaluate_checkpoint": "the name of a run",
     "services.launcher.hosts.certificates": "how long a certificate is valid",
     "services.launcher.report.occupancy": "where a plot begins, next to the times of steps",
-    "services.launcher.same_run": "when the run ended, for people",
     "services.chassis.steady_clock": "where it starts",
     "services.weights.cli": "when a version was committed, for people",
     "tools.backup.save": "when a backup was made, for people",

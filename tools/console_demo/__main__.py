@@ -18,7 +18,7 @@ from services.lib.redis_binary import find_redis_server, socket_folder
 
 _OUT = Path(__file__).parents[2] / "services" / "console" / "demo" / "demo_run.tar.xz"
 _FILES = (
-    "end.json",
+    "lives.jsonl",
     "summary.json",
     "metrics.jsonl",
     "evaluation.jsonl",

@@ -164,7 +164,11 @@ class TrajectoryServicer(pb_grpc.TrajectoryServiceServicer):
         if request.credential_digest:
             await self._check_credential(run_id, rollout_id, request.credential_digest)
         trajectory = await self._required(run_id, rollout_id, with_tokens=not request.headers_only)
-        return pb.GetTrajectoryResponse(trajectory=trajectory)
+        task = None
+        if request.with_task and trajectory.group_id:
+            task = await self._store.runs.task(run_id, trajectory.group_id)
+        known = None if task is None else conversion.task_to(task)
+        return pb.GetTrajectoryResponse(trajectory=trajectory, task=known)
 
     async def SearchRollouts(
         self, request: pb.SearchRolloutsRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -7,7 +7,7 @@ committed, and leaves as discarded from running or ready.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
@@ -222,6 +222,8 @@ class RolloutResult:
     """Samples it yields, in order."""
     failure_message: str = ""
     """Why it did not finish, for people."""
+    cancelled: bool = False
+    """Nothing has failed: its replacement is not counted."""
     summary: RolloutSummary | None = None
     """Its row of the index; None: there is no index."""
 
@@ -239,6 +241,9 @@ class LostLease:
     rollout_id: str
     surplus: bool
     """True: its group does not need it any more; False: it expired."""
+    idle_seconds: float = field(default=0.0, compare=False)
+    """Since it was last extended."""
+    run_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

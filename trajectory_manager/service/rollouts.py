@@ -7,6 +7,7 @@ sweep, another replica) completes what a killed process began.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -85,6 +86,10 @@ EXPIRED = Outcome(
     failure_class=FailureClass.INFRASTRUCTURE,
     failure_message="its lease expired before it finished",
 )
+STOPPED = Outcome(
+    failure_class=FailureClass.CANCELLED,
+    failure_message="the run was stopped or had ended before it finished",
+)
 SURPLUS = Outcome(
     failure_class=FailureClass.CANCELLED, failure_message="its group needs no more samples"
 )
@@ -105,6 +110,7 @@ class Rollouts:
         """`keeps_rows`: whether finished rollouts get a row of the index."""
         self._store = store
         self._keeps_rows = keeps_rows
+        self._began = time.monotonic()
         # Tokens stored since the run's last sweep; a killed process leaves them uncounted.
         self._new_tokens = Counter[str]()
         # Runs of which something was recorded since the last sweep of all.
@@ -340,13 +346,22 @@ class Rollouts:
             raise
 
     async def sweep(self, run_id: str) -> int:
-        """Fail rollouts whose lease has ended, settle marked ones; return how many."""
+        """Fail rollouts whose lease has ended, settle marked ones; return how many.
+
+        A lease that nobody has extended since this process began was held by an agent that was
+        stopped together with the process before.
+        """
         await self._count_tokens(run_id)
         lost = await self._store.runs.expired(run_id, _SWEEP_BATCH)
-        for outcome, surplus in ((SURPLUS, True), (EXPIRED, False)):
-            names = [lease.rollout_id for lease in lost if lease.surplus is surplus]
+        here = time.monotonic() - self._began
+        ways: dict[str, list[str]] = {"surplus": [], "stopped": [], "expired": []}
+        for lease in lost:
+            stopped = lease.run_ended or lease.idle_seconds > here
+            way = "surplus" if lease.surplus else "stopped" if stopped else "expired"
+            ways[way].append(lease.rollout_id)
+        for outcome, (way, names) in zip((SURPLUS, STOPPED, EXPIRED), ways.items(), strict=True):
             await self.fail(run_id, names, outcome)
-            metrics.LEASES.labels("surplus" if surplus else "expired").inc(len(names))
+            metrics.LEASES.labels(way).inc(len(names))
         unsettled = await self._store.runs.unsettled(run_id, _SWEEP_BATCH)
         await self.settle(run_id, unsettled)
         return len(lost) + len(unsettled)

@@ -69,7 +69,12 @@ def rollout_result(rollout: Rollout, turns: Sequence[Turn], reward_name: str) ->
     outcome = rollout.outcome
     if rollout.state is not RolloutState.FINISHED:
         message = f"{outcome.failure_class.name}: {outcome.failure_message}"
-        return RolloutResult(rollout_id=rollout.rollout_id, finished=False, failure_message=message)
+        return RolloutResult(
+            rollout_id=rollout.rollout_id,
+            finished=False,
+            failure_message=message,
+            cancelled=outcome.failure_class is FailureClass.CANCELLED,
+        )
     spans = _loss_spans(rollout, turns)
     plans = list(PrefixTree(turns).sample_plans(spans, outcome.untrained_turn_ids))
     versions = [

@@ -12,7 +12,7 @@ from seamflow.cli.parser import Verbs, call_services
 from seamflow.enum_names import enum_name
 from seamflow.errors import decode
 from seamflow.inspect.endpoints import Endpoints, manager_of_run, reached
-from seamflow.inspect.run_folders import print_run_folders
+from seamflow.inspect.run_folders import print_run_folders, write_note
 from seamflow.pages import pages
 from seamflow.retry import retrying
 from seamflow.stubs import async_stub
@@ -37,6 +37,9 @@ def register(verbs: Verbs) -> None:
         "runs", "The run folders here; with --trajectory-manager, the runs that it keeps.", runs
     )
     listing.add_argument("--folder", type=Path, default=Path("runs"), help="of run folders (runs)")
+    listing.add_argument(
+        "--note", nargs=2, metavar=("RUN", "TEXT"), help="note TEXT of a run; #words are tags"
+    )
     listing.set_defaults(command=_runs)
     ending = verbs.add("end-run", "Give agents no more tasks of a run.", end_run)
     deleting = verbs.add("delete-run", "Delete all that is stored of an ended run.", delete_run)
@@ -45,6 +48,8 @@ def register(verbs: Verbs) -> None:
 
 
 def _runs(given: argparse.Namespace) -> int:
+    if given.note:
+        write_note(given.folder / given.note[0], given.note[1])
     if given.trajectory_manager is None:
         return print_run_folders(given.folder)
     return call_services(runs, given)

@@ -14,10 +14,10 @@ import grpc.aio
 
 from seamflow.cli.export import load_arrow, retry_limit
 from seamflow.cli.parser import Verbs
+from seamflow.client.transcript import transcript
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import NotFoundError
 from seamflow.inspect.endpoints import Endpoints, UsageError, decoder_of, manager_of_run
-from seamflow.inspect.transcript import transcript
 from seamflow.pages import pages
 from seamflow.retry import retrying
 from seamflow.stubs import async_stub

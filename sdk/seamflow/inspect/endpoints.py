@@ -18,7 +18,7 @@ import grpc.aio
 from seamflow.channel import CONNECT_TIMEOUT, connect
 from seamflow.credentials import Credentials, SecretFile
 from seamflow.errors import SeamflowError, UnavailableError, decode
-from seamflow.inspect.run_files import json_object
+from seamflow.inspect.lives import Life, lives, time_text
 from seamflow.network.host_port import listens
 from seamflow.stubs import async_stub
 from seamflow.token_text import Decode, load_decoder, token_numbers
@@ -292,13 +292,17 @@ _KNOWN_BY = ("rollout_gateway", "trajectory_manager", "scheduler")
 
 def how_it_ended(folder: Path, addresses: Mapping[str, str]) -> str:
     """One line for people; empty: it goes on, or `seamflow train` has not made the folder."""
-    if not (end := json_object(folder / "end.json")):
+    last = next(reversed(lives(folder)), Life(start=0.0, end=0.0, state="killed"))
+    if last.end is None:
+        return ""
+    if last.state == "killed":
         return _killed(folder, addresses)
-    reason = f" ({end['reason']})" if end.get("reason") else ""
+    reason = f" ({last.reason})" if last.reason else ""
     serve = f"`seamflow serve {_flags(folder, addresses)}`"
+    how = f"{last.state} at {time_text(last.end)}{reason}"
     return (
-        f"the run in {folder} {end['state']} at {end['time']}{reason}, and its services ended with "
-        f"it: {serve} starts them again, with all that they recorded"
+        f"the run in {folder} {how}, and its services ended with it: {serve} starts "
+        "them again, with all that they recorded"
     )
 
 

@@ -18,9 +18,9 @@ _CURES = {
     "message names.",
 }
 _LEASE_EXPIRED = "its lease expired"
-_STOPPED_AGENT = (
-    "Nothing is wrong if its agent, or the whole run, was stopped meanwhile: another rollout takes "
-    "its place. Otherwise see the log of the agent for why it stopped calling the gateway."
+_SILENT_AGENT = (
+    "Nothing is wrong if its agent was stopped meanwhile: another rollout takes its place. "
+    "Otherwise see the log of the agent for why it stopped calling the gateway."
 )
 _CHANGING = re.compile(r"0x[0-9a-f]+|[0-9a-f]{32}|\d+(\.\d+)?")
 
@@ -73,7 +73,7 @@ def _cause(key: str, failed: Sequence[trajectory_pb2.Trajectory]) -> Cause:
 
 def _cure(failure: tokens_pb2.Failure) -> str:
     if failure.message.startswith(_LEASE_EXPIRED):  # the manager's own words for a silent agent
-        return _STOPPED_AGENT
+        return _SILENT_AGENT
     return _CURES[failure.failure_class]
 
 

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from seamflow.errors import NotFoundError
+from seamflow.inspect.endpoints import UsageError
 from seamflow.inspect.learning import not_learning
+from seamflow.inspect.lives import lives, time_text
 from seamflow.inspect.progress import read_progress
 from seamflow.inspect.run_files import json_lines, json_object, read_steps
-from seamflow.inspect.status_screen import metric_lines
+from seamflow.inspect.status_screen import life_lines, metric_lines
 from seamflow.network.host_port import listens
 from seamflow.token_text import Decode
 
 _NEWEST = 20
+_NOTE = "note.txt"
 
-_COLUMNS = ("run", "state", "steps", "reward", "best", "health", "started (UTC)", "folder")
+_COLUMNS = (
+    *("run", "state", "steps", "last step's reward", "best held-out", "health"),
+    *("first started", "lives", "note", "folder"),
+)
 
 
 def ended_status(folder: Path, ended: str) -> str:
     """Text of the screen: how it ended, its last step, its evaluations, its files."""
     steps = read_steps(folder / "metrics.jsonl")
-    lines = [ended]
+    lines = [ended, *life_lines(lives(folder))]
     if steps:
         last = {k: v for k, v in steps[-1].items() if k not in ("step", "time")}
         numbers = {k: v for k, v in last.items() if isinstance(v, int | float)}
@@ -111,7 +116,7 @@ def run_folders(parent: Path) -> list[Mapping[str, str]]:
 
 
 def _row(folder: Path) -> Mapping[str, str]:
-    progress = read_progress(folder)
+    progress, found = read_progress(folder), lives(folder)
     last = progress.steps[-1] if progress.steps else {}
     reward = last.get("reward_mean")
     best = json_object(folder / "checkpoints" / "best" / "best.json")
@@ -122,19 +127,43 @@ def _row(folder: Path) -> Mapping[str, str]:
         "reward": "" if reward is None else f"{reward:.3f}",
         "best": f"{best['value']:.3f} at step {best['step']}" if best else "",
         "health": ", ".join(each.rule for each in not_learning(progress)) or "ok",
-        "started": datetime.fromtimestamp(started(folder), UTC).strftime("%Y-%m-%d %H:%M"),
+        "started": time_text(found[0].start if found else started(folder)),
+        "lives": str(len(found) or 1),
+        "note": note(folder),
         "folder": str(folder),
     }
 
 
+def note(folder: Path) -> str:
+    """What a person has noted of the run, in one line; words with "#" are its tags."""
+    try:
+        return " ".join((folder / _NOTE).read_text(encoding="utf-8", errors="replace").split())
+    except OSError:
+        return ""
+
+
+def write_note(folder: Path, text: str) -> None:
+    """Note something of the run; an empty text removes the note.
+
+    Raises:
+        UsageError: no run is there.
+    """
+    if not (folder / "addresses.json").is_file():
+        raise UsageError(f"{folder} is no folder of a run: `seamflow runs` lists those that are")
+    (folder / _NOTE).write_text(f"{text}\n", encoding="utf-8")
+
+
 def run_state(folder: Path) -> str:
-    """running: its gateway's port answers; else its end: finished, stopped, failed, or killed."""
+    """That of its last life: running, finished, stopped, failed, or killed.
+
+    Of a folder without lives: running if its gateway's port answers.
+    """
+    if found := lives(folder):
+        return found[-1].state
     address = str(json_object(folder / "addresses.json").get("rollout_gateway", ""))
     if listens(address):
         return "running"
-    end = json_object(folder / "end.json")
-    is_finished = (folder / "summary.json").is_file()
-    return str(end.get("state", "finished" if is_finished else "killed"))
+    return "finished" if (folder / "summary.json").is_file() else "killed"
 
 
 def started(folder: Path) -> float:

@@ -16,6 +16,7 @@ from seamflow.errors import PreconditionError, SeamflowError, decode
 from seamflow.evaluator.v1 import evaluator_service_pb2 as evaluator_pb
 from seamflow.inspect.clients import RunClients
 from seamflow.inspect.endpoints import Endpoints
+from seamflow.inspect.lives import Life, lives
 from seamflow.inspect.processes import Process, ProcessState, known_processes, look
 from seamflow.inspect.progress import Progress, equal_groups_discarded, read_progress, with_counts
 from seamflow.pages import pages
@@ -61,7 +62,9 @@ class Snapshot:
     agents: str = ""
     logs: str = ""
     started: float | None = None
-    """Unix time at which the launcher started the run; None: unknown."""
+    """Unix time at which the launcher last started the run; None: unknown."""
+    lives: tuple[Life, ...] = ()
+    """Of the launcher, oldest first; none without the run's folder."""
     addresses: Mapping[str, str] = field(default_factory=dict)
     """host:port of the services asked, by name in `endpoints.SERVICES`."""
     zones: Mapping[str, str] = field(default_factory=dict)
@@ -203,6 +206,7 @@ class _Gatherer:
         return replace(
             snapshot,
             processes=processes,
+            lives=tuple(lives(self._endpoints.folder)) if self._endpoints.folder else (),
             free_bytes=self._free_bytes(),
             progress=None
             if progress_only

@@ -15,6 +15,7 @@ from seamflow.inspect.diagnosis import activity, node_state, server_state
 from seamflow.inspect.endpoints import SERVICES
 from seamflow.inspect.findings import evaluation_lines
 from seamflow.inspect.learning import not_learning
+from seamflow.inspect.lives import Life, time_text
 from seamflow.inspect.snapshot import Snapshot
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
@@ -23,12 +24,13 @@ _MARGIN = 9
 
 _WIDTH, _INDENT = 96, " " * 9
 _KEPT_TOGETHER = "\N{NO-BREAK SPACE}"
+_SHOWN_LIVES = 4
 _BAD_AT_ZERO = ("grad_norm", "learning_rate", "num_samples")
 
 
 def status_screen(snapshot: Snapshot) -> str:
     """Text of the screen, without a trailing newline."""
-    lines = [_line("run", snapshot.run_id or "unknown")]
+    lines = [_line("run", snapshot.run_id or "unknown"), *life_lines(snapshot.lives, snapshot.now)]
     lines += _samples(snapshot)
     lines += _trainer(snapshot)
     lines += _evaluator(snapshot)
@@ -56,6 +58,16 @@ def ago(duration: float) -> str:
     if duration < 120:
         return f"{max(duration, 0):.0f} s"
     return f"{duration / 60:.0f} min" if duration < 7200 else f"{duration / 3600:.1f} h"
+
+
+def life_lines(lives: Sequence[Life], now: float = 0.0) -> Iterator[str]:
+    """A line for each of the newest lives: when it began, how long it lasted, and how it ended."""
+    first = max(len(lives) - _SHOWN_LIVES, 0)
+    for i, life in enumerate(lives[first:], first + 1):
+        reason = f" ({life.reason})" if life.reason else ""
+        lasted = ago(life.seconds(now))
+        text = f"{i}: from {time_text(life.start)}, {lasted}, {life.state}{reason}"
+        yield _line("lives" if i == first + 1 else "", text)
 
 
 def _samples(snapshot: Snapshot) -> Iterator[str]:

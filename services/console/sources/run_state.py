@@ -60,7 +60,7 @@ class FailedRollouts:
 
     async def _add(self, name: str) -> None:
         try:
-            self._read[name] = await self._store.headers(name)
+            self._read[name], _ = await self._store.headers(name)
         except NotFoundError:
             return  # deleted meanwhile
         while len(self._read) > _KEPT:

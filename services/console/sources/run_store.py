@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -87,13 +88,19 @@ class RunStore(RunClients):
         """`text`: of its model."""
         super().__init__(endpoints)
         self.run_id, self.text = run_id, text
+        self.excerpts: dict[str, dict[str, Any]] = {}
+        """Kept by `views.excerpts`."""
 
-    async def headers(self, rollout_id: str) -> trajectory_pb2.Trajectory:
-        """A rollout with the spans of its turns, without ids and log-probs."""
+    async def headers(self, rollout_id: str) -> tuple[trajectory_pb2.Trajectory, str]:
+        """A rollout with the spans of its turns, without ids and log-probs; JSON of its task.
+
+        "": it has none, or one without a payload.
+        """
         request = pb.GetTrajectoryRequest(
-            run_id=self.run_id, rollout_id=rollout_id, headers_only=True
+            run_id=self.run_id, rollout_id=rollout_id, headers_only=True, with_task=True
         )
-        return (await self.trajectories.GetTrajectory(request, timeout=_SECONDS)).trajectory
+        found = await self.trajectories.GetTrajectory(request, timeout=_SECONDS)
+        return found.trajectory, found.task.payload_json.removeprefix("{}")
 
     async def window(
         self, rollout_id: str, turn_id: str, start: int, num_tokens: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import tarfile
 import tempfile
 import time
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from seamflow.inspect.endpoints import SERVICES, Endpoints, UsageError, resolve
+from seamflow.inspect.lives import Life, lives, stops
 from seamflow.inspect.run_files import json_object
-from seamflow.inspect.run_folders import started
+from seamflow.inspect.run_folders import note, started
 from seamflow.network.host_port import listens
 
 from services.chassis.rpc import clients
@@ -48,12 +50,27 @@ class ShownRun:
 
     @property
     def end(self) -> float:
-        """Unix time at which it ended, by the newest of its files; 0: no folder is here."""
+        """Unix time at which its last life ended; without a record of lives that of its newest
+        file; 0: it goes on, or no folder is here."""
         if self.folder is None:
             return 0.0
-        names = ("end.json", "metrics.jsonl", "evaluation.jsonl", "addresses.json")
+        for last in self.lives()[-1:]:
+            return last.end or 0.0
+        names = ("metrics.jsonl", "evaluation.jsonl", "addresses.json")
         files = (self.folder / name for name in names)
         return max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
+
+    def lives(self) -> list[Life]:
+        """Of its launcher, oldest first."""
+        return [] if self.folder is None else lives(self.folder)
+
+    def stops(self) -> list[tuple[float, float]]:
+        """The periods between its lives."""
+        return [period for period in stops(self.lives()) if period[1] < math.inf]
+
+    def note(self) -> str:
+        """What a person has noted of it."""
+        return "" if self.folder is None else note(self.folder)
 
     def algorithm(self) -> str:
         """Its name in the run's configuration file; empty: not there, or the file has gone."""
@@ -171,7 +188,7 @@ def _ended(run: ShownRun) -> ShownRun:
     """The run, read from its folder if its services have ended since it was found."""
     if run.endpoints is None or run.folder is None:
         return run
-    if not (run.folder / "end.json").is_file():
+    if any(life.end is None for life in run.lives()[-1:]):
         return run
     if listens(run.endpoints.services.get("trajectory_manager", "")):
         return run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -18,12 +18,15 @@ from services.console.sources.run_store import AllocationLog, RunStore
 from services.console.sources.shown_runs import ShownRun
 
 Values = dict[str, Any]
+_REPORTED = "reported"
+"""Kind of an event that a heartbeat caused: it tells what a node does, and decides nothing."""
 _TRACE_COLOURS = {
     "rollout": "thread_state_running",
     "training": "good",
     "lent": "rail_animation",
     "switching": "yellow",
     "idle": "grey",
+    "stopped": "black",
     "lost": "terrible",
 }
 
@@ -38,26 +41,35 @@ async def ended_history(store: RunStore, run: ShownRun) -> Values:
     """Of a run whose services have ended, up to then: a scheduler that reads it adds events."""
     log = AllocationLog(store)
     try:
-        return node_history(await log.events(), logged_arrivals(run.folder), run.end)
+        arrivals = logged_arrivals(run.folder)
+        return node_history(await log.events(), arrivals, run.end, run.stops())
     finally:
         await log.close()
 
 
 def node_history(
-    events: Iterable[pb.AllocationEvent], arrivals: Iterable[Arrival], end: float
+    events: Iterable[pb.AllocationEvent],
+    arrivals: Iterable[Arrival],
+    end: float,
+    stops: Sequence[tuple[float, float]] = (),
 ) -> Values:
-    """Spans of the nodes up to `end`, and the audit log; events come oldest first."""
+    """Spans of the nodes up to `end`, and what was decided; events come oldest first.
+
+    `stops`: periods in which the run was stopped, in order.
+    """
     nodes: dict[str, _Node] = {}
     audit = []
     for event in events:
         time = seconds_of(event.event_time)
         if time > end:
             break
-        audit.append(_entry(event, time))
+        if event.kind != _REPORTED:
+            audit.append(_entry(event, time))
         if event.HasField("node"):
             _add(nodes.setdefault(event.node.node_id, _Node(event.node)), event, time)
     for known in nodes.values():
         known.spans[-1]["end"] = end
+        known.spans = list(_with_stops(known.spans, stops))
     return {
         "nodes": [_values(each, arrivals) for each in nodes.values()],
         "audit": audit,
@@ -78,6 +90,29 @@ def _add(known: _Node, event: pb.AllocationEvent, time: float) -> None:
         {"activity": activity, "start": time, "end": time, "reason": event.cause or event.kind}
         | {"numbers": _numbers(event)}
     )
+
+
+def _with_stops(spans: Iterable[Values], stops: Sequence[tuple[float, float]]) -> Iterator[Values]:
+    """The spans with what lies in a stop as spans of their own: no process was there.
+
+    What follows up to the node's next event is its start.
+    """
+    for span in map(dict, spans):
+        start, end = span["start"], span["end"]
+        for begin, stop in stops:
+            if begin < end and stop > start:
+                if start < begin:
+                    yield {**span, "start": start, "end": begin}
+                stopped = {"start": max(start, begin), "end": min(stop, end)}
+                yield {
+                    "activity": "stopped",
+                    "reason": "the run was stopped",
+                    "numbers": {},
+                } | stopped
+                start = min(stop, end)
+                span |= {"activity": "switching", "reason": "the run starts again"}
+        if start < end or span["start"] == end:
+            yield {**span, "start": start}
 
 
 def _activity(node: pb.Node) -> str:

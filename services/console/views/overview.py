@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from seamflow.enum_names import enum_name
@@ -13,7 +14,7 @@ from seamflow.inspect.failure_causes import Cause
 from seamflow.inspect.learning import not_learning
 from seamflow.inspect.progress import read_progress
 from seamflow.inspect.run_files import json_lines
-from seamflow.inspect.run_folders import started
+from seamflow.inspect.run_folders import run_state as folder_state
 from seamflow.inspect.snapshot import Snapshot
 from seamflow.inspect.why_stuck import why_stuck
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
@@ -69,6 +70,8 @@ def step_curves(
         "time": list(table.column("time")[first:]),
         "metrics": {name: list(table.column(name)[first:]) for name in wanted},
         "names": [name for name in table.names if name != "time"],
+        "stops": run.stops(),
+        "num_steps": snapshot.trainer.num_steps if snapshot.trainer else None,
         "evaluations": [e for e in evaluation_points(run, snapshot) if (e["step"] or 0) > since]
         if since
         else evaluation_points(run, snapshot),
@@ -82,7 +85,8 @@ def overview(run: ShownRun, snapshot: Snapshot, failures: Sequence[Cause] = ()) 
     warned = [each for each in findings if each.rule in _WARNINGS - {"nothing_waits"}]
     return {
         "state": run_state(run, snapshot),
-        "end": run.json("end.json"),
+        "lives": [asdict(life) for life in run.lives()],
+        "note": run.note(),
         "activities": list(_activities(snapshot)),
         "waiting": [_wait(each, snapshot) for each in waits],
         "queues": list(_queues(snapshot)),
@@ -98,8 +102,7 @@ def overview(run: ShownRun, snapshot: Snapshot, failures: Sequence[Cause] = ()) 
 def run_state(run: ShownRun, snapshot: Snapshot) -> str:
     """running, waiting, finished, stopped, failed or killed."""
     if not run.is_live:
-        finished = bool(run.json("summary.json"))
-        return str(run.json("end.json").get("state", "finished" if finished else "killed"))
+        return "killed" if run.folder is None else folder_state(run.folder)
     state = trainer_pb.TRAINER_STATE_UNSPECIFIED if not snapshot.trainer else snapshot.trainer.state
     if state == trainer_pb.TRAINER_STATE_FINISHED:
         return "finished"
@@ -205,19 +208,19 @@ def _signals(run: ShownRun, snapshot: Snapshot) -> Values:
 
 def run_row(run: ShownRun, snapshot: Snapshot) -> dict[str, Any]:
     """A run in the list; times in Unix seconds, None where nothing is known."""
-    newest = run.steps.newest()
+    newest, found = run.steps.newest(), run.lives()
     results = [each for each in evaluation_points(run, snapshot) if each["best"]]
-    addresses = None if run.folder is None else run.folder / "addresses.json"
     return {
         "id": run.run_id,
         "name": run.run_id,
+        "note": run.note(),
         "state": run_state(run, snapshot),
         "live": run.is_live,
         "step": int(newest.get("step") or (run.steps.steps[-1] if run.steps.steps else 0)),
         "reward": newest.get("reward_mean"),
         "best_heldout": results[-1]["mean"] if results else None,
-        "started": started(addresses.parent) if addresses and addresses.is_file() else None,
-        "ended": None if run.is_live else run.end or None,
+        "started": found[0].start if found else None,
+        "seconds": sum(life.seconds(snapshot.now) for life in found) if found else None,
         "model": run.model,
         "algorithm": run.algorithm(),
     }

@@ -14,6 +14,7 @@ from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.console.api_error import ApiError
 from services.console.sources.run_store import RunStore
+from services.console.views.excerpts import with_excerpts
 from services.console.views.rows import rollout_row
 
 _ENUMS: Mapping[str, tuple[Any, str]] = {
@@ -118,7 +119,8 @@ class _Page:
         self.next = f"{self.num_searched}:{found.next_page_token}" if found.next_page_token else ""
         wanted = await self._with_text(found.rollouts)
         trained = await self._trained(wanted)
-        self.rows = [rollout_row(each, trained.get(each.rollout_id)) for each in wanted]
+        rows = [rollout_row(each, trained.get(each.rollout_id)) for each in wanted]
+        self.rows = await with_excerpts(self._store, rows)
 
     async def _trained(self, found: Sequence[Summary]) -> dict[str, trajectory_pb2.TrainedSample]:
         """How they were trained, as far as it is recorded."""
@@ -164,7 +166,7 @@ class _Page:
 async def _texts(store: RunStore, summary: Summary) -> AsyncIterator[str]:
     """What each turn added, as text; of a turn its first 65,536 tokens."""
     try:
-        trajectory = await store.headers(summary.rollout_id)
+        trajectory, _ = await store.headers(summary.rollout_id)
         for turn in trajectory.turns:
             read = await store.window(
                 summary.rollout_id, turn.turn_id, turn.prefix_length, _MAX_TEXT_TOKENS

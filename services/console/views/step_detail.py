@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
 from seamflow.common.v1 import tokens_pb2
 from seamflow.durations import seconds_of
 from seamflow.enum_names import enum_name
-from seamflow.errors import SeamflowError
 from seamflow.trajectory.v1 import task_service_pb2 as task_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
 from services.console.sources.run_store import RunStore
 from services.console.sources.step_table import StepTable
-from services.console.text import parts_of
+from services.console.views.excerpts import excerpts
 from services.console.views.rows import rollout_row
 from services.lib.group_baseline import are_equal
 
@@ -27,8 +26,6 @@ _MAX_GROUPS = 256
 """Groups whose prompts are read."""
 _MAX_LISTED = 5000
 """Rollouts, newest first, among which those that ended during the step are looked for."""
-_PROMPT_TOKENS = 120
-_READ_AT_ONCE = 8
 _MAX_LETTERS = 1000
 
 Values = dict[str, Any]
@@ -122,13 +119,14 @@ async def _groups(
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
         groups.setdefault(summary.group_id, []).append(summary)
-    texts = await _prompts(store, [members[0].rollout_id for members in groups.values()])
+    firsts = [members[0].rollout_id for members in groups.values()]
+    asked = await excerpts(store, firsts[:_MAX_GROUPS])
     return [
         _group(
             name,
             "trained",
             None,
-            texts.get(members[0].rollout_id, ""),
+            asked.get(members[0].rollout_id, {}).get("prompt") or "",
             [rollout_row(each, by_rollout.get(each.rollout_id)) for each in members],
         )
         for name, members in groups.items()
@@ -179,34 +177,3 @@ def _group(name: str, state: str, cause: str | None, text: str, samples: list[Va
 def _spread(rewards: Sequence[float]) -> float:
     """0 if they differ by rounding alone, as the store and the metrics of the step count them."""
     return 0.0 if are_equal(rewards) else pstdev(rewards)
-
-
-async def _prompts(store: RunStore, rollout_ids: Sequence[str]) -> dict[str, str]:
-    """The beginning of the first prompt of rollouts."""
-    reading = asyncio.Semaphore(_READ_AT_ONCE)
-
-    async def prompt(rollout_id: str) -> str:
-        async with reading:
-            try:
-                return await _prompt(store, rollout_id)
-            except SeamflowError:
-                return ""  # deleted meanwhile
-
-    names = rollout_ids[:_MAX_GROUPS]
-    texts: Iterable[str] = await asyncio.gather(*(prompt(name) for name in names))
-    return dict(zip(names, texts, strict=True))
-
-
-async def _prompt(store: RunStore, rollout_id: str) -> str:
-    turns = (await store.headers(rollout_id)).turns
-    if not turns:
-        return ""
-    read = await store.window(rollout_id, turns[0].turn_id, 0, _PROMPT_TOKENS)
-    ids = memoryview(read.tokens.token_ids).cast("i").tolist()
-    first = next(
-        (s.start for s in read.tokens.spans if s.origin == tokens_pb2.ORIGIN_POLICY), len(ids)
-    )
-    parts = parts_of(ids[:first], [False] * first, store.text)
-    asked = [part for part in parts if part.role == "user"] or parts
-    shown = asked[:1]
-    return " ".join(store.text.decode(ids[p.start : p.start + p.count]).strip() for p in shown)

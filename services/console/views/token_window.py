@@ -102,7 +102,7 @@ class TrainedTokens:
             return cls({})
         samples = store.trained(step, (rollout_id,), with_tokens=True)
         listed = [sample async for sample in samples]
-        turns = (await store.headers(rollout_id)).turns if listed else []
+        turns = (await store.headers(rollout_id))[0].turns if listed else []
         return cls(trained_places(turns, listed, turn_id), is_known=bool(listed))
 
     def has(self, place: int) -> bool:

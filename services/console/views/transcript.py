@@ -29,7 +29,7 @@ Values = dict[str, Any]
 
 async def transcript(store: RunStore, rollout_id: str) -> Values:
     """Everything but single tokens."""
-    trajectory, found = await asyncio.gather(
+    (trajectory, task), found = await asyncio.gather(
         store.headers(rollout_id),
         store.found(pb.SearchRolloutsRequest(rollout_ids=[rollout_id])),
     )
@@ -46,7 +46,7 @@ async def transcript(store: RunStore, rollout_id: str) -> Values:
     calls = [p for turn in turns for p in turn["parts"] if p["kind"] == "tool_call"]
     return {
         "row": {**row, "tool_calls": len(calls)},
-        "task": trajectory.group_id.rpartition("@")[0] or trajectory.group_id,
+        "task": task[:_SHOWN_CHARACTERS] or trajectory.group_id,
         "labels": dict(trajectory.labels),
         "rewards": [
             {"name": each.name, "value": each.value, "turn_id": each.turn_id or None}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from seamflow.inspect.failure_causes import causes
+from seamflow.inspect.lives import lives
 from seamflow.inspect.progress import WINDOW, Progress
-from seamflow.inspect.run_files import json_lines, read_steps
+from seamflow.inspect.run_files import read_steps
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.launcher.config import LauncherConfig
@@ -28,7 +28,6 @@ from services.launcher.report.summary import (
     tail_ratio,
     trajectories,
 )
-from services.launcher.same_run import LIVES_FILE
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
 from services.lib.evaluation import (
@@ -64,12 +63,6 @@ def learned(
         "best_note": _best_note(evaluations, settings),
         "trained_tokens_per_second": round(tokens / seconds, 1) if seconds else None,
     }
-
-
-def starts_of(folder: Path) -> list[float]:
-    """When the run was started, `--resume` included; seconds since 1970."""
-    lines = json_lines(folder / LIVES_FILE)
-    return [float(line["time"]) for line in lines if line.get("state") == "started"]
 
 
 def _figures(evaluations: Sequence[EvaluationLine]) -> dict[str, object]:
@@ -129,7 +122,7 @@ class RunSummary:
         """The summary by the names of summary.json, and the pictures in the run's folder."""
         stored = [trajectory async for trajectory in trajectories(self.services)]
         folder = self.layout.folder
-        starts = starts_of(folder)
+        starts = [life.start for life in lives(folder)]
         steps = read_steps(folder / "metrics.jsonl")
         evaluations = read_evaluations(folder / "evaluation.jsonl")
         draw_run(folder, steps, evaluations, self.watch.occupancy)

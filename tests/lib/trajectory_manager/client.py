@@ -121,11 +121,12 @@ class Client:
         answer = await self.runs.CreateRun(request, wait_for_ready=True)
         return bool(answer.created)
 
-    async def submit(self, *task_ids: str) -> None:
+    async def submit(self, *task_ids: str, payload_json: str = "") -> None:
         """Queue TRAIN tasks."""
-        tasks = [
-            trajectory_pb2.Task(task_id=name, purpose=tokens_pb2.PURPOSE_TRAIN) for name in task_ids
-        ]
+        task = trajectory_pb2.Task(purpose=tokens_pb2.PURPOSE_TRAIN, payload_json=payload_json)
+        tasks = [trajectory_pb2.Task(task_id=name) for name in task_ids]
+        for each in tasks:
+            each.MergeFrom(task)
         request = task_service_pb2.SubmitTasksRequest(run_id=self.run_id, tasks=tasks)
         await self.tasks.SubmitTasks(request)
 

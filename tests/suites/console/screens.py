@@ -43,24 +43,41 @@ def has_no_fault(view: str) -> Callable[[Visit], None]:
 
 
 def runs(visit: Visit) -> None:
-    """A row for each run, whose link opens it."""
+    """A row for each run, whose link opens it; a filter finds it by its name."""
     page = visit.open_hash("#/runs")
+    page.get_by_label("Filter runs").fill("no such run")
+    page.locator("tbody tr").first.wait_for(state="detached")
+    page.get_by_label("Filter runs").fill(visit.run)
     page.get_by_role("link", name=visit.run, exact=True).click()
     page.get_by_role("heading", name=visit.run).wait_for()
     assert visit.fragment() == f"#/r/{visit.run}/overview"
 
 
 def overview(visit: Visit) -> None:
-    """State, signals, and the curve of the reward."""
+    """State, signals, the curve of the reward, and logs that open."""
     page = visit.open("overview")
     page.get_by_role("heading", name="Waiting").wait_for()
     page.get_by_role("heading", name="Reward, up to step").wait_for()
     assert page.locator(".tile").count() >= 3
+    with page.context.expect_page() as opened:
+        page.locator(".logs a", has_text="trainer").click()
+    assert '"msg"' in opened.value.locator("body").inner_text()
+    opened.value.close()
 
 
 def curves(visit: Visit) -> None:
-    """A chart for each chosen metric, described in words."""
+    """A chart for each chosen metric, described in words, with its newest values; it is saved."""
     page = visit.open("curves?names=reward_mean,entropy")
+    legend = page.locator(".u-legend").first.inner_text()
+    assert any(digit in legend.partition(visit.run)[2] for digit in "0123456789"), legend
+    assert "--" not in legend, legend
+    saved = []
+    for kind in ("CSV", "PNG"):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=f"Save reward_mean as {kind}").click()
+        saved.append(download.value.path().read_bytes())
+    assert saved[0].startswith(f"Step,{visit.run}".encode()), saved[0][:80]
+    assert saved[1].startswith(b"\x89PNG"), saved[1][:8]
     labels = [each.get_attribute("aria-label") for each in page.locator("main canvas").all()]
     assert len(labels) == 2, labels
     assert "reward_mean" in str(labels[0])
@@ -70,18 +87,23 @@ def curves(visit: Visit) -> None:
 def step(visit: Visit) -> None:
     """Groups with their spread; one that is opened shows its samples."""
     page = visit.open("steps")
+    assert "steps made" in page.locator("[data-newest]").inner_text()
     page.locator(".group summary").first.click()
     rows = page.locator(".group[open] tbody tr")
-    rows.first.wait_for()
+    page.locator(".group[open] th", has_text="Answer").wait_for()
     assert rows.count() >= 2
     assert "±" in page.locator(".group .spread").first.inner_text()
     assert page.locator(".histogram rect").count() >= 1
 
 
 def rollouts(visit: Visit) -> None:
-    """Rows, as many as a page has."""
+    """Rows, as many as a page has, each with its purpose and what was said."""
     page = visit.open("rollouts")
     assert page.locator("tbody tr").count() == 50
+    for title in ("Purpose", "Prompt"):
+        cells = page.locator(f"td[data-title={title}]").all_inner_texts()
+        assert len(cells) == 50, title
+        assert all(text not in ("", "–") for text in cells), cells
     page.get_by_role("button", name="Show more").click()
     page.locator("tbody tr").nth(60).wait_for()
 

@@ -234,9 +234,14 @@ class RunStore(RunScripts):
 
     async def expired(self, run_id: str, limit: int) -> list[LostLease]:
         """Leases that expired or that their group ended, of rollouts that are not settled."""
-        (over,) = await self._call("list_ended_leases", run_id, limit)
+        over, renewed, ended = await self._call("list_ended_leases", run_id, limit)
         return [
-            LostLease(rollout_id=name.decode(), surplus=float(score) == 0)
+            LostLease(
+                rollout_id=name.decode(),
+                surplus=float(score) == 0,
+                idle_seconds=(float(renewed) - float(score)) / 1000,
+                run_ended=bool(ended),
+            )
             for name, score in zip(over[::2], over[1::2], strict=True)
         ]
 
@@ -272,6 +277,11 @@ class RunStore(RunScripts):
         return [
             _dead_letter(task, letter) for task, letter in zip(page[::2], page[1::2], strict=True)
         ]
+
+    async def task(self, run_id: str, task_id: str) -> Task | None:
+        """A task that was ever submitted."""
+        (found,) = await self._scripts.read([("HGET", _key(run_id, "tasks"), task_id)])
+        return None if found is None else record_json.decode(Task, found)
 
     async def requeue(self, run_id: str, task_ids: Sequence[str]) -> int:
         """Queue the tasks of dead letters again and remove the letters; return how many.
@@ -309,6 +319,7 @@ def _result_text(result: RolloutResult) -> str:
             "min_version": result.min_weight_version,
             "samples": result.sample_ids,
             "message": result.failure_message,
+            "cancelled": result.cancelled,
         }
     )
 

@@ -750,7 +750,7 @@ class Readiness(google.protobuf.message.Message):
     num_discarded_groups: builtins.int
     """Groups discarded (filtered, dropped, failed) since the run began."""
     num_replaced_samples: builtins.int
-    """Samples replaced because of failures that are not the policy's."""
+    """Samples replaced because of failures that are not the policy's; those that were cancelled are not counted."""
     num_incomplete_groups: builtins.int
     """Complete groups that wait for a required column."""
     num_replay_groups: builtins.int

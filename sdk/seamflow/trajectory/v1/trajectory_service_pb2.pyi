@@ -797,6 +797,7 @@ class GetTrajectoryRequest(google.protobuf.message.Message):
     ROLLOUT_ID_FIELD_NUMBER: builtins.int
     CREDENTIAL_DIGEST_FIELD_NUMBER: builtins.int
     HEADERS_ONLY_FIELD_NUMBER: builtins.int
+    WITH_TASK_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Training job."""
     rollout_id: builtins.str
@@ -805,6 +806,8 @@ class GetTrajectoryRequest(google.protobuf.message.Message):
     """When given, must equal the digest given in NewRollout."""
     headers_only: builtins.bool
     """Of the turns' tokens, only their spans: no ids and log-probs."""
+    with_task: builtins.bool
+    """Answer with its task too."""
     def __init__(
         self,
         *,
@@ -812,8 +815,9 @@ class GetTrajectoryRequest(google.protobuf.message.Message):
         rollout_id: builtins.str = ...,
         credential_digest: builtins.str = ...,
         headers_only: builtins.bool = ...,
+        with_task: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["credential_digest", b"credential_digest", "headers_only", b"headers_only", "rollout_id", b"rollout_id", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["credential_digest", b"credential_digest", "headers_only", b"headers_only", "rollout_id", b"rollout_id", "run_id", b"run_id", "with_task", b"with_task"]) -> None: ...
 
 global___GetTrajectoryRequest = GetTrajectoryRequest
 
@@ -824,17 +828,23 @@ class GetTrajectoryResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TRAJECTORY_FIELD_NUMBER: builtins.int
+    TASK_FIELD_NUMBER: builtins.int
     @property
     def trajectory(self) -> seamflow.trajectory.v1.trajectory_pb2.Trajectory:
         """The record."""
+
+    @property
+    def task(self) -> seamflow.trajectory.v1.trajectory_pb2.Task:
+        """What its agent works on, if it was asked for; absent without a group."""
 
     def __init__(
         self,
         *,
         trajectory: seamflow.trajectory.v1.trajectory_pb2.Trajectory | None = ...,
+        task: seamflow.trajectory.v1.trajectory_pb2.Task | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["trajectory", b"trajectory"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["trajectory", b"trajectory"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["task", b"task", "trajectory", b"trajectory"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["task", b"task", "trajectory", b"trajectory"]) -> None: ...
 
 global___GetTrajectoryResponse = GetTrajectoryResponse
 

@@ -58,7 +58,9 @@ export function table(label, columns, rows, { sorted = null, onSort = null } = {
 }
 
 function cell(column, row) {
-  return h("td", { class: column.numeric ? "num" : column.wide ? "wide" : null }, column.cell(row));
+  const shown = column.cell(row);
+  const classes = [column.numeric && "num", column.wide && "wide", column.style, shown === "–" && "missing"].filter(Boolean).join(" ");
+  return h("td", { class: classes || null, "data-title": column.title }, shown);
 }
 
 function heading(column, sorted, onSort) {
@@ -88,9 +90,12 @@ function compare(one, other, sign) {
 
 /** Columns of a rollout's row, as in lists and in groups. */
 export function rolloutColumns(run, linkQuery = {}) {
+  const text = (name, title, about) => ({ name, title, about, style: "excerpt", value: (row) => row[name], cell: (row) => (row[name] ? h("span", { title: row[name], dir: "auto" }, row[name]) : row[name] === "" ? h("span", { class: "quiet" }, "empty") : "–") });
   const numeric = (name, title, show, about) => ({ name, title, about, numeric: true, value: (row) => row[name], cell: (row) => show(row[name]) });
   return [
     { name: "rollout_id", title: "Rollout", value: (row) => row.rollout_id, cell: (row) => rolloutLink(run, row, linkQuery) },
+    text("prompt", "Prompt", "The user's first message; the task, while nothing is recorded"),
+    text("answer", "Answer", "The end of the last answer"),
     numeric("reward", "Reward", (value) => fixed(value)),
     { name: "outcome", title: "Ended", value: (row) => row.failure ?? row.finish, cell: (row) => outcome(row) },
     numeric("tokens", "Tokens", integer),

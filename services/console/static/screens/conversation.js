@@ -10,7 +10,7 @@ const NAMES = { text: "", reasoning: "reasoning", tool_call: "tool call", tool_r
 
 /** All turns in order; `readText` reads a cut part whole, `openTokens` shows a part's tokens. */
 export function conversation(read, options) {
-  if (!read.turns.length) return empty("Nothing was said.");
+  if (!read.turns.length) return empty(read.row.state === "running" ? "No turn has begun." : "It ended before its first turn.");
   return h("ol", { class: "turns" }, read.turns.map((turn, index) => turnOf(turn, index, read, options)));
 }
 

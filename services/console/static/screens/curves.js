@@ -1,7 +1,7 @@
 // Metrics of the steps as curves: chosen by name, smoothed, up to four runs over each other.
 
 import { get } from "../lib/api.js";
-import { chartFigure, LineChart, smooth } from "../lib/chart.js";
+import { chartFigure, smooth } from "../lib/chart.js";
 import { fill, h } from "../lib/dom.js";
 import { choice, empty, field, loading, select } from "../lib/parts.js";
 import { link } from "../lib/route.js";
@@ -13,8 +13,8 @@ const MOST_BESIDE = 3;
 /** The curves of a run; names, other runs, smoothing, x and zoom are in the link. */
 export async function showCurves(view) {
   const { main, run, signal, query, live } = view;
-  const parts = { controls: h("div", { class: "bar" }), names: h("div"), charts: h("div", { class: "charts" }) };
-  fill(main, h("h1", {}, "Curves"), parts.controls, h("div", { class: "split" }, parts.names, parts.charts));
+  const parts = { controls: h("div", { class: "bar" }), names: h("div"), charts: h("div", { class: "charts" }), note: h("p", { class: "legend" }) };
+  fill(main, h("h1", {}, "Curves"), parts.controls, parts.note, h("div", { class: "split" }, parts.names, parts.charts));
   const state = { view, parts, charts: new Map(), runs: [] };
   get(["runs"], {}, { signal }).then((all) => {
     state.runs = all.runs;
@@ -105,15 +105,16 @@ function drawCharts(state, own, others) {
   for (const name of chosen) if (!state.charts.has(name)) state.charts.set(name, newChart(state, name));
   const figures = chosen.map((name) => state.charts.get(name).figure);
   if (figures.some((figure, index) => parts.charts.children[index] !== figure) || parts.charts.children.length !== figures.length) fill(parts.charts, figures);
+  const hasStops = view.query.x === "time" && own.stops?.length;
+  fill(parts.note, hasStops ? h("span", {}, h("span", { class: "swatch band", "aria-hidden": "true" }), `${view.run} was stopped`) : null);
   for (const name of chosen) drawOne(view, state.charts.get(name).chart, name, own, others);
 }
 
 function newChart(state, name) {
   const { view } = state;
-  const { figure, place } = chartFigure(name);
   const onPoint = view.query.x === "time" ? null : (step) => (location.hash = link(view.run, "steps", step));
   const onZoom = (range) => zoomAll(state, name, range);
-  return { figure, chart: new LineChart(place, { title: name, signal: view.signal, sync: "curves", time: view.query.x === "time", onPoint, onZoom }) };
+  return chartFigure(name, `${view.run}-${name}`, { signal: view.signal, sync: "curves", time: view.query.x === "time", onPoint, onZoom });
 }
 
 /** What is zoomed in one chart is zoomed in all, and in the link. */
@@ -130,6 +131,7 @@ function drawOne({ run, query }, chart, name, own, others) {
   const drawn = series.map(([label, data]) => ({ name: label, x: data[over], values: smooth(data.metrics[name], weight), raw: weight && !others.length ? data.metrics[name] : null }));
   if (!drawn.length) return;
   const evaluations = name === "reward_mean" && over === "steps" ? own.evaluations ?? [] : [];
+  chart.stops = own.stops ?? [];
   const range = query.from && query.to ? [Number(query.from), Number(query.to)] : null;
   chart.draw(drawn[0].x, drawn, evaluations, range);
 }

@@ -6,7 +6,7 @@ import { clock, duration, integer, number, percent } from "../lib/format.js";
 import { empty, loading, panel, table } from "../lib/parts.js";
 import { axisOf, laneOf, spansWithin } from "../lib/timeline.js";
 
-const ACTIVITIES = ["rollout", "training", "scoring", "lent", "switching", "idle"];
+const ACTIVITIES = ["rollout", "training", "scoring", "lent", "switching", "idle", "stopped"];
 const MOST_AUDIT = 200;
 
 /** Lanes of all nodes over one range of time; the range is in the link. */

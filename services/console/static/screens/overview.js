@@ -1,6 +1,6 @@
 // First of all: what the run does now, and what waits for what.
 
-import { get } from "../lib/api.js";
+import { get, isBundle, pathOf } from "../lib/api.js";
 import { fill, h } from "../lib/dom.js";
 import { clock, duration, fixed, integer, number, percent } from "../lib/format.js";
 import { badge, empty, loading, panel, tile, withCode } from "../lib/parts.js";
@@ -12,12 +12,13 @@ const REWARD = "reward_mean";
 /** The state of a run; renewed whenever the run reports something. */
 export async function showOverview(view) {
   const { main, run, signal, live } = view;
-  const parts = { head: h("div"), status: h("div", { class: "columns" }), curve: h("div") };
-  fill(main, parts.head, parts.status, parts.curve);
+  const parts = { head: h("div"), status: h("div", { class: "columns" }), curve: h("div"), logs: h("div") };
+  fill(main, parts.head, parts.status, parts.curve, parts.logs);
   fill(parts.head, h("h1", {}, run));
   const renew = async () => draw(view, parts, await get(["runs", run, "overview"], {}, { signal }));
   await loading(parts.status, "Reading the state of the run", renew);
   await drawCurve(view, parts.curve);
+  if (!isBundle()) await drawLogs(view, parts.logs);
   const later = settled(renew, signal);
   live.on("status", later, signal);
   const ticking = setInterval(() => tick(main), 1000);
@@ -32,7 +33,7 @@ function settled(renew, signal) {
 }
 
 function draw({ run }, parts, overview) {
-  fill(parts.head, h("h1", {}, run, " ", badge(overview.state)), signals(run, overview.signals ?? {}));
+  fill(parts.head, h("h1", {}, run, " ", badge(overview.state)), overview.note ? h("p", { class: "quiet" }, overview.note) : null, signals(run, overview.signals ?? {}));
   fill(parts.status, h("div", { class: "stack" }, waiting(overview), warnings(overview.warnings ?? [])), h("div", { class: "stack" }, activities(overview), queues(overview.queues ?? [])));
 }
 
@@ -79,9 +80,10 @@ function fact(name, value) {
   return known(value) && value !== "" ? h("div", {}, h("dt", {}, name), h("dd", {}, value)) : null;
 }
 
-function activities({ activities: list = [], end = null }) {
+function activities({ activities: list = [], lives = [] }) {
+  const last = lives.at(-1);
   const rows = list.map((one) => h("li", {}, h("span", { class: "who" }, one.who), h("span", {}, one.what), h("span", { class: "num" }, one.since ? sinceThen(one.since) : "")));
-  return panel("Now", rows.length ? h("ul", { class: "lines" }, rows) : empty(end ? `The run has ended: ${end.reason || end.state}.` : "No process reports work."));
+  return panel("Now", rows.length ? h("ul", { class: "lines" }, rows) : empty(last?.end ? `The run has ended: ${[last.state, last.reason].filter(Boolean).join(", ")}, ${clock(last.end)}.` : "No process reports work."));
 }
 
 function queues(list) {
@@ -99,6 +101,14 @@ function meter(queue) {
 function warnings(list) {
   const items = list.map((one) => h("li", { class: "card card-warn" }, h("h3", {}, one.name), h("p", {}, one.text), one.cure ? h("p", { class: "cure" }, withCode(one.cure)) : null));
   return items.length ? panel("Warnings", h("ul", { class: "cards" }, items)) : null;
+}
+
+/** The end of each log opens as plain text. */
+async function drawLogs({ run, signal }, place) {
+  const { logs } = await get(["runs", run, "logs"], {}, { signal }).catch(() => ({ logs: [] }));
+  if (!logs.length || signal.aborted) return;
+  const items = logs.map((log) => h("li", {}, h("a", { href: `api/${pathOf(["runs", run, "logs", log.name])}`, target: "_blank" }, log.name), " ", h("span", { class: "quiet num" }, `${integer(Math.ceil(log.bytes / 1024))} KiB, ${clock(log.time)}`)));
+  fill(place, panel("Logs", h("ul", { class: "logs" }, items)));
 }
 
 async function drawCurve({ run, signal }, place) {

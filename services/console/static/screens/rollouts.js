@@ -113,8 +113,9 @@ function columnsOf({ view, rows }) {
   const columns = rolloutColumns(view.run, backTo(view.query));
   const state = { name: "state", title: "State", value: (row) => row.state, cell: (row) => (row.state === "finished" ? "finished" : badge(row.state)) };
   const start = { name: "start", title: "Started", numeric: true, value: (row) => row.start, cell: (row) => clock(row.start) };
-  const group = { name: "group_id", title: "Group", value: (row) => row.group_id, cell: (row) => (row.group_id ? h("a", { class: "mono quiet", href: link(view.run, "rollouts", null, { group: row.group_id }) }, row.group_id.slice(0, 10)) : "–") };
-  return usedColumns([columns[0], state, ...columns.slice(1), group, start], rows);
+  const group = { name: "group_id", title: "Group", style: "groupid", value: (row) => row.group_id, cell: (row) => (row.group_id ? h("a", { class: "mono quiet", title: row.group_id, href: link(view.run, "rollouts", null, { group: row.group_id }) }, row.group_id) : "–") };
+  const purpose = { name: "purpose", title: "Purpose", value: (row) => row.purpose, cell: (row) => PURPOSES.find(([name]) => name === row.purpose)?.[1] ?? "–" };
+  return usedColumns([columns[0], purpose, state, ...columns.slice(1), group, start], rows);
 }
 
 /** A found text is looked for again in the rollout that is opened. */

@@ -14,7 +14,8 @@ const COLUMNS = [
   { name: "reward", title: "Reward", numeric: true, value: (run) => run.reward, cell: (run) => fixed(run.reward) },
   { name: "best_heldout", title: "Best held-out", numeric: true, value: (run) => run.best_heldout, cell: (run) => fixed(run.best_heldout) },
   { name: "started", title: "Started", numeric: true, value: (run) => run.started, cell: (run) => clock(run.started) },
-  { name: "took", title: "Took", numeric: true, value: took, cell: (run) => duration(took(run)) },
+  { name: "took", title: "Took", about: "While it ran, in all its lives", numeric: true, value: (run) => run.seconds, cell: (run) => duration(run.seconds) },
+  { name: "note", title: "Note", wide: true, value: (run) => run.note, cell: (run) => run.note || "–" },
   { name: "model", title: "Model", value: (run) => run.model, cell: (run) => h("span", { title: run.model }, endOf(run.model)) },
   { name: "algorithm", title: "Algorithm", value: (run) => run.algorithm, cell: (run) => run.algorithm ?? "–" },
 ];
@@ -24,14 +25,14 @@ function endOf(model) {
   return model?.startsWith("/") ? `…/${model.split("/").slice(-2).join("/")}` : model ?? "–";
 }
 
-function took(run) {
-  return run.started ? (run.ended ?? Date.now() / 1000) - run.started : null;
-}
-
 /** The list of runs; two of them can be laid over each other in the curves. */
 export async function showRuns({ main, signal, query, setQuery }) {
   const place = h("div");
-  fill(main, h("h1", {}, "Runs"), place);
+  const filter = h("input", { type: "search", size: 32, value: query.text ?? "", placeholder: "Filter by name, note or #tag", "aria-label": "Filter runs", oninput: (event) => {
+    setQuery({ text: event.target.value });
+    draw();
+  } });
+  fill(main, h("h1", {}, "Runs"), h("div", { class: "bar" }, filter), place);
   const { runs } = await loading(place, "Reading runs", () => get(["runs"], {}, { signal }));
   bindRows(main, signal);
   const draw = () => {
@@ -40,7 +41,9 @@ export async function showRuns({ main, signal, query, setQuery }) {
       setQuery({ sort: name, down: sorted.name === name && sorted.down ? "0" : "1" });
       draw();
     };
-    fill(place, runs.length ? table("Runs", usedColumns(COLUMNS, runs), sortRows(runs, COLUMNS, sorted), { sorted, onSort }) : empty("No run yet. Start one with seamflow train."));
+    const wanted = (query.text ?? "").toLowerCase();
+    const shown = runs.filter((run) => `${run.name ?? run.id} ${run.note}`.toLowerCase().includes(wanted));
+    fill(place, shown.length ? table("Runs", usedColumns(COLUMNS, runs), sortRows(shown, COLUMNS, sorted), { sorted, onSort }) : empty(runs.length ? "No run like this." : "No run yet. Start one with seamflow train."));
   };
   draw();
 }

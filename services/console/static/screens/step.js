@@ -18,15 +18,15 @@ export async function showStep(view) {
   const { main, run, id, signal } = view;
   fill(main, h("h1", {}, "Steps"));
   const place = main.appendChild(h("div"));
-  const { steps } = await loading(place, "Reading the steps", () => get(["runs", run, "steps"], { names: "" }, { signal }));
+  const { steps, num_steps: planned } = await loading(place, "Reading the steps", () => get(["runs", run, "steps"], { names: "" }, { signal }));
   if (!steps.length) return void fill(place, empty("No optimizer step yet. The overview says what the run waits for."));
   const step = id === null ? steps.at(-1) : Number(id);
   bindSteps(view, steps, step);
-  fill(main, heading(run, steps, step), place);
+  fill(main, heading(run, steps, step, planned), place);
   const data = await loading(place, `Reading step ${step}`, () => get(["runs", run, "steps", String(step)], {}, { signal }));
   drawStep(view, place, step, data);
   bindRows(main, signal);
-  view.live.on("step", (made) => made.step && fill(main.querySelector("[data-newest]"), `of ${integer(made.step)}`), signal);
+  view.live.on("step", (made) => made.step && fill(main.querySelector("[data-newest]"), madeOf(made.step, planned)), signal);
 }
 
 function neighbours(steps, step) {
@@ -40,11 +40,16 @@ function bindSteps({ run, signal }, steps, step) {
   bindKey("]", "next step", () => go(after), signal);
 }
 
-function heading(run, steps, step) {
+/** How far the run is; `planned` is not known of every run. */
+function madeOf(newest, planned) {
+  return `${integer(newest)}${planned ? ` of ${integer(planned)}` : ""} steps made`;
+}
+
+function heading(run, steps, step, planned) {
   const [before, after] = neighbours(steps, step);
   const arrow = (to, text, name) => (to === undefined ? h("span", { class: "button off", "aria-hidden": "true" }, text) : h("a", { class: "button", href: link(run, "steps", to), "aria-label": name }, text));
   const goTo = h("input", { type: "number", min: steps[0], max: steps.at(-1), value: step, "aria-label": "Go to step", onchange: (event) => (location.hash = link(run, "steps", Number(event.target.value))) });
-  return h("div", { class: "title" }, h("h1", {}, `Step ${integer(step)}`), arrow(before, "‹", "Step before"), goTo, arrow(after, "›", "Next step"), h("span", { class: "quiet", "data-newest": true }, `of ${integer(steps.at(-1))}`));
+  return h("div", { class: "title" }, h("h1", {}, `Step ${integer(step)}`), arrow(before, "‹", "Step before"), goTo, arrow(after, "›", "Next step"), h("span", { class: "quiet", "data-newest": true }, madeOf(steps.at(-1), planned)));
 }
 
 function drawStep(view, place, step, data) {
@@ -110,12 +115,21 @@ function groupOf(view, group) {
     rewardDots(group.samples ?? []),
     h("span", { class: "num spread" }, `${fixed(group.reward_mean)} ± ${fixed(group.reward_std)}`));
   const details = h("details", { class: "group", open, ontoggle: () => {
-    if (details.open && !body.firstChild) drawSamples(view, group, body);
+    if (details.open && !body.firstChild) openSamples(view, group, body);
     if (details.open) view.setQuery({ group: group.group_id });
     else if (view.query.group === group.group_id) view.setQuery({ group: "" });
   } }, summary, body);
-  if (open) drawSamples(view, group, body);
+  if (open) openSamples(view, group, body);
   return details;
+}
+
+/** The samples at once, then their answers: those of all groups would take long to read. */
+async function openSamples(view, group, place) {
+  drawSamples(view, group, place);
+  const { rows } = await get(["runs", view.run, "rollouts"], { group: group.group_id, limit: 500 }, { signal: view.signal }).catch(() => ({ rows: [] }));
+  const answers = new Map(rows.map((row) => [row.rollout_id, row.answer]));
+  for (const sample of group.samples ?? []) sample.answer = answers.get(sample.rollout_id) ?? null;
+  if (!view.signal.aborted) drawSamples(view, group, place);
 }
 
 function drawSamples(view, group, place) {

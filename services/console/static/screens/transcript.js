@@ -63,17 +63,18 @@ function named(rewards = []) {
   return rewards.length > 1 ? rewards.map((one) => [`Reward ${one.name}`, fixed(one.value)]) : [];
 }
 
-function rowFacts(run, { row, labels, task, rewards }) {
+function rowFacts(run, { row, labels, task, rewards, turns }) {
   const step = row.step === null || row.step === undefined ? null : h("a", { href: link(run, "steps", row.step, { group: row.group_id }) }, integer(row.step));
   const given = facts([["Step", step], ...named(rewards), ["Ended", row.failure ?? row.finish], ["Tokens", integer(row.tokens)], ["Trained", integer(row.trained_tokens)], ["Turns", integer(row.turns)],
     ["Tool calls", integer(row.tool_calls)], ["Versions", versions(row.version_from, row.version_to)], ["Staleness", integer(row.staleness)], ["Advantage", fixed(row.advantage)],
     ["Ratio", fixed(row.ratio, 3)], ["Log-prob gap", fixed(row.logprob_diff, 4)], ["Took", duration(row.seconds)], ["Started", clock(row.start)]]);
-  return h("div", { class: "stack" }, given, task ? taskOf(task) : null, labels && Object.keys(labels).length ? facts(Object.entries(labels)) : null);
+  return h("div", { class: "stack" }, given, task ? taskOf(task, turns) : null, labels && Object.keys(labels).length ? facts(Object.entries(labels)) : null);
 }
 
-function taskOf(task) {
-  const text = typeof task === "string" ? task : JSON.stringify(task, null, 2);
-  return h("details", { class: "tasktext" }, h("summary", {}, "Task"), h("pre", { dir: "auto" }, text));
+/** What the agent was given; open while no prompt is recorded. */
+function taskOf(task, turns) {
+  const hasPrompt = turns.some((turn) => turn.parts.length);
+  return h("details", { class: "tasktext", open: !hasPrompt }, h("summary", {}, "Task"), h("pre", { dir: "auto" }, task));
 }
 
 function tabs(view, read, place) {

@@ -63,6 +63,21 @@ def test_the_command_prints_a_line_for_each(
     assert line.split()[:2] == ["run-0", "killed"]
 
 
+def test_a_run_has_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is listed in one line; control: a folder that is no run gets none."""
+    make_run(tmp_path, "good", 1_000)
+    where = ("runs", "--folder", str(tmp_path), "--note")
+    with pytest.raises(SystemExit) as ended:
+        main([*where, "good", "twice the rate\n#rate"])
+    assert ended.value.code == 0
+    assert "twice the rate #rate" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main([*where, "none", "lost"])
+    assert ended.value.code == 64
+    assert "none is no folder of a run" in capsys.readouterr().err
+    assert [row["note"] for row in run_folders(tmp_path)] == ["twice the rate #rate"]
+
+
 def test_a_run_that_does_not_learn_is_marked(tmp_path: Path) -> None:
     """By the names of the rules; one that learns is ok."""
     for name, reward, spread in (("good", 0.3, 0.2), ("bad", 0.0, 0.0)):

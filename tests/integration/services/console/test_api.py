@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.lib.console.support import TOKEN, group, world
+from tests.lib.trajectory_manager.client import message
 
 
 async def test_a_list_has_filters_and_pages(redis_url: str) -> None:
@@ -32,6 +34,26 @@ async def test_text_is_searched(redis_url: str) -> None:
         await group(shown.client, "one", 1.0, 0.0)
         assert len((await shown.get("rollouts", text="3 4"))["rows"]) == 2
         assert (await shown.get("rollouts", text="4 3"))["rows"] == []
+
+
+async def test_a_row_has_the_prompt_and_the_answer(redis_url: str) -> None:
+    """Also in a group of a step; a rollout without a recorded prompt has its task."""
+    async with world(redis_url) as shown:
+        await group(shown.client, "one", 1.0)
+        await shown.client.submit("two", payload_json='{"question":"why"}')
+        lease = await shown.client.lease()
+        while lease.task.task_id != "two":
+            lease = await shown.client.lease()
+        await shown.client.start(lease.rollout_id, lease.lease_token)
+        rows = (await shown.get("rollouts"))["rows"]
+        texts = [(row["purpose"], row["prompt"], row["answer"]) for row in rows]
+        assert texts == [("train", '{"question":"why"}', None), ("train", "1 2", "6")]
+        running = await shown.get(f"rollouts/{lease.rollout_id}")
+        assert (running["task"], running["turns"]) == ('{"question":"why"}', [])
+        begun = await shown.client.begin(lease.rollout_id, "t1", [7])
+        await shown.client.append(lease.rollout_id, "t1", begun.epoch, 0, message([7]))
+        rows = (await shown.get("rollouts", state="running"))["rows"]
+        assert [row["prompt"] for row in rows] == ["7"]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +112,33 @@ async def test_what_is_not_there_is_said(redis_url: str) -> None:
         for path in ("rollouts/none", f"rollouts/{name}/tokens?turn=none"):
             status, answer = await shown.ask(path)
             assert status == 404 and answer["error"]["cure"], path
+
+
+async def test_a_run_has_what_its_folder_has(redis_url: str, tmp_path: Path) -> None:
+    """Note, logs, and time of all its lives; control: a log of another name."""
+    times = (("started", 10), ("stopped", 20), ("started", 50), ("finished", 70))
+    lines = (json.dumps({"state": state, "time": time}) + "\n" for state, time in times)
+    (tmp_path / "lives.jsonl").write_text("".join(lines))
+    (tmp_path / "note.txt").write_text("twice the rate\n#rate")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "trainer.log").write_text("it began\n")
+    async with world(redis_url, run_folder=tmp_path) as shown:
+        overview = await shown.get("overview")
+        assert overview["note"] == "twice the rate #rate"
+        assert (await shown.get("steps"))["stops"] == [[20, 50]]
+        (log,) = (await shown.get("logs"))["logs"]
+        assert (log["name"], log["bytes"]) == ("trainer", 9)
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        url = f"{shown.url}/api/runs"
+        async with shown.http.get(url, headers=headers) as listed:
+            row = (await listed.json())["runs"][0]
+        assert (row["started"], row["seconds"]) == (10, 30)
+        path = f"{url}/{shown.client.run_id}/logs/trainer"
+        async with shown.http.get(path, headers=headers) as read:
+            assert (read.content_type, await read.text()) == ("text/plain", "it began\n")
+        async with shown.http.get(path) as refused:
+            assert refused.status == 401
+        assert (await shown.ask("logs/none"))[0] == 404
 
 
 async def test_services_that_do_not_answer_are_waited_for(redis_url: str) -> None:

@@ -89,6 +89,18 @@ async def test_headers_alone_say_how_long_turns_are(replicas: tuple[Client, Clie
     assert (await client.get("r")).turns[0].tokens.token_ids == [*PROMPT, *ANSWER]
 
 
+async def test_a_rollout_comes_with_its_task(replicas: tuple[Client, Client]) -> None:
+    """As it was submitted, before anything is recorded; control: only where it is asked for."""
+    client = replicas[0]
+    await client.submit("one")
+    lease = await client.lease()
+    await client.start(lease.rollout_id, lease.lease_token)
+    request = pb.GetTrajectoryRequest(run_id=client.run_id, rollout_id=lease.rollout_id)
+    assert not (await client.trajectories.GetTrajectory(request)).HasField("task")
+    request.with_task = True
+    assert (await client.trajectories.GetTrajectory(request)).task == lease.task
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [

@@ -32,7 +32,7 @@ from trajectory_manager.model.records import (
     Task,
 )
 from trajectory_manager.model.tokens import Appended, Tokens, VersionSource
-from trajectory_manager.service.rollouts import EXPIRED
+from trajectory_manager.service.rollouts import EXPIRED, STOPPED, Rollouts
 from trajectory_manager.store.redis.connect import Store
 
 
@@ -354,11 +354,11 @@ async def test_the_variance_is_that_of_the_sums_over_turns(store: Store) -> None
 
 async def test_an_expired_lease_fails_its_rollout(store: Store) -> None:
     """The sweep fails it as INFRASTRUCTURE and reopens its slot; it cannot start any more."""
-    run = await other_run(store, lease_seconds=0.0005)
+    run, rollouts = await other_run(store, lease_seconds=0.0005), Rollouts(store)
     await run.submit("a")
     lease = await run.lease()
     assert lease is not None
-    while not await run.rollouts.sweep(run.run_id):
+    while not await rollouts.sweep(run.run_id):
         pass
     rollout = await store.tokens.rollout(run.run_id, lease.rollout_id)
     assert rollout is not None
@@ -367,6 +367,29 @@ async def test_an_expired_lease_fails_its_rollout(store: Store) -> None:
     assert again is not None
     assert again.rollout_id == "a/0/2"
     await refused(Reason.LEASE_EXPIRED, run.start(lease.rollout_id, lease.nonce))
+
+
+@pytest.mark.parametrize("way", ["manager was restarted", "run ended"])
+async def test_a_lease_that_a_stop_cut_is_no_failure(store: Store, way: str) -> None:
+    """Nobody could extend it: its rollout is cancelled, and no replacement is counted.
+
+    *Control*: `test_an_expired_lease_fails_its_rollout`, of an agent that was silent.
+    """
+    run = await other_run(store, lease_seconds=0.0005)
+    await run.submit("a")
+    lease = await run.lease()
+    assert lease is not None
+    rollouts = run.rollouts
+    if way == "run ended":
+        await store.runs.end_run(run.run_id)
+    else:
+        rollouts = Rollouts(store)
+    while not await rollouts.sweep(run.run_id):
+        pass
+    rollout = await store.tokens.rollout(run.run_id, lease.rollout_id)
+    assert rollout is not None
+    assert rollout.outcome == STOPPED
+    assert (await store.runs.run_counts(run.run_id)).num_replaced_samples == 0
 
 
 async def test_a_lease_is_proved_by_its_nonce(run: Run) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from seamflow.trajectory.v1 import column_service_pb2 as pb
 
 from tests.lib.trajectory_manager.memory.run_state import Cell, Runs, RunState
-from trajectory_manager.model.records import Purpose, SlotName, Topic
+from trajectory_manager.model.records import Purpose, RolloutResult, SlotName, Topic
 from trajectory_manager.store.errors import store_error
 from trajectory_manager.store.redis.column_store import (
     MAX_COLUMN_TRIES,
@@ -188,7 +188,10 @@ class MemoryColumnStore(ColumnStore):
             for column in run.config.required_columns:
                 run.cells.pop((column, lost), None)
         slot.result = None
-        run.replace(group, name, message, self._clock())
+        result = RolloutResult(
+            rollout_id=rollout_of(sample_id), finished=False, failure_message=message
+        )
+        run.replace(group, name, result, self._clock())
 
     async def backlog(self, run_id: str, column: str) -> pb.GetColumnBacklogResponse:
         """See `ColumnStore`."""

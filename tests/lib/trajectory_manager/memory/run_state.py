@@ -272,13 +272,15 @@ class RunState:
             if lease is not None:
                 lease.surplus = True
 
-    def replace(self, group: GroupState, name: SlotName, message: str, time: float) -> SettleResult:
+    def replace(
+        self, group: GroupState, name: SlotName, result: RolloutResult, time: float
+    ) -> SettleResult:
         """Another sample takes the slot; a group that has had too many becomes a dead letter."""
         group.num_replaced += 1
-        self.num_replaced += 1
+        self.num_replaced += not result.cancelled
         if group.num_replaced > MAX_REPLACEMENTS:
             reason = DeadLetterReason.FAILURES
-            self.discard(group, reason, message, time)
+            self.discard(group, reason, result.failure_message, time)
             return SettleResult(effect=Effect.DISCARDED, reason=reason.name.lower())
         if not group.task.own:
             self.open_slots[group.task.purpose].appendleft((name.task_id, name.slot))

@@ -277,13 +277,22 @@ class MemoryRunStore(RunStore):
 
     async def expired(self, run_id: str, limit: int) -> list[LostLease]:
         """See `RunStore`."""
-        leases, now = self._runs.get(run_id).leases, self._clock()
+        run, now = self._runs.get(run_id), self._clock()
+        leases, renewed = run.leases, now + run.config.lease_seconds
         over = sorted(
             (0.0 if lease.surplus else lease.expires, name)
             for name, lease in leases.items()
             if lease.surplus or lease.expires <= now
         )
-        lost = [LostLease(rollout_id=name, surplus=leases[name].surplus) for _, name in over]
+        lost = [
+            LostLease(
+                rollout_id=name,
+                surplus=leases[name].surplus,
+                idle_seconds=renewed - expires,
+                run_ended=run.end_time > 0,
+            )
+            for expires, name in over
+        ]
         return lost[:limit]
 
     async def settle(self, run_id: str, results: Sequence[RolloutResult]) -> list[SettleResult]:
@@ -305,7 +314,7 @@ class MemoryRunStore(RunStore):
             return SettleResult(effect=Effect.IGNORED)
         slot.leased = False
         if not result.finished:
-            return run.replace(group, name, result.failure_message, self._clock())
+            return run.replace(group, name, result, self._clock())
         slot.result = result
         run.queue_cells(group)
         if not group.complete:
@@ -339,6 +348,10 @@ class MemoryRunStore(RunStore):
         """See `RunStore`."""
         letters = list(self._runs.get(run_id).dead)
         return letters[:: -1 if newest_first else 1][start : start + limit]
+
+    async def task(self, run_id: str, task_id: str) -> Task | None:
+        """See `RunStore`."""
+        return self._runs.get(run_id).seen.get(task_id)
 
     async def requeue(self, run_id: str, task_ids: Sequence[str]) -> int:
         """See `RunStore`."""

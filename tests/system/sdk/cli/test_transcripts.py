@@ -15,10 +15,10 @@ pytest.importorskip("redis")
 
 from seamflow.channel import connect
 from seamflow.cli.transcripts import transcripts, write_transcripts
+from seamflow.client.transcript import transcript
 from seamflow.common.v1 import tokens_pb2
 from seamflow.errors import NotFoundError
 from seamflow.inspect.endpoints import UsageError
-from seamflow.inspect.transcript import transcript
 from seamflow.token_text import token_numbers
 from seamflow.trajectory.v1 import trajectory_pb2
 

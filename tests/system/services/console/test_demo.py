@@ -9,7 +9,7 @@ import re
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -95,6 +95,29 @@ async def test_without_a_run_it_says_what_to_do(tmp_path: Path) -> None:
     _, said = await process.communicate()
     assert process.returncode == 78
     assert b"runs/none" in said and b"--demo" in said
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+async def test_a_terminal_shows_the_link_and_no_logs(tmp_path: Path, is_terminal: bool) -> None:
+    """Control: elsewhere the same console writes logs."""
+    reader, writer = os.openpty() if is_terminal else os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "seamflow.cli.main", "console", "--demo"),
+        cwd=tmp_path,
+        stdout=writer,
+    )
+    os.close(writer)
+    said = b""
+    while _LINK.search(said.decode()) is None:
+        said += await asyncio.to_thread(os.read, reader, 4096)
+    process.terminate()
+    assert await process.wait() == 0
+    with suppress(OSError):  # as a terminal whose other end is closed
+        while part := os.read(reader, 4096):
+            said += part
+    os.close(reader)
+    assert len(said.splitlines()) == 1 if is_terminal else b'"draining"' in said, said
 
 
 @pytest.fixture

@@ -44,11 +44,33 @@ def test_spans_follow_each_other() -> None:
     ]
 
 
+def test_a_stopped_period_is_no_idle_one() -> None:
+    """It is cut out of all that it touches, once; control: without stops nothing is cut."""
+    (node,) = node_history(EVENTS, (), 30.0, [(13, 17), (26, 28)])["nodes"]
+    spans = [(s["activity"], s["start"], s["end"]) for s in node["spans"]]
+    assert spans == [
+        ("idle", 10, 12),
+        ("training", 12, 13),
+        ("stopped", 13, 15),
+        ("stopped", 15, 17),
+        ("switching", 17, 20),
+        ("lost", 20, 26),
+        ("stopped", 26, 28),
+        ("switching", 28, 30),
+    ]
+
+
+def test_decisions_have_no_heartbeats() -> None:
+    """They begin spans, and are none of the scheduler's decisions."""
+    audit = node_history(EVENTS, (), 30.0)["audit"]
+    assert [entry["kind"] for entry in audit] == ["registered", "assigned", "lost"]
+
+
 def test_what_came_after_the_end_is_left_out() -> None:
     """A scheduler that serves a finished run finds its nodes lost."""
     history = node_history(EVENTS, (), 18.0)
     assert [s["activity"] for s in history["nodes"][0]["spans"]][-1] == "lent"
-    assert len(history["audit"]) == 4
+    assert len(history["audit"]) == 2
 
 
 def test_a_trace_has_a_slice_for_each_span() -> None:

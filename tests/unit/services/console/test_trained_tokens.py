@@ -80,9 +80,9 @@ class Store(RunStore):
         for each in self.recorded:
             yield each
 
-    async def headers(self, rollout_id: str) -> pb.Trajectory:
+    async def headers(self, rollout_id: str) -> tuple[pb.Trajectory, str]:
         """Its turns."""
-        return pb.Trajectory(turns=TURNS)
+        return pb.Trajectory(turns=TURNS), ""
 
 
 @pytest.mark.parametrize(

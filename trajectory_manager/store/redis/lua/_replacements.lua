@@ -29,9 +29,10 @@ local function discard_group(task_id, group, limits, reason, message)
 end
 
 -- Opens a slot of the group again, for another sample; a group that has had too many is discarded. Index from 0.
-local function replace_sample(task_id, index, group, limits, message)
+-- One that was cancelled is not counted for the run: nothing has failed.
+local function replace_sample(task_id, index, group, limits, message, cancelled)
   group.replaced = group.replaced + 1
-  redis.call('HINCRBY', KEYS[2], 'replaced', 1)
+  if not cancelled then redis.call('HINCRBY', KEYS[2], 'replaced', 1) end
   if group.replaced > limits.max_replacements then
     return discard_group(task_id, group, limits, FAILURES, message)
   end

@@ -81,7 +81,7 @@ local function settle(rollout_id, result, row)
   end
 
   if not result.finished then
-    return replace_sample(task_id, tonumber(index), group, limits, result.message)
+    return replace_sample(task_id, tonumber(index), group, limits, result.message, result.cancelled)
   end
   slot.state, slot.reward, slot.rewards = 'done', result.reward, result.rewards
   slot.min_version, slot.samples = result.min_version, result.samples

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from seamflow.cli.main import main
 from seamflow.inspect.endpoints import add_flags, resolve
+from seamflow.inspect.lives import recorded_life
 from seamflow.inspect.run_folders import run_folders
 
 from services.chassis.errors import ConfigError
-from services.launcher.phases.run_summary import starts_of
-from services.launcher.same_run import recorded_end
 
 
 def folder_of(tmp_path: Path) -> Path:
@@ -33,16 +32,15 @@ def test_runs_tells_how_each_ended(tmp_path: Path, error: BaseException | None, 
     """Finished, stopped by Ctrl-C, or failed."""
     folder = folder_of(tmp_path)
     try:
-        with recorded_end(folder):
-            assert run_folders(folder.parent)[0]["state"] == "killed"
+        with recorded_life(folder):
+            assert run_folders(folder.parent)[0]["state"] == "running"
             if error is not None:
                 raise error
     except (KeyboardInterrupt, ConfigError):
         assert error is not None
     assert run_folders(folder.parent)[0]["state"] == state
     lines = (folder / "lives.jsonl").read_text().splitlines()
-    lives = [json.loads(line)["state"] for line in lines]
-    assert (lives, len(starts_of(folder))) == (["started", state], 1)
+    assert [json.loads(line)["state"] for line in lines] == ["started", state]
 
 
 @pytest.mark.parametrize("command", ["status", "why-stuck", "dead-letters", "columns"])
@@ -51,7 +49,7 @@ def test_commands_say_that_the_run_has_ended(
 ) -> None:
     """And how its services are started again, instead of naming each that does not answer."""
     folder = folder_of(tmp_path)
-    with pytest.raises(ConfigError), recorded_end(folder):
+    with pytest.raises(ConfigError), recorded_life(folder):
         raise ConfigError("no metric")
     with pytest.raises(SystemExit):
         main([command, "--run-folder", str(folder)])
@@ -79,7 +77,7 @@ def test_what_is_in_the_folder_is_read_from_there(
 ) -> None:
     """status, and the answers that an agent of the launcher has received."""
     folder = folder_of(tmp_path)
-    with recorded_end(folder):
+    with recorded_life(folder):
         steps = [{"step": 1, "reward_mean": 0.1}, {"step": 2, "reward_mean": 0.5, "grad_norm": 0}]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(s) + "\n" for s in steps))
         (folder / "evaluation.jsonl").write_text('{"step": 2, "mean": 0.75, "is_best": true}\n')
@@ -108,7 +106,7 @@ def test_a_run_that_was_moved_is_continued_where_it_is(
     addresses = json.loads((folder / "addresses.json").read_text())
     facts = {"folder": str(folder), "model": str(folder / "prepared" / "model")}
     (folder / "addresses.json").write_text(json.dumps({**addresses, **facts}))
-    with recorded_end(folder):
+    with recorded_life(folder):
         pass
     moved = folder.rename(tmp_path / "first")
 

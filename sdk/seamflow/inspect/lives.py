@@ -1,0 +1,167 @@
+"""The lives of a run, one for each start of its launcher, as the run's folder records them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from seamflow.inspect.run_files import json_lines, json_object
+
+FILE = "lives.jsonl"
+_STARTED, _STOPPING = "started", "stopping"
+_OF_BEFORE = "end.json"
+"""Release 0.2 wrote how the last life had ended, and nothing else."""
+_SILENT_SECONDS = 30.0
+"""A launcher whose process cannot be seen from here, and that gave no sign of life for so long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """From a start of the launcher to its end; times are Unix times."""
+
+    start: float
+    end: float | None = None
+    """None: it goes on. Of a life that was killed the last sign of life."""
+    state: str = "running"
+    """running, finished, stopped (Ctrl-C or SIGTERM), failed or killed."""
+    reason: str = ""
+    """The signal that stopped it, or the error that it failed with."""
+    stopping: float | None = None
+    """When it was asked to stop."""
+
+    def seconds(self, now: float) -> float:
+        """How long it lasted until `now`."""
+        return max((now if self.end is None else self.end) - self.start, 0.0)
+
+
+def lives(folder: Path) -> list[Life]:
+    """All lives of the run in `folder`, the oldest first; of a life that was killed none is open.
+
+    A folder of release 0.2 has one life, its last.
+    """
+    found: list[Life] = []
+    process: Mapping[str, Any] = {}
+    for line in json_lines(folder / FILE):
+        state, when = line.get("state"), line.get("time")
+        if not isinstance(state, str) or not isinstance(when, int | float):
+            continue
+        if state == _STARTED:
+            found[-1:] = [_closed(each, float(when)) for each in found[-1:]]
+            found.append(Life(start=float(when)))
+            process = line.get("process") or {}
+        elif found and state == _STOPPING:
+            found[-1] = replace(found[-1], stopping=float(when), reason=line.get("reason", ""))
+        elif found:
+            ended = replace(found[-1], end=float(when), state=state)
+            found[-1] = replace(ended, reason=line.get("reason") or ended.reason)
+    if not found:
+        return _of_before(folder)
+    if found[-1].end is None and not _is_alive(process, folder):
+        found[-1] = _closed(found[-1], _last_sign(folder))
+    return found
+
+
+def stops(found: Sequence[Life]) -> list[tuple[float, float]]:
+    """The periods in which the run was stopped: from when a life was asked to stop, or ended, to
+    the start of the next one; after the last life without end."""
+    periods = []
+    for i, life in enumerate(found):
+        begin = life.end if life.stopping is None else life.stopping
+        if begin is not None:
+            periods.append((begin, found[i + 1].start if i + 1 < len(found) else float("inf")))
+    return periods
+
+
+def time_text(when: float) -> str:
+    """A Unix time as text, such as "2026-11-28 10:20 UTC"."""
+    return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+@contextmanager
+def recorded_life(folder: Path) -> Iterator[None]:
+    """A life of the run from here to the end of the block, which says how it ended.
+
+    One that was killed, or that could not write, has left no end: the next one records it.
+    """
+    for each in lives(folder)[-1:]:
+        if each.state == "killed" and (folder / FILE).is_file():
+            _append(folder, each.state, each.reason, each.end)
+    _append(folder, _STARTED, "", process=_this_process())
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        _append(folder, "stopped", str(error) or "Ctrl-C")
+        raise
+    except BaseException as error:
+        _append(folder, "failed", str(error) or type(error).__name__)
+        raise
+    _append(folder, "finished", "")
+
+
+def note_stopping(folder: Path, reason: str) -> None:
+    """Record that the life was asked to stop, by which signal."""
+    _append(folder, _STOPPING, reason)
+
+
+def give_sign(folder: Path) -> None:
+    """A sign of life: the file's time says when a launcher that is killed still ran."""
+    with suppress(OSError):
+        os.utime(folder / FILE)
+
+
+def _append(folder: Path, state: str, reason: str, when: float | None = None, **more: Any) -> None:
+    """One write, at the end of the file; nothing if the disk refuses it."""
+    line = {"state": state, "reason": reason, "time": time.time() if when is None else when}
+    text = json.dumps({**line, **more}).encode() + b"\n"
+    with suppress(OSError), (folder / FILE).open("ab+", buffering=0) as file:
+        if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+            text = b"\n" + text  # after a line that a full disk has cut
+        file.write(text)
+
+
+def _closed(life: Life, when: float) -> Life:
+    """A life that wrote no end, which was there until `when` at most."""
+    if life.end is not None:
+        return life
+    state = "killed" if life.stopping is None else "stopped"
+    return replace(life, end=max(when, life.start), state=state)
+
+
+def _of_before(folder: Path) -> list[Life]:
+    end, file = json_object(folder / _OF_BEFORE), folder / "addresses.json"
+    if not end or not file.is_file():
+        return []
+    start, state = file.stat().st_mtime, str(end.get("state", "killed"))
+    ended = max(start, (folder / _OF_BEFORE).stat().st_mtime)
+    return [Life(start=start, end=ended, state=state, reason=str(end.get("reason", "")))]
+
+
+def _last_sign(folder: Path) -> float:
+    return (folder / FILE).stat().st_mtime
+
+
+def _is_alive(process: Mapping[str, Any], folder: Path) -> bool:
+    """Whether the launcher runs: by its process, or else, from another host, by its last sign."""
+    here = _this_process(int(process.get("pid", 0)))
+    if here["boot"] and (here["host"], here["boot"]) == (process.get("host"), process.get("boot")):
+        return here == process
+    return time.time() - _last_sign(folder) < _SILENT_SECONDS
+
+
+def _this_process(pid: int | None = None) -> dict[str, Any]:
+    """What tells a process from all others of its host; no ticks if it has ended."""
+    pid = os.getpid() if pid is None else pid
+    boot = ticks = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        ticks = "" if fields[0] == "Z" else fields[19]
+    return {"host": socket.gethostname(), "boot": boot, "pid": pid, "ticks": ticks}
