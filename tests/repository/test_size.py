@@ -10,9 +10,9 @@ from tools.size import sizes
 
 ROOT = next(each for each in Path(__file__).parents if (each / "pyproject.toml").exists())
 BOUNDS = {
-    "product_lines": 89_500,
+    "product_lines": 90_500,
     "product_files": 640,
-    "test_lines": 114_500,
+    "test_lines": 115_500,
     "settings": 412,
     "make_targets": 20,
     "words_of_pages": 62_500,
