@@ -116,11 +116,10 @@ def freeze_each_at_its_start(launched: Launched, told: Told) -> None:
     def new() -> dict[str, int]:
         return {name: pid for name, pid in launched.processes.items() if name not in seen}
 
-    while (
-        launched.until(lambda: new() or launched.shows("step 1 of")(), _START_SECONDS) is not None
-    ):
-        if not new():
-            return
+    def is_due() -> bool:
+        return bool(new() or launched.step)
+
+    while launched.until(is_due, _START_SECONDS) is not None and new():
         name, pid = next(iter(new().items()))
         seen.add(name)
         freeze(launched, name, pid, told, "start")
@@ -141,28 +140,16 @@ def freeze_each_at_the_end(folder: Path, settings: tuple[str, ...], told: Told) 
 
 def fill_store(launched: Launched, told: Told) -> None:
     """Redis at its limit of memory."""
-    _named(
-        launched,
-        told,
-        "store.full",
-        re.compile("the store is full"),
-        lambda: _limit(launched, "1mb"),
-    )
+    full = re.compile("the store is full")
+    _named(launched, told, "store.full", full, lambda: _limit(launched, "1mb"))
     _limit(launched, "0")
     launched.until(lambda: False, 1.0)
 
 
 def empty_store(launched: Launched, told: Told) -> None:
     """FLUSHALL; then the run is resumed on what is left, with the flag and without."""
-    _named(
-        *(
-            launched,
-            told,
-            "store.emptied",
-            re.compile("the store (is without its data|has lost it)"),
-        ),
-        lambda: launched.store.flushall(),
-    )
+    lost = re.compile("the store (is without its data|has lost it)")
+    _named(launched, told, "store.emptied", lost, lambda: launched.store.flushall())
     launched.stop()
     resumed = (*launched.flags, "--resume")
     with Launched.start(launched.folder, *resumed) as again:
