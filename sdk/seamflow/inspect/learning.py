@@ -44,6 +44,22 @@ def _tasks_fail(progress: Progress) -> Finding | None:
     )
 
 
+def _processes_restart(progress: Progress) -> Finding | None:
+    """Restarts since the last `WINDOW` steps, or of a run that has made no more."""
+    since = progress.all("time", progress.steps[-WINDOW - 1 : -WINDOW])
+    recent = [each for each in progress.restarts if not since or each.time > since[0]]
+    if not recent:
+        return None
+    last, names = recent[-1], ", ".join(dict.fromkeys(each.name for each in recent))
+    return Finding(
+        rule="process_restarted",
+        sentence=f"{len(recent)} restarts of {names} in the last {WINDOW} steps; the last one of "
+        f"{last.name}, which ended by itself ({last.reason}).",
+        cure=f"logs/{last.name}.log in the run's folder says why it ended; work that it had not "
+        "recorded is repeated.",
+    )
+
+
 def _answers_are_cut(progress: Progress) -> Finding | None:
     """Cut answers earn clearly less than whole ones, or all are cut and none gets better."""
     shares, rewards = progress.last("share_cut"), progress.last("reward_cut_mean")
@@ -226,6 +242,7 @@ def _is_at_its_best(progress: Progress) -> bool:
 
 
 _RULES: tuple[Rule, ...] = (
+    _processes_restart,
     _tasks_fail,
     _answers_are_cut,
     _no_trainable_tokens,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seamflow.durations import seconds_of
+from seamflow.inspect.lives import Restart, lives
 from seamflow.inspect.run_files import GrowingSteps, json_lines, read_steps
 from seamflow.pages import pages
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
@@ -42,6 +43,8 @@ class Progress:
     num_failed: int = 0
     num_tried: int = 0
     """Rollouts that were begun, these among them."""
+    restarts: Sequence[Restart] = ()
+    """Of processes in the newest life of the run, oldest first."""
 
     def last(self, name: str, count: int = WINDOW) -> list[float]:
         """The metric in the last `count` steps; [] if there are fewer or one of them lacks it."""
@@ -61,7 +64,9 @@ def read_progress(folder: Path, steps: GrowingSteps | None = None) -> Progress:
     `steps`: of this run, so that only new ones are read.
     """
     evaluations = json_lines(folder / "evaluation.jsonl")
+    newest = lives(folder)[-1:]
     return Progress(
+        restarts=newest[0].restarts if newest else (),
         steps=steps.read() if steps is not None else read_steps(folder / "metrics.jsonl"),
         evaluations=[line for line in evaluations if line.get("mean") is not None],
     )

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import grpc.aio
+from seamflow.inspect.lives import RESTARTED, note
 from seamflow.inspect.processes import Process
+from seamflow.inspect.snapshot import Snapshot
 from seamflow.inspect.why_stuck import standing_still, waiting
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 
@@ -92,6 +94,8 @@ class Watch:
     is_created: bool = False
     """Whether the services know the run; before, nothing of it can be asked."""
     is_learning: bool = False
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    """The newest."""
 
     async def follow(self, processes: Supervisor, services: Services) -> None:
         """Show and count until cancelled."""
@@ -111,7 +115,9 @@ class Watch:
                 snapshot = await services.look(started)
             else:
                 snapshot = await services.snapshot(started)
+            self.snapshot = snapshot
             self.view.show(snapshot)
+            self._note_restarts(processes)
             for line in (line for each in waits for line in each.look(snapshot, time.monotonic())):
                 self.view.note(line)
             for line in await failures.look(snapshot.readiness):
@@ -136,6 +142,14 @@ class Watch:
                     get_logger().exception("look_failed")
                     self.view.note(f"one look at the services failed, and is repeated: {text}")
             await asyncio.sleep(_REFRESH_SECONDS)
+
+    def _note_restarts(self, processes: Supervisor) -> None:
+        """Tell of each restart, and record it in the life."""
+        for name, reason in processes.restarts:
+            note(self.layout.folder, RESTARTED, reason, name=name)
+            log = self.layout.logs() / f"{name}.log"
+            self.view.note(f"{name} ended by itself ({reason}) and is started again; see {log}")
+        processes.restarts.clear()
 
     def _processes(self, processes: Supervisor) -> list[Process]:
         """Those of this machine, and those of other hosts."""

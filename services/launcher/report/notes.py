@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
+from seamflow.inspect import lives
 from seamflow.inspect.diagnosis import Finding
 from seamflow.inspect.failure_causes import causes
 from seamflow.inspect.learning import not_learning
@@ -27,7 +28,24 @@ _GROWTH = 4
 _SHARE = 20
 """Listing takes at most one part in this many of the time."""
 List = Callable[[], AsyncIterator[trajectory_pb2.Trajectory]]
-_FILES = ("metrics.jsonl", "evaluation.jsonl")
+_FILES = ("metrics.jsonl", "evaluation.jsonl", lives.FILE)
+
+
+def stopping_note(reason: str, seen: Snapshot) -> str:
+    """What a stop drops and cuts, and where --resume goes on; `seen`: the newest look."""
+    trainer, ready = seen.trainer, seen.readiness
+    parts = [f"stopping ({reason})"]
+    if trainer is not None and trainer.state != trainer_pb.TRAINER_STATE_FINISHED:
+        parts.append(f"step {trainer.step + 1} of {trainer.num_steps}, in progress, is dropped")
+    if ready is not None and ready.num_running_rollouts:
+        parts.append(f"{ready.num_running_rollouts} running rollouts are cut")
+    if trainer is not None:
+        repeated = trainer.step - trainer.checkpoint_step
+        again = f", repeating {repeated} steps on their samples" if repeated > 0 else ""
+        parts.append(
+            f"--resume goes on from the checkpoint of step {trainer.checkpoint_step}{again}"
+        )
+    return f"{'; '.join(parts)}. Waiting for all processes to end; Ctrl-C again ends them at once"
 
 
 class ReadyNotes:
