@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 from seamflow.evaluator.v1 import evaluator_service_pb2 as evaluator_pb
 from seamflow.inspect.lives import STOPPING, give_sign, note
+from seamflow.inspect.run_files import read_steps
 from seamflow.retry import retrying
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trajectory.v1 import run_service_pb2 as run_pb
@@ -199,7 +200,8 @@ class Run:
 
     def _stopping(self, reason: str) -> None:
         note(self.layout.folder, STOPPING, reason)
-        self.view.note(stopping_note(reason, self.watch.snapshot))
+        steps = read_steps(self.layout.folder / "metrics.jsonl")
+        self.view.note(stopping_note(reason, self.watch.snapshot, steps))
 
     async def _train(self, processes: Supervisor, services: Services) -> dict[str, Any]:
         async with self._started(processes, services):

@@ -21,6 +21,9 @@ _SCALED_TO_NOTHING = 1e-3
 _LOGPROB_DISTANCE, _LOGPROB_JUMP = 1.0, 20.0
 _NO_ENTROPY = 0.01
 _SHORT_SHARE = 0.2
+_MIN_WHOLE = 8
+"""Rollouts that were not cut; fewer are no sample to compare with."""
+_SUCCESS, _HIGH_SUCCESS, _LONG = "reward/success", 0.9, 10
 _BEST_SHARE, _SAME_SHARE = 0.9, 0.1
 _TRANSCRIPTS = "`seamflow transcripts --newest 8 --out FILE` shows answers with their rewards"
 
@@ -61,20 +64,24 @@ def _processes_restart(progress: Progress) -> Finding | None:
 
 
 def _answers_are_cut(progress: Progress) -> Finding | None:
-    """Cut answers earn clearly less than whole ones, or all are cut and none gets better."""
+    """Cut answers earn clearly less than whole ones, or nearly all are cut and none gets better.
+
+    What gets better is success, where the rollouts have that reward.
+    """
     shares, rewards = progress.last("share_cut"), progress.last("reward_cut_mean")
     if not rewards or not shares or min(shares) < _CUT_SHARE:
         return None
     share, cut, mean = fmean(shares), fmean(rewards), fmean(progress.last("reward_mean"))
     spread = fmean(progress.last("reward_std"))
-    has_risen = mean > progress.all("reward_mean")[0] + 1e-9
-    if share == 1.0 and (has_risen or _is_solved(progress)):
+    best = progress.all(_SUCCESS) or progress.all("reward_mean")
+    has_risen = fmean(best[-WINDOW:]) > best[0] + 1e-9
+    num_whole = (1 - share) * sum(progress.last("num_rollouts") or [WINDOW])
+    if num_whole < _MIN_WHOLE and (has_risen or _is_solved(progress)):
         return None
-    if share < 1.0:
-        # A difference beyond chance: three standard errors of the mean of the whole ones.
-        num_whole = (1 - share) * sum(progress.last("num_rollouts") or [WINDOW])
-        if (mean - cut) / (1 - share) < max(spread * max(3 / math.sqrt(num_whole), 1), 1e-9):
-            return None
+    # A difference beyond chance: three standard errors of the mean of the whole ones.
+    beyond = max(spread * max(3 / math.sqrt(max(num_whole, 1)), 1), 1e-9)
+    if num_whole >= _MIN_WHOLE and (mean - cut) / (1 - share) < beyond:
+        return None
     return Finding(
         rule="answers_cut",
         sentence=f"{share:.0%} of the rollouts of the last {WINDOW} steps were cut off at a limit "
@@ -222,6 +229,54 @@ def _heldout_below_start(progress: Progress) -> Finding | None:
     )
 
 
+def _reward_without_success(progress: Progress) -> Finding | None:
+    """The trained reward has risen beyond chance, and success has not risen at all.
+
+    In the steps, or in the newest evaluation against the first, where its metric is no success.
+    """
+    risen = _risen_evaluation(progress) or _risen_steps(progress)
+    if risen is None:
+        return None
+    (first, last), (before, after) = risen
+    if after > before or after >= _HIGH_SUCCESS:
+        return None
+    return Finding(
+        rule="reward_without_success",
+        sentence=f"The reward rose from {first:.3f} to {last:.3f}, and success went from "
+        f"{before:.1%} to {after:.1%}: the reward pays right and wrong answers alike.",
+        cure=f"{_TRANSCRIPTS}: let the reward pay more for what counts as success (reward_weights "
+        "of [trainer.algorithm]), and less for a part of the way.",
+    )
+
+
+_Risen = tuple[tuple[float, float], tuple[float, float]]
+"""First and last reward, first and last success."""
+
+
+def _risen_steps(progress: Progress) -> _Risen | None:
+    rewards, success = progress.all("reward_mean"), progress.all(_SUCCESS)
+    if len(rewards) < _LONG or len(success) != len(rewards):
+        return None
+    first, last = fmean(rewards[:WINDOW]), fmean(rewards[-WINDOW:])
+    spread = fmean(progress.last("reward_std") or [math.inf])
+    # Three standard errors of a difference of two means.
+    number = sum(progress.last("num_rollouts") or [WINDOW])
+    if last - first <= 3 * spread * math.sqrt(2 / number):
+        return None
+    return (first, last), (fmean(success[:WINDOW]), fmean(success[-WINDOW:]))
+
+
+def _risen_evaluation(progress: Progress) -> _Risen | None:
+    passed = [e for e in progress.evaluations if "1" in (e.get("pass_at") or {})]
+    if len(passed) < 2 or passed[0].get("metric") == "success":
+        return None
+    first, newest = passed[0], passed[-1]
+    if newest.get("goal") == "min" or (newest.get("interval") or [-math.inf])[0] <= first["mean"]:
+        return None
+    rates = first["pass_at"]["1"], newest["pass_at"]["1"]
+    return (first["mean"], newest["mean"]), rates
+
+
 def _is_solved(progress: Progress) -> bool:
     """Whether the reward is at its best, about the same for all tasks, after groups differed."""
     means = progress.all("reward_mean")
@@ -254,4 +309,5 @@ _RULES: tuple[Rule, ...] = (
     _entropy_collapsed,
     _length_collapsed,
     _heldout_below_start,
+    _reward_without_success,
 )

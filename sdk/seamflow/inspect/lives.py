@@ -93,8 +93,10 @@ def _with(life: Life, state: str, when: float, line: Mapping[str, Any]) -> Life:
     reason = str(line.get("reason") or "")
     if state == STOPPING:
         return replace(life, stopping=when, reason=reason)
-    if state in (LEARNING, LEARNED):
-        return replace(life, **{state: when})
+    if state == LEARNING:
+        return replace(life, learning=when)
+    if state == LEARNED:
+        return replace(life, learned=when)
     if state == RESTARTED:
         restart = Restart(name=str(line.get("name")), reason=reason, time=when)
         return replace(life, restarts=(*life.restarts, restart))

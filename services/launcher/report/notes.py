@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 from seamflow.inspect import lives
@@ -31,20 +32,19 @@ List = Callable[[], AsyncIterator[trajectory_pb2.Trajectory]]
 _FILES = ("metrics.jsonl", "evaluation.jsonl", lives.FILE)
 
 
-def stopping_note(reason: str, seen: Snapshot) -> str:
-    """What a stop drops and cuts, and where --resume goes on; `seen`: the newest look."""
+def stopping_note(reason: str, seen: Snapshot, steps: Sequence[Mapping[str, Any]]) -> str:
+    """What a stop drops and cuts, and where --resume goes on; `seen` is the newest look."""
     trainer, ready = seen.trainer, seen.readiness
     parts = [f"stopping ({reason})"]
-    if trainer is not None and trainer.state != trainer_pb.TRAINER_STATE_FINISHED:
-        parts.append(f"step {trainer.step + 1} of {trainer.num_steps}, in progress, is dropped")
     if ready is not None and ready.num_running_rollouts:
         parts.append(f"{ready.num_running_rollouts} running rollouts are cut")
-    if trainer is not None:
-        repeated = trainer.step - trainer.checkpoint_step
-        again = f", repeating {repeated} steps on their samples" if repeated > 0 else ""
-        parts.append(
-            f"--resume goes on from the checkpoint of step {trainer.checkpoint_step}{again}"
-        )
+    if trainer is not None and trainer.state != trainer_pb.TRAINER_STATE_FINISHED:
+        saved = trainer.checkpoint_step
+        step = max([trainer.step, *(each["step"] for each in steps[-1:])])
+        again = f" and repeats {step - saved} steps on their samples" if step > saved else ""
+        begin = f"from the checkpoint of step {saved}" if saved else "from the start"
+        parts.append(f"step {step + 1} of {trainer.num_steps}, in progress, is dropped")
+        parts.append(f"--resume goes on {begin}{again}")
     return f"{'; '.join(parts)}. Waiting for all processes to end; Ctrl-C again ends them at once"
 
 

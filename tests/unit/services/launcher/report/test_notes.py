@@ -7,12 +7,18 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from seamflow.common.v1 import tokens_pb2
+from seamflow.inspect.snapshot import Snapshot
 from seamflow.trainer.v1.trainer_service_pb2 import GetStatusResponse
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1.sample_service_pb2 import Readiness
 
-from services.launcher.report.notes import AlarmNotes, FailureNotes, HealthNotes
+from services.launcher.report.notes import (
+    AlarmNotes,
+    FailureNotes,
+    HealthNotes,
+    stopping_note,
+)
 from services.launcher.service_clients import connected
 from tests.lib.launcher.support import make_config, make_layout
 from trajectory_manager.service.rollouts import EXPIRED
@@ -107,6 +113,16 @@ async def test_a_stopped_agent_is_not_blamed_on_a_server() -> None:
     agent, server = sorted(lines, key=lambda line: "lease expired" not in line)
     assert "Nothing is wrong if its agent was stopped" in agent
     assert "named server" in server
+
+
+def test_a_stop_says_what_it_drops_and_where_it_goes_on() -> None:
+    """By the newest step that is recorded, which a look may not have seen yet."""
+    training = GetStatusResponse(step=6, num_steps=9, checkpoint_step=5)
+    seen = Snapshot(trainer=training, readiness=Readiness(num_running_rollouts=12))
+    line = stopping_note("SIGTERM", seen, [{"step": 7}])
+    assert line.startswith("stopping (SIGTERM); 12 running rollouts are cut; step 8 of 9, in prog")
+    assert "from the checkpoint of step 5 and repeats 2 steps" in line
+    assert "is dropped" not in stopping_note("Ctrl-C", Snapshot(), [])
 
 
 def test_each_alarm_is_told_once() -> None:
