@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import grpc.aio
-from seamflow.inspect.lives import RESTARTED, note
+from seamflow.inspect.lives import RESTARTED, lives, note
 from seamflow.inspect.processes import Process
 from seamflow.inspect.snapshot import Snapshot
 from seamflow.inspect.why_stuck import standing_still, waiting
@@ -26,7 +26,7 @@ from services.launcher.report.notes import (
     WaitNotes,
 )
 from services.launcher.report.occupancy import Occupancy
-from services.launcher.report.summary import trajectories
+from services.launcher.report.summary import dead_letters, trajectories
 from services.launcher.report.view import View
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
@@ -107,7 +107,11 @@ class Watch:
         alarms, ready = AlarmNotes(), ReadyNotes()
         waits = WaitNotes(standing_still, _STILL_SECONDS), WaitNotes(waiting, _WAITING_SECONDS)
         health = HealthNotes(self.layout.folder, services)
-        failures = FailureNotes(lambda: trajectories(services, headers_only=True))
+        failures = FailureNotes(
+            lambda: trajectories(services, headers_only=True),
+            lambda: dead_letters(services),
+            lives(self.layout.folder)[-1].start,
+        )
 
         async def look() -> None:
             started = self._processes(processes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+from seamflow.durations import seconds_of
 from seamflow.inspect import lives
 from seamflow.inspect.diagnosis import Finding
 from seamflow.inspect.failure_causes import causes
@@ -19,6 +21,7 @@ from seamflow.inspect.run_files import GrowingSteps
 from seamflow.inspect.snapshot import Snapshot
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
+from seamflow.trajectory.v1 import task_service_pb2 as task_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.launcher.service_clients import Services
@@ -29,6 +32,16 @@ _GROWTH = 4
 _SHARE = 20
 """Listing takes at most one part in this many of the time."""
 List = Callable[[], AsyncIterator[trajectory_pb2.Trajectory]]
+Letters = Callable[[], AsyncIterator[task_pb.DeadLetter]]
+_TOO_OLD = (task_pb.DEAD_LETTER_REASON_DROPPED, task_pb.DEAD_LETTER_REASON_WITHHELD)
+_STOPPED = "too old for max_staleness, as the run was stopped while they waited"
+_REASONS: Mapping[int, str] = {
+    task_pb.DEAD_LETTER_REASON_FAILURES: "with rollouts that failed too often",
+    **dict.fromkeys(_TOO_OLD, "too old for max_staleness"),
+    task_pb.DEAD_LETTER_REASON_ZERO_VARIANCE: "with equal rewards",
+    task_pb.DEAD_LETTER_REASON_DELIVERIES: "in a step that ended several trainers",
+    task_pb.DEAD_LETTER_REASON_REJECTED: "that the trainer cannot train",
+}
 _FILES = ("metrics.jsonl", "evaluation.jsonl", lives.FILE)
 
 
@@ -46,6 +59,11 @@ def stopping_note(reason: str, seen: Snapshot, steps: Sequence[Mapping[str, Any]
         parts.append(f"step {step + 1} of {trainer.num_steps}, in progress, is dropped")
         parts.append(f"--resume goes on {begin}{again}")
     return f"{'; '.join(parts)}. Waiting for all processes to end; Ctrl-C again ends them at once"
+
+
+async def _no_letters() -> AsyncIterator[task_pb.DeadLetter]:
+    for letter in list[task_pb.DeadLetter]():
+        yield letter
 
 
 class ReadyNotes:
@@ -119,9 +137,15 @@ class AlarmNotes:
 class FailureNotes:
     """Looks at failures when their number has grown."""
 
-    def __init__(self, listed: List) -> None:
-        """`listed` gives the rollouts of the run, without their tokens."""
-        self._listed = listed
+    def __init__(self, listed: List, letters: Letters = _no_letters, start: float = 0.0) -> None:
+        """Look at a run.
+
+        Args:
+            listed: gives its rollouts, without their tokens.
+            letters: gives its dead letters.
+            start: of this life, in Unix seconds; a group that began before was held up by a stop.
+        """
+        self._listed, self._letters, self._start = listed, letters, start
         self._num_replaced = 0
         self._shown: set[str] = set()
         self._next = 0.0
@@ -136,18 +160,29 @@ class FailureNotes:
         if number == self._num_replaced:
             return []
         self._num_replaced = number
-        lines = self._new([each async for each in self._listed()])
-        lines += self._dead_letters(readiness.num_dead_letters)
+        rollouts = [each async for each in self._listed()]
+        lines = self._new(rollouts)
+        lines += await self._dead_letters(readiness.num_dead_letters, rollouts)
         self._next = time.monotonic() + _SHARE * (time.monotonic() - began)
         return lines
 
-    def _dead_letters(self, number: int) -> list[str]:
+    async def _dead_letters(
+        self, number: int, rollouts: Sequence[trajectory_pb2.Trajectory]
+    ) -> list[str]:
         if number < self._next_dead_letters:
             return []
         self._next_dead_letters = _GROWTH * number
+        held_up = {r.group_id for r in rollouts if seconds_of(r.create_time) < self._start}
+        why = Counter(
+            _STOPPED
+            if letter.reason in _TOO_OLD and letter.task.task_id in held_up
+            else _REASONS.get(letter.reason, letter.message)
+            for letter in [each async for each in self._letters()]
+        )
+        reasons = "".join(f"; {count} {reason}" for reason, count in why.most_common())
         return [
-            f"dead letters: {number}, tasks that left the run without being trained: rollouts that "
-            "failed too often, samples too old; `seamflow dead-letters` says why each."
+            f"dead letters: {number}, tasks that left the run without being trained{reasons}; "
+            "`seamflow dead-letters` says more of each."
         ]
 
     def _new(self, trajectories: Iterable[trajectory_pb2.Trajectory]) -> list[str]:

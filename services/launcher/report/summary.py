@@ -16,7 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from seamflow.common.v1 import tokens_pb2
 from seamflow.inspect.progress import WINDOW
+from seamflow.pages import pages
 from seamflow.retry import retrying
+from seamflow.trajectory.v1 import task_service_pb2 as task_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
@@ -150,6 +152,14 @@ async def trajectories(
         token = page.next_page_token
         if not token:
             return
+
+
+async def dead_letters(services: Services) -> AsyncIterator[task_pb.DeadLetter]:
+    """All of the run, oldest first."""
+    request = task_pb.ListDeadLettersRequest(run_id=services.run_id, page_size=1000)
+    async for page in pages(services.tasks.ListDeadLetters, request):
+        for letter in page.dead_letters:
+            yield letter
 
 
 def show_summary(summary: Mapping[str, Any], folder: Path, console: Console | None = None) -> None:

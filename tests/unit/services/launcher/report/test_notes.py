@@ -10,6 +10,7 @@ from seamflow.common.v1 import tokens_pb2
 from seamflow.inspect.snapshot import Snapshot
 from seamflow.trainer.v1.trainer_service_pb2 import GetStatusResponse
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
+from seamflow.trajectory.v1 import task_service_pb2 as task_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1.sample_service_pb2 import Readiness
 
@@ -102,6 +103,25 @@ async def test_growing_numbers_of_dead_letters_are_shown() -> None:
     assert lines_by_look[-1][0].startswith(
         "dead letters: 16, tasks that left the run without being trained"
     )
+
+
+async def test_dead_letters_are_told_with_their_reasons() -> None:
+    """Those that began before this life waited while the run was stopped, and are told as that."""
+    store, old = Store(), task_pb.DEAD_LETTER_REASON_DROPPED
+    for name, began in (("a", 90), ("b", 110)):
+        rollout = trajectory_pb2.Trajectory(rollout_id=f"{name}/0/1", group_id=name)
+        rollout.create_time.FromSeconds(began)
+        store.rollouts.append(rollout)
+
+    async def letters() -> AsyncIterator[task_pb.DeadLetter]:
+        for name, reason in (("a", old), ("b", old), ("c", task_pb.DEAD_LETTER_REASON_FAILURES)):
+            yield task_pb.DeadLetter(task=trajectory_pb2.Task(task_id=name), reason=reason)
+
+    notes = FailureNotes(store.listed, letters, start=100.0)
+    (line,) = await notes.look(Readiness(num_dead_letters=3))
+    assert "; 1 too old for max_staleness, as the run was stopped while they waited;" in line
+    assert "; 1 too old for max_staleness;" in line
+    assert "; 1 with rollouts that failed too often;" in line
 
 
 async def test_a_stopped_agent_is_not_blamed_on_a_server() -> None:
