@@ -179,6 +179,8 @@ class FailureNotes:
             else _REASONS.get(letter.reason, letter.message)
             for letter in [each async for each in self._letters()]
         )
+        if why.keys() == {_STOPPED}:
+            return [f"{number} groups are not trained, {_STOPPED}; other tasks take their place."]
         reasons = "".join(f"; {count} {reason}" for reason, count in why.most_common())
         return [
             f"dead letters: {number}, tasks that left the run without being trained{reasons}; "

@@ -122,6 +122,14 @@ async def test_dead_letters_are_told_with_their_reasons() -> None:
     assert "; 1 too old for max_staleness, as the run was stopped while they waited;" in line
     assert "; 1 too old for max_staleness;" in line
     assert "; 1 with rollouts that failed too often;" in line
+    del store.rollouts[1:]
+
+    async def waited() -> AsyncIterator[task_pb.DeadLetter]:
+        yield task_pb.DeadLetter(task=trajectory_pb2.Task(task_id="a"), reason=old)
+
+    alone = FailureNotes(store.listed, waited, start=100.0)
+    (line,) = await alone.look(Readiness(num_dead_letters=1))
+    assert line.startswith("1 groups are not trained, too old for max_staleness, as the run was")
 
 
 async def test_a_stopped_agent_is_not_blamed_on_a_server() -> None:
