@@ -26,6 +26,7 @@ from seamflow.inspect.diagnosis import (
 )
 from seamflow.inspect.endpoints import SERVICES
 from seamflow.inspect.failure_causes import causes
+from seamflow.inspect.lives import stops
 from seamflow.inspect.snapshot import ServerSnapshot, Snapshot
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_service_pb2 as rollout_pb
@@ -185,7 +186,7 @@ def _agent_cure(snapshot: Snapshot) -> str:
 def failed_rollouts(snapshot: Snapshot) -> Iterator[Finding]:
     """The most frequent causes; `normal` while more rollouts finish than fail."""
     normal = snapshot.num_finished > len(snapshot.failed_rollouts)
-    for cause in causes(snapshot.failed_rollouts)[:_MAX_CAUSES]:
+    for cause in causes(snapshot.failed_rollouts, stops(snapshot.lives))[:_MAX_CAUSES]:
         plural = "s" if cause.number > 1 else ""
         yield Finding(
             rule="rollouts_fail",

@@ -103,7 +103,11 @@ def _with(life: Life, state: str, when: float, line: Mapping[str, Any]) -> Life:
     return replace(life, end=when, state=state, reason=reason or life.reason)
 
 
-def stops(found: Sequence[Life]) -> list[tuple[float, float]]:
+Period = tuple[float, float]
+"""Begin and end, as Unix times."""
+
+
+def stops(found: Sequence[Life]) -> list[Period]:
     """The periods in which the run was stopped: from when a life was asked to stop, or ended, to
     the start of the next one; after the last life without end."""
     periods = []

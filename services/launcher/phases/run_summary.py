@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from seamflow.inspect.failure_causes import causes
-from seamflow.inspect.lives import Life, lives
+from seamflow.inspect.lives import Life, Period, lives, stops
 from seamflow.inspect.progress import WINDOW, Progress
 from seamflow.inspect.run_files import read_steps
 from seamflow.trajectory.v1 import trajectory_pb2
@@ -102,9 +102,11 @@ def _best_note(evaluations: Sequence[EvaluationLine], settings: EvaluationConfig
     )
 
 
-def failure_lines(trajectories: Iterable[trajectory_pb2.Trajectory]) -> list[str]:
+def failure_lines(
+    trajectories: Iterable[trajectory_pb2.Trajectory], stops: Sequence[Period] = ()
+) -> list[str]:
     """A line for each cause of failed rollouts, the most frequent first."""
-    return [f"{each.number} × {each.line}. {each.cure}" for each in causes(trajectories)]
+    return [f"{each.number} × {each.line}. {each.cure}" for each in causes(trajectories, stops)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,8 @@ class RunSummary:
         """The summary by the names of summary.json, and the pictures in the run's folder."""
         stored = [trajectory async for trajectory in trajectories(self.services)]
         folder = self.layout.folder
-        before = lives(folder)[:-1]
+        found = lives(folder)
+        before, cut = found[:-1], stops(found)
         seconds = self.learned.seconds + sum(life.learning_seconds(0.0) for life in before)
         steps = read_steps(folder / "metrics.jsonl")
         evaluations = read_evaluations(folder / "evaluation.jsonl")
@@ -134,11 +137,11 @@ class RunSummary:
             "lives": len(before) + 1,
             **learned(steps, evaluations, self.evaluation, seconds),
             "health": await self._health(),
-            "failures": failure_lines(stored),
+            "failures": failure_lines(stored, cut),
             "stopped_early": self.learned.stopped_early,
             "optimizer_steps": len(steps),
             "weight_updates": num_weight_updates(steps),
-            **self._rollouts(stored),
+            **self._rollouts(stored, cut),
             "max_staleness_seen": max((step["max_staleness"] for step in steps), default=0),
             **await self._processes(before),
             "nodes": self.watch.occupancy.shares(),
@@ -148,8 +151,10 @@ class RunSummary:
             "versions": package_versions(),
         }
 
-    def _rollouts(self, stored: Sequence[trajectory_pb2.Trajectory]) -> dict[str, Any]:
-        figures = TrajectoryFigures()
+    def _rollouts(
+        self, stored: Sequence[trajectory_pb2.Trajectory], stops: Sequence[Period]
+    ) -> dict[str, Any]:
+        figures = TrajectoryFigures(stops=stops)
         for trajectory in stored:
             figures.add(trajectory)
         return {

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import grpc.aio
-from seamflow.inspect.lives import RESTARTED, lives, note
+from seamflow.inspect.lives import RESTARTED, lives, note, stops
 from seamflow.inspect.processes import Process
+from seamflow.inspect.run_files import read_steps
 from seamflow.inspect.snapshot import Snapshot
 from seamflow.inspect.why_stuck import standing_still, waiting
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
@@ -110,7 +112,8 @@ class Watch:
         failures = FailureNotes(
             lambda: trajectories(services, headers_only=True),
             lambda: dead_letters(services),
-            lives(self.layout.folder)[-1].start,
+            self._settled,
+            stops(lives(self.layout.folder)),
         )
 
         async def look() -> None:
@@ -146,6 +149,15 @@ class Watch:
                     get_logger().exception("look_failed")
                     self.view.note(f"one look at the services failed, and is repeated: {text}")
             await asyncio.sleep(_REFRESH_SECONDS)
+
+    def _settled(self) -> float:
+        """When this life had made a step of its own, repeated ones aside; 0: it is the first."""
+        folder = self.layout.folder
+        start = lives(folder)[-1].start if len(lives(folder)) > 1 else None
+        if start is None:
+            return 0.0
+        times = [step["time"] for step in read_steps(folder / "metrics.jsonl")]
+        return min((time for time in times if time > start), default=math.inf)
 
     def _note_restarts(self, processes: Supervisor) -> None:
         """Tell of each restart, and record it in the life."""

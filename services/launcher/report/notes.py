@@ -137,15 +137,24 @@ class AlarmNotes:
 class FailureNotes:
     """Looks at failures when their number has grown."""
 
-    def __init__(self, listed: List, letters: Letters = _no_letters, start: float = 0.0) -> None:
+    def __init__(
+        self,
+        listed: List,
+        letters: Letters = _no_letters,
+        settled: Callable[[], float] = lambda: 0.0,
+        stops: Sequence[lives.Period] = (),
+    ) -> None:
         """Look at a run.
 
         Args:
             listed: gives its rollouts, without their tokens.
             letters: gives its dead letters.
-            start: of this life, in Unix seconds; a group that began before was held up by a stop.
+            settled: when the run had caught up after a stop, in Unix seconds; a group that began
+                before was held up by it.
+            stops: of the run so far; what failed in one was cut off.
         """
-        self._listed, self._letters, self._start = listed, letters, start
+        self._stops = stops
+        self._listed, self._letters, self._settled = listed, letters, settled
         self._num_replaced = 0
         self._shown: set[str] = set()
         self._next = 0.0
@@ -172,7 +181,8 @@ class FailureNotes:
         if number < self._next_dead_letters:
             return []
         self._next_dead_letters = _GROWTH * number
-        held_up = {r.group_id for r in rollouts if seconds_of(r.create_time) < self._start}
+        settled = self._settled()
+        held_up = {r.group_id for r in rollouts if seconds_of(r.create_time) < settled}
         why = Counter(
             _STOPPED
             if letter.reason in _TOO_OLD and letter.task.task_id in held_up
@@ -188,7 +198,7 @@ class FailureNotes:
         ]
 
     def _new(self, trajectories: Iterable[trajectory_pb2.Trajectory]) -> list[str]:
-        new = [cause for cause in causes(trajectories) if cause.key not in self._shown]
+        new = [cause for cause in causes(trajectories, self._stops) if cause.key not in self._shown]
         self._shown |= {cause.key for cause in new}
         return [f"{cause.line[:_MAX_CHARACTERS]}. {cause.cure}" for cause in new]
 

@@ -15,6 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from seamflow.common.v1 import tokens_pb2
+from seamflow.inspect.failure_causes import was_stopped
+from seamflow.inspect.lives import Period
 from seamflow.inspect.progress import WINDOW
 from seamflow.pages import pages
 from seamflow.retry import retrying
@@ -57,6 +59,8 @@ _OF_THIS_LIFE = ("processes_given_up", "ranker_turns_learned", "ranker_recall", 
 class TrajectoryFigures:
     """Counts over recorded trajectories, added one by one."""
 
+    stops: Sequence[Period] = ()
+    """In which what fails was cut off."""
     num_rollouts: int = 0
     """Rollouts that finished with rewards."""
     num_turns: int = 0
@@ -68,10 +72,10 @@ class TrajectoryFigures:
     """Of those, turns that were completed."""
     failed_rollouts: int = 0
     """Rollouts that failed and were replaced."""
-    cancelled_rollouts: int = 0
-    """Rollouts that a stop, the end of the run, or the end of their group cut off."""
     infrastructure_failures: int = 0
     """Of those, rollouts that failed because a process, machine or network broke."""
+    cancelled_rollouts: int = 0
+    """Rollouts that a stop, the end of the run, or the end of their group cut off."""
     min_turns_per_rollout: int = 0
     turn_lengths: dict[str, list[int]] = field(default_factory=dict)
     """Sampled tokens per turn, by the evaluation the rollout belongs to ("" for training)."""
@@ -79,11 +83,13 @@ class TrajectoryFigures:
 
     def add(self, trajectory: trajectory_pb2.Trajectory) -> None:
         lengths = [self._add_turn(turn) for turn in trajectory.turns]
-        is_cancelled = trajectory.failure.failure_class == tokens_pb2.FAILURE_CLASS_CANCELLED
-        self.cancelled_rollouts += is_cancelled
-        self.failed_rollouts += trajectory.HasField("failure") and not is_cancelled
-        if trajectory.failure.failure_class == tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE:
-            self.infrastructure_failures += 1
+        if trajectory.HasField("failure"):
+            kind = trajectory.failure.failure_class
+            is_failed = not was_stopped(trajectory, self.stops)
+            self.failed_rollouts += is_failed
+            self.cancelled_rollouts += not is_failed
+            is_ours = kind == tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE
+            self.infrastructure_failures += is_failed and is_ours
         if trajectory.state != trajectory_pb2.ROLLOUT_STATE_FINISHED:
             return
         fewest = self.min_turns_per_rollout if self.num_rollouts else len(lengths)

@@ -7,6 +7,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -92,7 +93,16 @@ def recomputed(folder: Path, stored: Sequence[trajectory_pb2.Trajectory]) -> dic
     total = sum(each["ended"] - each["started"] for each in lives[:-1])
     drawn = (folder / "timeline.png").stat().st_mtime
     ended = [r for r in stored if r.HasField("failure") and seconds_of(r.finish_time) <= drawn]
-    classes = [r.failure.failure_class for r in ended]
+    gaps = [
+        (before.get("stopping", before["ended"]), after["started"])
+        for before, after in pairwise(lives)
+    ]
+    classes = [
+        _CANCELLED
+        if any(begin <= seconds_of(r.finish_time) <= end for begin, end in gaps)
+        else r.failure.failure_class
+        for r in ended
+    ]
     spans = [s for r in stored for t in r.turns for s in t.tokens.spans]
     return {
         "summary.lives": len(lives),

@@ -25,7 +25,7 @@ def test_a_reward_that_is_always_0_is_named_while_the_run_goes_on(tmp_path: Path
     assert is_named(way, found), found
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 async def test_a_run_that_is_stopped_killed_and_resumed_is_told_truly(tmp_path: Path) -> None:
     """No alarm, and each figure is that of its files and its store.
 

@@ -103,6 +103,10 @@ def test_failures_have_their_cause() -> None:
     (line,) = failure_lines([make_trajectory(**failed), make_trajectory(**failed)])
     assert line.startswith("2 × failure ENVIRONMENT")
     assert "KeyError('b')" in line
+    late = make_trajectory(**failed)
+    late.finish_time.FromSeconds(150)
+    assert failure_lines([late], [(100.0, 200.0)]) == [], "a stop cut it off"
+    assert failure_lines([late], [(160.0, 200.0)]) != []
 
 
 def test_the_first_table_is_of_learning_and_no_path_is_cut(tmp_path: Path) -> None:

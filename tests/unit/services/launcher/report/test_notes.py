@@ -117,7 +117,7 @@ async def test_dead_letters_are_told_with_their_reasons() -> None:
         for name, reason in (("a", old), ("b", old), ("c", task_pb.DEAD_LETTER_REASON_FAILURES)):
             yield task_pb.DeadLetter(task=trajectory_pb2.Task(task_id=name), reason=reason)
 
-    notes = FailureNotes(store.listed, letters, start=100.0)
+    notes = FailureNotes(store.listed, letters, lambda: 100.0)
     (line,) = await notes.look(Readiness(num_dead_letters=3))
     assert "; 1 too old for max_staleness, as the run was stopped while they waited;" in line
     assert "; 1 too old for max_staleness;" in line
@@ -127,7 +127,7 @@ async def test_dead_letters_are_told_with_their_reasons() -> None:
     async def waited() -> AsyncIterator[task_pb.DeadLetter]:
         yield task_pb.DeadLetter(task=trajectory_pb2.Task(task_id="a"), reason=old)
 
-    alone = FailureNotes(store.listed, waited, start=100.0)
+    alone = FailureNotes(store.listed, waited, lambda: 100.0)
     (line,) = await alone.look(Readiness(num_dead_letters=1))
     assert line.startswith("1 groups are not trained, too old for max_staleness, as the run was")
 
