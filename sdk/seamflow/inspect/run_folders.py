@@ -31,7 +31,7 @@ def ended_status(folder: Path, ended: str) -> str:
         last = {k: v for k, v in steps[-1].items() if k not in ("step", "time")}
         numbers = {k: v for k, v in last.items() if isinstance(v, int | float)}
         step, reward = steps[-1].get("step"), _range(steps, "reward_mean")
-        lines.append(f"trainer  step {step}; mean reward {reward}")
+        lines.append(f"trainer  step {step}; mean reward {reward}; of the last step:")
         lines += metric_lines(numbers)
     else:
         lines.append("trainer  no step was trained")

@@ -106,7 +106,8 @@ def _trainer(snapshot: Snapshot) -> Iterator[str]:
         "trainer",
         f"{state}, step {trainer.step} of {trainer.num_steps}{_left(snapshot)}, "
         f"published v{trainer.weight_version}, checkpoint at step {trainer.checkpoint_step}, "
-        f"ranks {trainer.world_size}{_places(trainer)}",
+        f"ranks {trainer.world_size}{_places(trainer)}"
+        f"{'; of the last step:' if trainer.metrics else ''}",
     )
     yield from metric_lines(dict(sorted(trainer.metrics.items())))
 

@@ -5,14 +5,13 @@ That one that can is not: tests/system/end_to_end/test_training_run.py.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.suites.health.lived import live
-from tests.suites.health.recomputed import differing, recomputed, shown, stored_rollouts
+from tests.suites.health.recomputed import shown
 from tests.suites.health.way import is_named, run
 from tests.suites.health.ways import RESUMED, WAYS
 
@@ -26,21 +25,16 @@ def test_a_reward_that_is_always_0_is_named_while_the_run_goes_on(tmp_path: Path
 
 
 @pytest.mark.timeout(600)
-async def test_a_run_that_is_stopped_killed_and_resumed_is_told_truly(tmp_path: Path) -> None:
+def test_a_run_that_is_stopped_killed_and_resumed_is_told_truly(tmp_path: Path) -> None:
     """No alarm, and each figure is that of its files and its store.
 
-    *Control*: whichever figure is changed is found.
+    *Control*: tests/unit/suites/health/test_recomputed.py.
     """
     way = replace(RESUMED[0], settings=("trainer.num_steps=8",))
-    lived = await asyncio.to_thread(live, way, tmp_path / "run", (2, 5))
+    lived = live(way, tmp_path / "run", (2, 5))
     assert lived.false_alarms == []
     assert lived.differ == []
-    folder = tmp_path / "run" / "runs" / "health"
-    said, true = shown(folder), recomputed(folder, await stored_rollouts(folder))
-    assert said["summary.lives"] == 3
-    for name in said:
-        (found,) = differing({**said, name: said[name] + 3.0 + said[name] / 10}, true)
-        assert found.startswith(f"{name}: ")
+    assert shown(tmp_path / "run" / "runs" / "health")["summary.lives"] == 3
 
 
 def test_a_group_of_one_is_refused_before_the_start(tmp_path: Path) -> None:
