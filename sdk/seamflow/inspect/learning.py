@@ -15,14 +15,12 @@ from seamflow.inspect.diagnosis import Finding
 from seamflow.inspect.progress import WINDOW, Progress
 
 _FAILING_SHARE, _MIN_FAILURES = 0.5, 8
-_CUT_SHARE = 0.5
+_CUT_SHARE, _NEARLY_ALL, _CUT_ERRORS = 0.5, 0.9, 5
 _ZERO_GRADIENT = 1e-12
 _SCALED_TO_NOTHING = 1e-3
 _LOGPROB_DISTANCE, _LOGPROB_JUMP = 1.0, 20.0
 _NO_ENTROPY = 0.01
 _SHORT_SHARE = 0.2
-_MIN_WHOLE = 8
-"""Rollouts that were not cut; fewer are no sample to compare with."""
 _SUCCESS, _HIGH_SUCCESS, _LONG = "reward/success", 0.9, 10
 _BEST_SHARE, _SAME_SHARE = 0.9, 0.1
 _TRANSCRIPTS = "`seamflow transcripts --newest 8 --out FILE` shows answers with their rewards"
@@ -64,23 +62,24 @@ def _processes_restart(progress: Progress) -> Finding | None:
 
 
 def _answers_are_cut(progress: Progress) -> Finding | None:
-    """Cut answers earn clearly less than whole ones, or nearly all are cut and none gets better.
-
-    What gets better is success, where the rollouts have that reward.
-    """
+    """Cut answers earn clearly less than whole ones; or all are cut, and success, without it the
+    reward, has not risen; or nearly all are, and none was ever right."""
     shares, rewards = progress.last("share_cut"), progress.last("reward_cut_mean")
     if not rewards or not shares or min(shares) < _CUT_SHARE:
         return None
     share, cut, mean = fmean(shares), fmean(rewards), fmean(progress.last("reward_mean"))
-    spread = fmean(progress.last("reward_std"))
-    best = progress.all(_SUCCESS) or progress.all("reward_mean")
-    has_risen = fmean(best[-WINDOW:]) > best[0] + 1e-9
-    num_whole = (1 - share) * sum(progress.last("num_rollouts") or [WINDOW])
-    if num_whole < _MIN_WHOLE and (has_risen or _is_solved(progress)):
-        return None
-    # A difference beyond chance: three standard errors of the mean of the whole ones.
-    beyond = max(spread * max(3 / math.sqrt(max(num_whole, 1)), 1), 1e-9)
-    if num_whole >= _MIN_WHOLE and (mean - cut) / (1 - share) < beyond:
+    success = progress.all(_SUCCESS)
+    aim = success or progress.all("reward_mean")
+    if share == 1.0:
+        is_bad = fmean(aim[-WINDOW:]) <= aim[0] + 1e-9 and not _is_solved(progress)
+    else:
+        # A difference beyond chance, also where few are whole and many steps are looked at.
+        num_whole = (1 - share) * sum(progress.last("num_rollouts") or [WINDOW])
+        errors = _CUT_ERRORS / math.sqrt(num_whole)
+        beyond = max(fmean(progress.last("reward_std")) * max(errors, 1), 1e-9)
+        is_bad = (mean - cut) / (1 - share) >= beyond
+    never_right = share >= _NEARLY_ALL and bool(success) and max(success) == 0.0
+    if not is_bad and not never_right:
         return None
     return Finding(
         rule="answers_cut",

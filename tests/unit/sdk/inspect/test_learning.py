@@ -129,9 +129,15 @@ def test_answers_that_always_end_at_the_limit_are_healthy() -> None:
 
 def test_cut_answers_whose_reward_rises_without_success_are_named() -> None:
     """*Control*: with success that rises they end where they should."""
-    for last, rules in ((0.1, ["answers_cut"]), (0.3, [])):
-        cut = steps(share_cut=1.0, reward_cut_mean=0.4)
-        for step, value in zip(cut, (0.1, 0.1, last), strict=True):
+    told = ["answers_cut"]
+    for share, first, last, rules in (
+        (1.0, 0.1, 0.1, told),
+        (1.0, 0.1, 0.3, []),
+        (0.95, 0.0, 0.0, told),
+        (0.95, 0.1, 0.1, []),
+    ):
+        cut = steps(share_cut=share, reward_cut_mean=0.41)
+        for step, value in zip(cut, (first, first, last), strict=True):
             step["reward/success"] = value
         assert [each.rule for each in not_learning(Progress(steps=cut))] == rules
 
@@ -139,7 +145,7 @@ def test_cut_answers_whose_reward_rises_without_success_are_named() -> None:
 def test_a_few_whole_answers_are_no_sample() -> None:
     """Chance made one in twenty of them better; *control*: one in five."""
     for share, rules in ((0.96, []), (0.8, ["answers_cut"])):
-        cut = Progress(steps=steps(share_cut=share, reward_cut_mean=0.3 if share < 0.9 else 0.35))
+        cut = Progress(steps=steps(share_cut=share, reward_cut_mean=0.35 if share < 0.9 else 0.405))
         assert [each.rule for each in not_learning(cut)] == rules
 
 
