@@ -185,8 +185,9 @@ def _agent_cure(snapshot: Snapshot) -> str:
 
 def failed_rollouts(snapshot: Snapshot) -> Iterator[Finding]:
     """The most frequent causes; `normal` while more rollouts finish than fail."""
-    normal = snapshot.num_finished > len(snapshot.failed_rollouts)
-    for cause in causes(snapshot.failed_rollouts, stops(snapshot.lives))[:_MAX_CAUSES]:
+    found = causes(snapshot.failed_rollouts, stops(snapshot.lives))
+    normal = snapshot.num_finished > sum(cause.number for cause in found)
+    for cause in found[:_MAX_CAUSES]:
         plural = "s" if cause.number > 1 else ""
         yield Finding(
             rule="rollouts_fail",

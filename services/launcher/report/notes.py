@@ -61,11 +61,6 @@ def stopping_note(reason: str, seen: Snapshot, steps: Sequence[Mapping[str, Any]
     return f"{'; '.join(parts)}. Waiting for all processes to end; Ctrl-C again ends them at once"
 
 
-async def _no_letters() -> AsyncIterator[task_pb.DeadLetter]:
-    for letter in list[task_pb.DeadLetter]():
-        yield letter
-
-
 class ReadyNotes:
     """Notices the first answer of each rollout server and of the trainer."""
 
@@ -140,7 +135,7 @@ class FailureNotes:
     def __init__(
         self,
         listed: List,
-        letters: Letters = _no_letters,
+        letters: Letters,
         settled: Callable[[], float] = lambda: 0.0,
         stops: Sequence[lives.Period] = (),
     ) -> None:

@@ -54,6 +54,12 @@ class Store:
             yield each
 
 
+async def no_letters() -> AsyncIterator[task_pb.DeadLetter]:
+    """Of a run in which they were requeued meanwhile."""
+    for letter in list[task_pb.DeadLetter]():
+        yield letter
+
+
 async def test_each_cause_is_told_once_with_task_and_rollout() -> None:
     """Failures that differ in names and numbers only are one cause."""
     store = Store()
@@ -64,7 +70,7 @@ async def test_each_cause_is_told_once_with_task_and_rollout() -> None:
         failed("t1/0/3", "", tokens_pb2.FAILURE_CLASS_CANCELLED),
         trajectory_pb2.Trajectory(rollout_id="t1/0/4"),
     ]
-    notes = FailureNotes(store.listed)
+    notes = FailureNotes(store.listed, no_letters)
     first, second = await notes.look(Readiness(num_replaced_samples=3))
     assert first.startswith(
         "failure ENVIRONMENT of rollout t2/0/1: step 3 of task 't2' raised KeyError('x') at "
@@ -72,7 +78,7 @@ async def test_each_cause_is_told_once_with_task_and_rollout() -> None:
     )
     assert "OSError('disk')" in second
     store.rollouts.append(failed("t9/0/1", "step 1 of task 't9' raised KeyError('x') at env.py:7"))
-    assert await FailureNotes(store.listed).look(Readiness()) == []
+    assert await FailureNotes(store.listed, no_letters).look(Readiness()) == []
     notes._next = 0.0
     assert await notes.look(Readiness(num_replaced_samples=4)) == []
     store.rollouts.append(failed("t9/0/2", "the episode took over 5 s", TIMEOUT))
@@ -84,7 +90,7 @@ async def test_each_cause_is_told_once_with_task_and_rollout() -> None:
 async def test_nothing_is_listed_while_nothing_fails() -> None:
     """Nor while the trajectory manager does not answer."""
     store = Store()
-    notes = FailureNotes(store.listed)
+    notes = FailureNotes(store.listed, no_letters)
     for readiness in (None, Readiness(num_ready_groups=4), Readiness(num_ready_groups=5)):
         assert await notes.look(readiness) == []
     assert store.num_listed == 0
@@ -94,7 +100,7 @@ async def test_nothing_is_listed_while_nothing_fails() -> None:
 
 async def test_growing_numbers_of_dead_letters_are_shown() -> None:
     """The first one, then four times as many: a run that only fails is not silent."""
-    notes = FailureNotes(Store().listed)
+    notes = FailureNotes(Store().listed, no_letters)
     lines_by_look = []
     for number in (1, 2, 3, 4, 15, 16):
         notes._next = 0.0
@@ -137,7 +143,7 @@ async def test_a_stopped_agent_is_not_blamed_on_a_server() -> None:
     store = Store()
     stopped = failed("t1/0/1", str(EXPIRED.failure_message), INFRASTRUCTURE)
     store.rollouts = [stopped, failed("t2/0/1", "connection refused", INFRASTRUCTURE)]
-    lines = await FailureNotes(store.listed).look(Readiness(num_replaced_samples=2))
+    lines = await FailureNotes(store.listed, no_letters).look(Readiness(num_replaced_samples=2))
     agent, server = sorted(lines, key=lambda line: "lease expired" not in line)
     assert "Nothing is wrong if its agent was stopped" in agent
     assert "named server" in server
