@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from seamflow.evaluator.v1 import evaluator_service_pb2 as evaluator_pb
-from seamflow.inspect.lives import give_sign, note_stopping
+from seamflow.inspect.lives import STOPPING, give_sign, note
+from seamflow.inspect.run_files import read_steps
 from seamflow.retry import retrying
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trajectory.v1 import run_service_pb2 as run_pb
@@ -31,6 +32,7 @@ from services.launcher.phases.run_summary import RunSummary
 from services.launcher.phases.start import Start
 from services.launcher.phases.training import Learned, Training, learn, submit_tasks
 from services.launcher.phases.watch import Watch
+from services.launcher.report.notes import stopping_note
 from services.launcher.report.view import View
 from services.launcher.service_clients import Services, connected
 from services.launcher.supervisor import Supervisor, run_until_failure
@@ -190,6 +192,7 @@ class Run:
             self.supervisor(self.layout.logs()) as processes,
             connected(self.config, self.layout) as services,
         ):
+            processes.tell = self.view.note
             watching = [watch_folder(self.layout.folder)]
             if self.other_hosts is not None:
                 watching.append(self.other_hosts.watch())
@@ -198,7 +201,9 @@ class Run:
             )
 
     def _stopping(self, reason: str) -> None:
-        note_stopping(self.layout.folder, reason)
+        note(self.layout.folder, STOPPING, reason)
+        steps = read_steps(self.layout.folder / "metrics.jsonl")
+        self.view.note(stopping_note(reason, self.watch.snapshot, steps))
 
     async def _train(self, processes: Supervisor, services: Services) -> dict[str, Any]:
         async with self._started(processes, services):

@@ -30,6 +30,7 @@ _FULL_DISK_SECONDS = 15.0
 _LEAST_FREE_BYTES = 1 << 20
 _NO_SPACE = ("No space left on device", "Disk quota exceeded")
 _TERM_SECONDS = 20.0
+_TELL_SECONDS = 4.0
 _HEAD_BYTES = 16_384
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LOADING_MODELS = ("trainer", "rollout_server", "scoring")
@@ -70,6 +71,10 @@ class Supervisor:
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.num_restarts = 0
         """Restarts after a crash."""
+        self.restarts: list[tuple[str, str]] = []
+        """Processes that were started again, and how they ended; taken by who shows it."""
+        self.tell: Callable[[str], None] = lambda _: None
+        """Shows people which processes have not ended yet when all are to end."""
         self.given_up: list[str] = []
         """Optional processes that crashed too often."""
         self.ended: list[str] = []
@@ -156,6 +161,7 @@ class Supervisor:
             if not plan.restarts or code in plan.fatal or attempt == _MAX_RESTARTS:
                 break
             self.num_restarts += 1
+            self.restarts.append((plan.name, _ending(code)))
             least = 0.0
             if self._is_full(plan.name):
                 least = self._full_disk_seconds
@@ -204,8 +210,15 @@ class Supervisor:
         # Newest first: agents end before the services they use.
         for name in reversed(self._children):
             self._watchers.pop(name).cancel()
-        children = reversed(self._children.values())
-        await asyncio.gather(*(child.end(_TERM_SECONDS) for child in children))
+        ending = {
+            name: asyncio.create_task(child.end(_TERM_SECONDS))
+            for name, child in reversed(self._children.items())
+        }
+        while any(not each.done() for each in ending.values()):
+            await asyncio.wait(ending.values(), timeout=_TELL_SECONDS)
+            if left := [name for name, each in ending.items() if not each.done()]:
+                self.tell(f"waiting for {', '.join(left)} to end; Ctrl-C ends them at once")
+        await asyncio.gather(*ending.values())
         if self._failed.done():
             self._failed.exception()  # mark as retrieved
         else:
@@ -255,6 +268,11 @@ async def run_until_failure(
 
 def _signal_name(number: int) -> str:
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+def _ending(code: int) -> str:
+    """How a process ended, by its exit code."""
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
 
 def full_folder(lines: Sequence[str]) -> Path | None:

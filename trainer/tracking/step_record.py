@@ -1,7 +1,8 @@
 """The record of a step: a line of the metrics file, and gauges for Prometheus.
 
 The metrics file has one line for each step that led to the current weights, with its samples.
-Lines of steps that a crash undid are removed when the run is resumed.
+Lines of steps that a crash undid are removed when the run is resumed. A step that is repeated on
+the same samples keeps the times and the weight version that it had first.
 """
 
 from __future__ import annotations
@@ -25,6 +26,13 @@ from trainer.data.token_sequence import TokenSequence, trainable_tokens
 
 _SERVICE = "trainer"
 _SAMPLES, _IDS = "trained_samples.jsonl", "sample_ids"
+_OF_FIRST_TIME = (
+    "time",
+    "seconds",
+    "seconds_after_last_sample",
+    "tokens_per_second",
+    "weight_version",
+)
 _GAUGES = (
     "loss",
     "reward_mean",
@@ -182,18 +190,23 @@ class StepFile:
     def __init__(self, path: Path | None) -> None:
         self._path = path
 
-    def begin(self, step: int, record: Mapping[str, Any]) -> None:
-        """Keep the lines of steps up to `step`; add `record` if the line of `step` is missing."""
+    def begin(self, step: int, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Keep the lines of steps up to `step`; add `record` if the line of `step` is missing.
+
+        Returns the lines of later steps, which are removed.
+        """
         if self._path is None:
-            return
+            return []
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [line for line in _lines(self._path) if line["step"] <= step]
+        every = list(_lines(self._path))
+        lines = [line for line in every if line["step"] <= step]
         if record and all(line["step"] != step for line in lines):
             lines.append(dict(record))
         partial = self._path.with_name(f".{self._path.name}.partial")
         partial.write_text("".join(json.dumps(line) + "\n" for line in lines))
         fsync_files.sync(partial)
         partial.replace(self._path)
+        return [line for line in every if line["step"] > step]
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Add the lines of a finished step, with its number as `step` in each."""
@@ -209,19 +222,25 @@ class MetricsFile:
     def __init__(self, path: Path | None) -> None:
         self._metrics = StepFile(path)
         self._samples = StepFile(None if path is None else path.with_name(_SAMPLES))
+        self._undone: dict[int, dict[str, Any]] = {}
 
     def begin(self, step: int, record: Mapping[str, Any]) -> None:
         """As `StepFile.begin`, with the record of a checkpoint: both objects in one."""
         metrics, samples = dict(record), {}
         if _IDS in record:
             samples = {"step": record["step"], _IDS: metrics.pop(_IDS)}
-        self._samples.begin(step, samples)
-        self._metrics.begin(step, metrics)
+        trained = {line["step"]: line for line in self._samples.begin(step, samples)}
+        undone = {line["step"]: line for line in self._metrics.begin(step, metrics)}
+        self._undone = {n: undone[n] | trained[n] for n in undone.keys() & trained.keys()}
 
     def append(self, record: StepRecord) -> None:
         """Add a finished step; its samples first, so that no line of metrics is without them."""
-        self._samples.append([record.samples()])
-        self._metrics.append([record.line()])
+        line, samples = record.line(), record.samples()
+        before = self._undone.pop(record.step, {})
+        if before.get(_IDS) == samples[_IDS]:
+            line |= {name: before[name] for name in _OF_FIRST_TIME if name in before}
+        self._samples.append([samples])
+        self._metrics.append([line])
 
 
 def _readable(value: Any) -> Any:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from seamflow.common.v1 import tokens_pb2
+from seamflow.durations import seconds_of
 from seamflow.enum_names import enum_name
+from seamflow.inspect.lives import Period
 from seamflow.trajectory.v1 import trajectory_pb2
 
 _CURES = {
@@ -46,17 +48,27 @@ class Cause:
         return f"failure {self.failure_class} of rollout {self.rollout_id}: {text}"
 
 
-def causes(trajectories: Iterable[trajectory_pb2.Trajectory]) -> list[Cause]:
+def causes(
+    trajectories: Iterable[trajectory_pb2.Trajectory], stops: Sequence[Period] = ()
+) -> list[Cause]:
     """Causes of the failed ones among `trajectories`, the most frequent first.
 
-    Cancelled rollouts, which nothing is wrong with, are left out.
+    Cancelled rollouts, and those that failed during one of `stops`, when nothing else could be
+    reached any more, are left out: nothing is wrong with them.
     """
     found: dict[str, list[trajectory_pb2.Trajectory]] = {}
     for each in trajectories:
-        if each.HasField("failure") and each.failure.failure_class in _CURES:
+        if each.HasField("failure") and not was_stopped(each, stops):
             found.setdefault(_key(each), []).append(each)
     ordered = sorted(found.items(), key=lambda item: -len(item[1]))
     return [_cause(key, failed) for key, failed in ordered]
+
+
+def was_stopped(trajectory: trajectory_pb2.Trajectory, stops: Sequence[Period] = ()) -> bool:
+    """Whether a failed rollout was cancelled, or failed while the run was being stopped."""
+    when = seconds_of(trajectory.finish_time)
+    is_failure = trajectory.failure.failure_class in _CURES
+    return not is_failure or any(begin <= when <= end for begin, end in stops)
 
 
 def _cause(key: str, failed: Sequence[trajectory_pb2.Trajectory]) -> Cause:

@@ -26,6 +26,7 @@ from seamflow.inspect.diagnosis import (
 )
 from seamflow.inspect.endpoints import SERVICES
 from seamflow.inspect.failure_causes import causes
+from seamflow.inspect.lives import stops
 from seamflow.inspect.snapshot import ServerSnapshot, Snapshot
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_service_pb2 as rollout_pb
@@ -184,8 +185,9 @@ def _agent_cure(snapshot: Snapshot) -> str:
 
 def failed_rollouts(snapshot: Snapshot) -> Iterator[Finding]:
     """The most frequent causes; `normal` while more rollouts finish than fail."""
-    normal = snapshot.num_finished > len(snapshot.failed_rollouts)
-    for cause in causes(snapshot.failed_rollouts)[:_MAX_CAUSES]:
+    found = causes(snapshot.failed_rollouts, stops(snapshot.lives))
+    normal = snapshot.num_finished > sum(cause.number for cause in found)
+    for cause in found[:_MAX_CAUSES]:
         plural = "s" if cause.number > 1 else ""
         yield Finding(
             rule="rollouts_fail",

@@ -15,12 +15,13 @@ from seamflow.inspect.diagnosis import Finding
 from seamflow.inspect.progress import WINDOW, Progress
 
 _FAILING_SHARE, _MIN_FAILURES = 0.5, 8
-_CUT_SHARE = 0.5
+_CUT_SHARE, _NEARLY_ALL, _CUT_ERRORS = 0.5, 0.9, 5
 _ZERO_GRADIENT = 1e-12
 _SCALED_TO_NOTHING = 1e-3
 _LOGPROB_DISTANCE, _LOGPROB_JUMP = 1.0, 20.0
 _NO_ENTROPY = 0.01
 _SHORT_SHARE = 0.2
+_SUCCESS, _HIGH_SUCCESS, _LONG = "reward/success", 0.9, 10
 _BEST_SHARE, _SAME_SHARE = 0.9, 0.1
 _TRANSCRIPTS = "`seamflow transcripts --newest 8 --out FILE` shows answers with their rewards"
 
@@ -44,21 +45,42 @@ def _tasks_fail(progress: Progress) -> Finding | None:
     )
 
 
+def _processes_restart(progress: Progress) -> Finding | None:
+    """Restarts since the last `WINDOW` steps, or of a run that has made no more."""
+    since = progress.all("time", progress.steps[-WINDOW - 1 : -WINDOW])
+    recent = [each for each in progress.restarts if not since or each.time > since[0]]
+    if not recent:
+        return None
+    last, names = recent[-1], ", ".join(dict.fromkeys(each.name for each in recent))
+    return Finding(
+        rule="process_restarted",
+        sentence=f"{len(recent)} restarts of {names} in the last {WINDOW} steps; the last one of "
+        f"{last.name}, which ended by itself ({last.reason}).",
+        cure=f"logs/{last.name}.log in the run's folder says why it ended; work that it had not "
+        "recorded is repeated.",
+    )
+
+
 def _answers_are_cut(progress: Progress) -> Finding | None:
-    """Cut answers earn clearly less than whole ones, or all are cut and none gets better."""
+    """Cut answers earn clearly less than whole ones; or all are cut, and success, without it the
+    reward, has not risen; or nearly all are, and none was ever right."""
     shares, rewards = progress.last("share_cut"), progress.last("reward_cut_mean")
     if not rewards or not shares or min(shares) < _CUT_SHARE:
         return None
     share, cut, mean = fmean(shares), fmean(rewards), fmean(progress.last("reward_mean"))
-    spread = fmean(progress.last("reward_std"))
-    has_risen = mean > progress.all("reward_mean")[0] + 1e-9
-    if share == 1.0 and (has_risen or _is_solved(progress)):
-        return None
-    if share < 1.0:
-        # A difference beyond chance: three standard errors of the mean of the whole ones.
+    success = progress.all(_SUCCESS)
+    aim = success or progress.all("reward_mean")
+    if share == 1.0:
+        is_bad = fmean(aim[-WINDOW:]) <= aim[0] + 1e-9 and not _is_solved(progress)
+    else:
+        # A difference beyond chance, also where few are whole and many steps are looked at.
         num_whole = (1 - share) * sum(progress.last("num_rollouts") or [WINDOW])
-        if (mean - cut) / (1 - share) < max(spread * max(3 / math.sqrt(num_whole), 1), 1e-9):
-            return None
+        errors = _CUT_ERRORS / math.sqrt(num_whole)
+        beyond = max(fmean(progress.last("reward_std")) * max(errors, 1), 1e-9)
+        is_bad = (mean - cut) / (1 - share) >= beyond
+    never_right = share >= _NEARLY_ALL and bool(success) and max(success) == 0.0
+    if not is_bad and not never_right:
+        return None
     return Finding(
         rule="answers_cut",
         sentence=f"{share:.0%} of the rollouts of the last {WINDOW} steps were cut off at a limit "
@@ -206,6 +228,54 @@ def _heldout_below_start(progress: Progress) -> Finding | None:
     )
 
 
+def _reward_without_success(progress: Progress) -> Finding | None:
+    """The trained reward has risen beyond chance, and success has not risen at all.
+
+    In the steps, or in the newest evaluation against the first, where its metric is no success.
+    """
+    risen = _risen_evaluation(progress) or _risen_steps(progress)
+    if risen is None:
+        return None
+    (first, last), (before, after) = risen
+    if after > before or after >= _HIGH_SUCCESS:
+        return None
+    return Finding(
+        rule="reward_without_success",
+        sentence=f"The reward rose from {first:.3f} to {last:.3f}, and success went from "
+        f"{before:.1%} to {after:.1%}: the reward pays right and wrong answers alike.",
+        cure=f"{_TRANSCRIPTS}: let the reward pay more for what counts as success (reward_weights "
+        "of [trainer.algorithm]), and less for a part of the way.",
+    )
+
+
+_Risen = tuple[tuple[float, float], tuple[float, float]]
+"""First and last reward, first and last success."""
+
+
+def _risen_steps(progress: Progress) -> _Risen | None:
+    rewards, success = progress.all("reward_mean"), progress.all(_SUCCESS)
+    if len(rewards) < _LONG or len(success) != len(rewards):
+        return None
+    first, last = fmean(rewards[:WINDOW]), fmean(rewards[-WINDOW:])
+    spread = fmean(progress.last("reward_std") or [math.inf])
+    # Three standard errors of a difference of two means.
+    number = sum(progress.last("num_rollouts") or [WINDOW])
+    if last - first <= 3 * spread * math.sqrt(2 / number):
+        return None
+    return (first, last), (fmean(success[:WINDOW]), fmean(success[-WINDOW:]))
+
+
+def _risen_evaluation(progress: Progress) -> _Risen | None:
+    passed = [e for e in progress.evaluations if "1" in (e.get("pass_at") or {})]
+    if len(passed) < 2 or passed[0].get("metric") == "success":
+        return None
+    first, newest = passed[0], passed[-1]
+    if newest.get("goal") == "min" or (newest.get("interval") or [-math.inf])[0] <= first["mean"]:
+        return None
+    rates = first["pass_at"]["1"], newest["pass_at"]["1"]
+    return (first["mean"], newest["mean"]), rates
+
+
 def _is_solved(progress: Progress) -> bool:
     """Whether the reward is at its best, about the same for all tasks, after groups differed."""
     means = progress.all("reward_mean")
@@ -226,6 +296,7 @@ def _is_at_its_best(progress: Progress) -> bool:
 
 
 _RULES: tuple[Rule, ...] = (
+    _processes_restart,
     _tasks_fail,
     _answers_are_cut,
     _no_trainable_tokens,
@@ -237,4 +308,5 @@ _RULES: tuple[Rule, ...] = (
     _entropy_collapsed,
     _length_collapsed,
     _heldout_below_start,
+    _reward_without_success,
 )

@@ -16,11 +16,22 @@ from typing import Any
 from seamflow.inspect.run_files import json_lines, json_object
 
 FILE = "lives.jsonl"
-_STARTED, _STOPPING = "started", "stopping"
+STARTED, STOPPING = "started", "stopping"
+LEARNING, LEARNED, RESTARTED = "learning", "learned", "restarted"
+"""What a life notes while it goes on."""
 _OF_BEFORE = "end.json"
 """Release 0.2 wrote how the last life had ended, and nothing else."""
 _SILENT_SECONDS = 30.0
 """A launcher whose process cannot be seen from here, and that gave no sign of life for so long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """A process that ended by itself and was started again."""
+
+    name: str
+    reason: str
+    time: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +47,22 @@ class Life:
     """The signal that stopped it, or the error that it failed with."""
     stopping: float | None = None
     """When it was asked to stop."""
+    learning: float | None = None
+    """When training began; None: it did not get so far."""
+    learned: float | None = None
+    """When training was over."""
+    restarts: tuple[Restart, ...] = ()
 
     def seconds(self, now: float) -> float:
         """How long it lasted until `now`."""
         return max((now if self.end is None else self.end) - self.start, 0.0)
+
+    def learning_seconds(self, now: float) -> float:
+        """How long it trained, waiting included."""
+        if self.learning is None:
+            return 0.0
+        ends = (self.learned, self.stopping, self.end, now)
+        return max(next(end for end in ends if end is not None) - self.learning, 0.0)
 
 
 def lives(folder: Path) -> list[Life]:
@@ -53,15 +76,12 @@ def lives(folder: Path) -> list[Life]:
         state, when = line.get("state"), line.get("time")
         if not isinstance(state, str) or not isinstance(when, int | float):
             continue
-        if state == _STARTED:
+        if state == STARTED:
             found[-1:] = [_closed(each, float(when)) for each in found[-1:]]
             found.append(Life(start=float(when)))
             process = line.get("process") or {}
-        elif found and state == _STOPPING:
-            found[-1] = replace(found[-1], stopping=float(when), reason=line.get("reason", ""))
         elif found:
-            ended = replace(found[-1], end=float(when), state=state)
-            found[-1] = replace(ended, reason=line.get("reason") or ended.reason)
+            found[-1] = _with(found[-1], state, float(when), line)
     if not found:
         return _of_before(folder)
     if found[-1].end is None and not _is_alive(process, folder):
@@ -69,7 +89,25 @@ def lives(folder: Path) -> list[Life]:
     return found
 
 
-def stops(found: Sequence[Life]) -> list[tuple[float, float]]:
+def _with(life: Life, state: str, when: float, line: Mapping[str, Any]) -> Life:
+    reason = str(line.get("reason") or "")
+    if state == STOPPING:
+        return replace(life, stopping=when, reason=reason)
+    if state == LEARNING:
+        return replace(life, learning=when)
+    if state == LEARNED:
+        return replace(life, learned=when)
+    if state == RESTARTED:
+        restart = Restart(name=str(line.get("name")), reason=reason, time=when)
+        return replace(life, restarts=(*life.restarts, restart))
+    return replace(life, end=when, state=state, reason=reason or life.reason)
+
+
+Period = tuple[float, float]
+"""Begin and end, as Unix times."""
+
+
+def stops(found: Sequence[Life]) -> list[Period]:
     """The periods in which the run was stopped: from when a life was asked to stop, or ended, to
     the start of the next one; after the last life without end."""
     periods = []
@@ -93,22 +131,17 @@ def recorded_life(folder: Path) -> Iterator[None]:
     """
     for each in lives(folder)[-1:]:
         if each.state == "killed" and (folder / FILE).is_file():
-            _append(folder, each.state, each.reason, each.end)
-    _append(folder, _STARTED, "", process=_this_process())
+            note(folder, each.state, each.reason, each.end)
+    note(folder, STARTED, process=_this_process())
     try:
         yield
     except KeyboardInterrupt as error:
-        _append(folder, "stopped", str(error) or "Ctrl-C")
+        note(folder, "stopped", str(error) or "Ctrl-C")
         raise
     except BaseException as error:
-        _append(folder, "failed", str(error) or type(error).__name__)
+        note(folder, "failed", str(error) or type(error).__name__)
         raise
-    _append(folder, "finished", "")
-
-
-def note_stopping(folder: Path, reason: str) -> None:
-    """Record that the life was asked to stop, by which signal."""
-    _append(folder, _STOPPING, reason)
+    note(folder, "finished")
 
 
 def give_sign(folder: Path) -> None:
@@ -117,8 +150,10 @@ def give_sign(folder: Path) -> None:
         os.utime(folder / FILE)
 
 
-def _append(folder: Path, state: str, reason: str, when: float | None = None, **more: Any) -> None:
-    """One write, at the end of the file; nothing if the disk refuses it."""
+def note(
+    folder: Path, state: str, reason: str = "", when: float | None = None, **more: Any
+) -> None:
+    """Append a line, in one write; nothing if the disk refuses it."""
     line = {"state": state, "reason": reason, "time": time.time() if when is None else when}
     text = json.dumps({**line, **more}).encode() + b"\n"
     with suppress(OSError), (folder / FILE).open("ab+", buffering=0) as file:

@@ -6,10 +6,13 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from seamflow.durations import seconds_of
+from seamflow.inspect.lives import Life, Restart, lives, stops
 from seamflow.inspect.run_files import GrowingSteps, json_lines, read_steps
 from seamflow.pages import pages
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
@@ -22,6 +25,7 @@ WINDOW = 3
 """Steps in a row of which a rule speaks, so that one odd step is no finding."""
 
 _SECONDS = 5.0
+_TIMED_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,8 @@ class Progress:
     num_failed: int = 0
     num_tried: int = 0
     """Rollouts that were begun, these among them."""
+    restarts: Sequence[Restart] = ()
+    """Of processes in the newest life of the run, oldest first."""
 
     def last(self, name: str, count: int = WINDOW) -> list[float]:
         """The metric in the last `count` steps; [] if there are fewer or one of them lacks it."""
@@ -55,13 +61,32 @@ class Progress:
         return [float(each) for each in values if each is not None and math.isfinite(each)]
 
 
+def seconds_left(
+    steps: Sequence[Mapping[str, Any]], num_steps: int, lives: Sequence[Life] = ()
+) -> float | None:
+    """Until the last of `num_steps`, by the median time of the newest steps; None: two are needed.
+
+    Steps between which the run was stopped do not count.
+    """
+    newest = [step for step in steps[-_TIMED_STEPS - 1 :] if "time" in step]
+    cut = [begin for begin, _ in stops(lives)]
+    times = [
+        after["time"] - before["time"]
+        for before, after in pairwise(newest)
+        if not any(before["time"] <= begin < after["time"] for begin in cut)
+    ]
+    return median(times) * (num_steps - newest[-1]["step"]) if times else None
+
+
 def read_progress(folder: Path, steps: GrowingSteps | None = None) -> Progress:
     """Of the run in `folder`, without the counts of its services; files may be missing.
 
     `steps`: of this run, so that only new ones are read.
     """
     evaluations = json_lines(folder / "evaluation.jsonl")
+    newest = lives(folder)[-1:]
     return Progress(
+        restarts=newest[0].restarts if newest else (),
         steps=steps.read() if steps is not None else read_steps(folder / "metrics.jsonl"),
         evaluations=[line for line in evaluations if line.get("mean") is not None],
     )

@@ -12,7 +12,10 @@ from typing import Any
 
 _WHOLE = 64
 """Newest steps of which all is kept."""
-_OF_ALL = ("step", "reward_mean", "share_equal_groups", "entropy", "completion_tokens_mean")
+_OF_ALL = (
+    *("step", "reward_mean", "reward/success", "share_equal_groups", "entropy"),
+    "completion_tokens_mean",
+)
 """What rules and curves look at in every step."""
 
 

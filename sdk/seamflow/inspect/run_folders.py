@@ -33,7 +33,7 @@ def ended_status(folder: Path, ended: str) -> str:
         last = {k: v for k, v in steps[-1].items() if k not in ("step", "time")}
         numbers = {k: v for k, v in last.items() if isinstance(v, int | float)}
         step, reward = steps[-1].get("step"), _range(steps, "reward_mean")
-        lines.append(f"trainer  step {step}; mean reward {reward}")
+        lines.append(f"trainer  step {step}; mean reward {reward}; of the last step:")
         lines += metric_lines(numbers)
     else:
         lines.append("trainer  no step was trained")
@@ -79,12 +79,15 @@ def _evaluations(folder: Path) -> Iterator[str]:
     for line in json_lines(folder / "evaluation.jsonl"):
         if isinstance(line.get("mean"), int | float):
             best = "  (best)" if line.get("is_best") else ""
-            yield f"held-out step {line.get('step')}: {line['mean']:.3f}{best}"
+            metric = line.get("metric", "reward")
+            yield f"held-out {metric}, step {line.get('step')}: {line['mean']:.3f}{best}"
 
 
 def _range(steps: Sequence[Mapping[str, Any]], name: str) -> str:
-    values = [step[name] for step in steps if isinstance(step.get(name), int | float)]
-    return f"{values[0]:.3f} → {values[-1]:.3f}" if values else "unknown"
+    """The first value and, of several, the last, each with its step."""
+    known = [step for step in steps if isinstance(step.get(name), int | float)]
+    ends = known[:1] + known[1:][-1:]
+    return " → ".join(f"{each[name]:.3f} (step {each['step']})" for each in ends) or "unknown"
 
 
 def _received(folder: Path) -> Iterator[Mapping[str, Any]]:

@@ -16,6 +16,7 @@ from seamflow.inspect.endpoints import SERVICES
 from seamflow.inspect.findings import evaluation_lines
 from seamflow.inspect.learning import not_learning
 from seamflow.inspect.lives import Life, time_text
+from seamflow.inspect.progress import seconds_left
 from seamflow.inspect.snapshot import Snapshot
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
@@ -103,11 +104,24 @@ def _trainer(snapshot: Snapshot) -> Iterator[str]:
     state = enum_name(trainer_pb.TrainerState, trainer.state).lower()
     yield _line(
         "trainer",
-        f"{state}, step {trainer.step} of {trainer.num_steps}, published v{trainer.weight_version}"
-        f", checkpoint at step {trainer.checkpoint_step}, ranks {trainer.world_size}"
-        f"{_places(trainer)}",
+        f"{state}, step {trainer.step} of {trainer.num_steps}{_left(snapshot)}, "
+        f"published v{trainer.weight_version}, checkpoint at step {trainer.checkpoint_step}, "
+        f"ranks {trainer.world_size}{_places(trainer)}"
+        f"{'; of the last step:' if trainer.metrics else ''}",
     )
     yield from metric_lines(dict(sorted(trainer.metrics.items())))
+
+
+def _left(snapshot: Snapshot) -> str:
+    """Time that training still needs; empty while nothing is known."""
+    steps = snapshot.progress.steps if snapshot.progress is not None else ()
+    num_steps = snapshot.trainer.num_steps if snapshot.trainer is not None else 0
+    return left_text(seconds_left(steps, num_steps, snapshot.lives))
+
+
+def left_text(seconds: float | None) -> str:
+    """As a part of a sentence, such as ", about 3 min left"; empty: nothing is left or known."""
+    return f", about {ago(seconds)} left" if seconds else ""
 
 
 def _evaluator(snapshot: Snapshot) -> Iterator[str]:

@@ -14,6 +14,7 @@ from seamflow.durations import seconds_of
 from seamflow.errors import NotFoundError, SeamflowError
 from seamflow.inspect.endpoints import Endpoints
 from seamflow.inspect.failure_causes import Cause, causes
+from seamflow.inspect.lives import Period, stops
 from seamflow.inspect.snapshot import Snapshot, gather
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trajectory.v1 import trajectory_pb2
@@ -50,13 +51,13 @@ class FailedRollouts:
         self._store = store
         self._read: OrderedDict[str, trajectory_pb2.Trajectory] = OrderedDict()
 
-    async def causes(self) -> list[Cause]:
-        """The most frequent first, among the newest 50 failures."""
+    async def causes(self, cut: Sequence[Period] = ()) -> list[Cause]:
+        """The most frequent first, among the newest 50 failures; see `failure_causes.causes`."""
         failed = trajectory_pb2.ROLLOUT_STATE_FAILED
         search = pb.SearchRolloutsRequest(state=failed, page_size=_NEWEST)
         names = [each.rollout_id for each in (await self._store.found(search)).rollouts]
         await asyncio.gather(*(self._add(name) for name in names if name not in self._read))
-        return causes(self._read[name] for name in reversed(names) if name in self._read)
+        return causes((self._read[n] for n in reversed(names) if n in self._read), cut)
 
     async def _add(self, name: str) -> None:
         try:
@@ -153,6 +154,6 @@ class RunState:
         if time.monotonic() - self._searched < _SEARCH_SECONDS:
             return
         self._oldest, self.causes = await asyncio.gather(
-            oldest_running(self._store), self._failed.causes()
+            oldest_running(self._store), self._failed.causes(stops(self.run.lives()))
         )
         self._searched = time.monotonic()

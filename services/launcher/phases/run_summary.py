@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from seamflow.inspect.failure_causes import causes
-from seamflow.inspect.lives import lives
+from seamflow.inspect.lives import Life, Period, lives, stops
 from seamflow.inspect.progress import WINDOW, Progress
 from seamflow.inspect.run_files import read_steps
 from seamflow.trajectory.v1 import trajectory_pb2
@@ -43,23 +43,22 @@ def learned(
     evaluations: Sequence[EvaluationLine],
     settings: EvaluationConfig,
     seconds: float,
-    since: float = 0.0,
 ) -> dict[str, object]:
     """Reward first and last, held-out before, best and after, and trained tokens per second.
 
     Rewards are means of the first and of the last `WINDOW` steps, or of fewer, so that no step is
-    in both. Tokens are those of the steps after `since` (Unix time), the start of this life of the
-    run, in its `seconds` of training.
+    in both; one step alone has no last. Tokens are those of all steps, over the `seconds` of
+    training of all lives.
     """
     progress = Progress(steps=steps)
     rewards = progress.all("reward_mean")
     window = max(1, min(WINDOW, len(rewards) // 2))
-    own = [step for step in steps if step.get("time", since) >= since]
-    tokens = sum(progress.all("num_tokens", own))
+    tokens = sum(progress.all("num_tokens"))
     return {
         "reward_first": round(fmean(rewards[:window]), 4) if rewards else None,
-        "reward_last": round(fmean(rewards[-window:]), 4) if rewards else None,
+        "reward_last": round(fmean(rewards[-window:]), 4) if len(rewards) > 1 else None,
         **_figures(evaluations),
+        "success_rule": f"reward > {settings.success_above:g}",
         "best_note": _best_note(evaluations, settings),
         "trained_tokens_per_second": round(tokens / seconds, 1) if seconds else None,
     }
@@ -73,6 +72,8 @@ def _figures(evaluations: Sequence[EvaluationLine]) -> dict[str, object]:
         "heldout_metric": lines[-1].metric if lines else None,
         "heldout_before": lines[0].mean if lines else None,
         "heldout_after": lines[-1].mean if lines else None,
+        "pass_at_1_before": (lines[0].pass_at or {}).get("1") if lines else None,
+        "pass_at_1_after": (lines[-1].pass_at or {}).get("1") if lines else None,
         "heldout_tasks": lines[0].num_tasks if lines else 0,
         "evaluations": len(lines),
         "heldout_best": best.mean if best else None,
@@ -101,9 +102,11 @@ def _best_note(evaluations: Sequence[EvaluationLine], settings: EvaluationConfig
     )
 
 
-def failure_lines(trajectories: Iterable[trajectory_pb2.Trajectory]) -> list[str]:
+def failure_lines(
+    trajectories: Iterable[trajectory_pb2.Trajectory], stops: Sequence[Period] = ()
+) -> list[str]:
     """A line for each cause of failed rollouts, the most frequent first."""
-    return [f"{each.number} × {each.line}. {each.cure}" for each in causes(trajectories)]
+    return [f"{each.number} × {each.line}. {each.cure}" for each in causes(trajectories, stops)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,34 +125,36 @@ class RunSummary:
         """The summary by the names of summary.json, and the pictures in the run's folder."""
         stored = [trajectory async for trajectory in trajectories(self.services)]
         folder = self.layout.folder
-        starts = [life.start for life in lives(folder)]
+        found = lives(folder)
+        before, cut = found[:-1], stops(found)
+        seconds = self.learned.seconds + sum(life.learning_seconds(0.0) for life in before)
         steps = read_steps(folder / "metrics.jsonl")
         evaluations = read_evaluations(folder / "evaluation.jsonl")
         draw_run(folder, steps, evaluations, self.watch.occupancy)
         return {
             "run": self.layout.run_id,
             "seed": self.config.seed,
-            "lives": len(starts),
-            **learned(
-                steps, evaluations, self.evaluation, self.learned.seconds, max(starts, default=0.0)
-            ),
+            "lives": len(before) + 1,
+            **learned(steps, evaluations, self.evaluation, seconds),
             "health": await self._health(),
-            "failures": failure_lines(stored),
+            "failures": failure_lines(stored, cut),
             "stopped_early": self.learned.stopped_early,
             "optimizer_steps": len(steps),
             "weight_updates": num_weight_updates(steps),
-            **self._rollouts(stored),
+            **self._rollouts(stored, cut),
             "max_staleness_seen": max((step["max_staleness"] for step in steps), default=0),
-            **await self._processes(),
+            **await self._processes(before),
             "nodes": self.watch.occupancy.shares(),
             "cores_busy": f"{self.learned.cores_busy:.2f} of {os.cpu_count()}",
-            "seconds_learning": round(self.learned.seconds, 1),
-            "seconds_total": round(seconds_total, 1),
+            "seconds_learning": round(seconds, 1),
+            "seconds_total": round(seconds_total + sum(life.seconds(0.0) for life in before), 1),
             "versions": package_versions(),
         }
 
-    def _rollouts(self, stored: Sequence[trajectory_pb2.Trajectory]) -> dict[str, Any]:
-        figures = TrajectoryFigures()
+    def _rollouts(
+        self, stored: Sequence[trajectory_pb2.Trajectory], stops: Sequence[Period]
+    ) -> dict[str, Any]:
+        figures = TrajectoryFigures(stops=stops)
         for trajectory in stored:
             figures.add(trajectory)
         return {
@@ -161,6 +166,7 @@ class RunSummary:
             "tokens_recorded": figures.tokens_recorded,
             **audit_figures(self.layout.folder / "received.jsonl", stored),
             "failed_rollouts": figures.failed_rollouts,
+            "cancelled_rollouts": figures.cancelled_rollouts,
             "infrastructure_failures": figures.infrastructure_failures,
             "tail_ratio": {
                 label or "training": {
@@ -171,12 +177,13 @@ class RunSummary:
             },
         }
 
-    async def _processes(self) -> dict[str, Any]:
+    async def _processes(self, before: Sequence[Life]) -> dict[str, Any]:
         ranking = await self.services.ranker_status()
         return {
             "node_lendings": self.watch.lendings.num_lent,
             "node_returns": self.watch.lendings.num_returned,
-            "process_restarts": self.processes.num_restarts,
+            "process_restarts": self.processes.num_restarts
+            + sum(len(life.restarts) for life in before),
             "processes_given_up": ", ".join(self.processes.given_up),
             "ranker_turns_learned": ranking.num_turns if ranking else None,
             "ranker_recall": round(ranking.recall, 2) if ranking else None,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from seamflow.common.v1 import tokens_pb2
+from seamflow.inspect.lives import LEARNED, LEARNING, note
 from seamflow.inspect.snapshot import Snapshot
 from seamflow.retry import retrying
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
@@ -166,9 +167,11 @@ class Learned:
 async def learn(training: Training, plans: Mapping[str, ProcessPlan], watch: Watch) -> Learned:
     """Submit tasks until the trainer has finished and every server has its last weights."""
     began, cores, watch.is_learning = time.monotonic(), CoresBusy(), True
+    note(training.layout.folder, LEARNING)
     await submit_tasks(training.processes, plans, watch)
     status = await training.finished()
     watch.is_learning = False
+    note(training.layout.folder, LEARNED)
     learned = Learned(time.monotonic() - began, cores.mean(), training.is_without_tasks)
     if "dataloader" in plans:
         await training.processes.stop("dataloader")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -10,7 +11,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import grpc.aio
+from seamflow.inspect.lives import RESTARTED, lives, note, stops
 from seamflow.inspect.processes import Process
+from seamflow.inspect.run_files import read_steps
+from seamflow.inspect.snapshot import Snapshot
 from seamflow.inspect.why_stuck import standing_still, waiting
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 
@@ -26,7 +30,7 @@ from services.launcher.report.notes import (
 )
 from services.launcher.report.occupancy import Occupancy
 from services.launcher.report.repeated import repeated
-from services.launcher.report.summary import trajectories
+from services.launcher.report.summary import dead_letters, trajectories
 from services.launcher.report.view import View
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor
@@ -91,6 +95,8 @@ class Watch:
     is_created: bool = False
     """Whether the services know the run; before, nothing of it can be asked."""
     is_learning: bool = False
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    """The newest."""
 
     async def follow(self, processes: Supervisor, services: Services) -> None:
         """Show and count until cancelled."""
@@ -104,7 +110,12 @@ class Watch:
         alarms, ready = AlarmNotes(), ReadyNotes()
         waits = WaitNotes(standing_still, _STILL_SECONDS), WaitNotes(waiting, _WAITING_SECONDS)
         health = HealthNotes(self.layout.folder, services)
-        failures = FailureNotes(lambda: trajectories(services, headers_only=True))
+        failures = FailureNotes(
+            lambda: trajectories(services, headers_only=True),
+            lambda: dead_letters(services),
+            self._settled,
+            stops(lives(self.layout.folder)),
+        )
 
         async def look() -> None:
             started = self._processes(processes)
@@ -112,7 +123,9 @@ class Watch:
                 snapshot = await services.look(started)
             else:
                 snapshot = await services.snapshot(started)
+            self.snapshot = snapshot
             self.view.show(snapshot)
+            self._note_restarts(processes)
             for line in (line for each in waits for line in each.look(snapshot, time.monotonic())):
                 self.view.note(line)
             for line in await failures.look(snapshot.readiness):
@@ -128,6 +141,23 @@ class Watch:
                 self.view.note(f"the agent's program has ended: {self._advice()}")
 
         return look
+
+    def _settled(self) -> float:
+        """When this life had made a step of its own, repeated ones aside; 0: it is the first."""
+        folder = self.layout.folder
+        start = lives(folder)[-1].start if len(lives(folder)) > 1 else None
+        if start is None:
+            return 0.0
+        times = [step["time"] for step in read_steps(folder / "metrics.jsonl")]
+        return min((time for time in times if time > start), default=math.inf)
+
+    def _note_restarts(self, processes: Supervisor) -> None:
+        """Tell of each restart, and record it in the life."""
+        for name, reason in processes.restarts:
+            note(self.layout.folder, RESTARTED, reason, name=name)
+            log = self.layout.logs() / f"{name}.log"
+            self.view.note(f"{name} ended by itself ({reason}) and is started again; see {log}")
+        processes.restarts.clear()
 
     def _processes(self, processes: Supervisor) -> list[Process]:
         """Those of this machine, and those of other hosts."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
+from seamflow.durations import seconds_of
+from seamflow.inspect import lives
 from seamflow.inspect.diagnosis import Finding
 from seamflow.inspect.failure_causes import causes
 from seamflow.inspect.learning import not_learning
@@ -17,6 +21,7 @@ from seamflow.inspect.run_files import GrowingSteps
 from seamflow.inspect.snapshot import Snapshot
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
+from seamflow.trajectory.v1 import task_service_pb2 as task_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.launcher.service_clients import Services
@@ -27,7 +32,33 @@ _GROWTH = 4
 _SHARE = 20
 """Listing takes at most one part in this many of the time."""
 List = Callable[[], AsyncIterator[trajectory_pb2.Trajectory]]
-_FILES = ("metrics.jsonl", "evaluation.jsonl")
+Letters = Callable[[], AsyncIterator[task_pb.DeadLetter]]
+_TOO_OLD = (task_pb.DEAD_LETTER_REASON_DROPPED, task_pb.DEAD_LETTER_REASON_WITHHELD)
+_STOPPED = "too old for max_staleness, as the run was stopped while they waited"
+_REASONS: Mapping[int, str] = {
+    task_pb.DEAD_LETTER_REASON_FAILURES: "with rollouts that failed too often",
+    **dict.fromkeys(_TOO_OLD, "too old for max_staleness"),
+    task_pb.DEAD_LETTER_REASON_ZERO_VARIANCE: "with equal rewards",
+    task_pb.DEAD_LETTER_REASON_DELIVERIES: "in a step that ended several trainers",
+    task_pb.DEAD_LETTER_REASON_REJECTED: "that the trainer cannot train",
+}
+_FILES = ("metrics.jsonl", "evaluation.jsonl", lives.FILE)
+
+
+def stopping_note(reason: str, seen: Snapshot, steps: Sequence[Mapping[str, Any]]) -> str:
+    """What a stop drops and cuts, and where --resume goes on; `seen` is the newest look."""
+    trainer, ready = seen.trainer, seen.readiness
+    parts = [f"stopping ({reason})"]
+    if ready is not None and ready.num_running_rollouts:
+        parts.append(f"{ready.num_running_rollouts} running rollouts are cut")
+    if trainer is not None and trainer.state != trainer_pb.TRAINER_STATE_FINISHED:
+        saved = trainer.checkpoint_step
+        step = max([trainer.step, *(each["step"] for each in steps[-1:])])
+        again = f" and repeats {step - saved} steps on their samples" if step > saved else ""
+        begin = f"from the checkpoint of step {saved}" if saved else "from the start"
+        parts.append(f"step {step + 1} of {trainer.num_steps}, in progress, is dropped")
+        parts.append(f"--resume goes on {begin}{again}")
+    return f"{'; '.join(parts)}. Waiting for all processes to end; Ctrl-C again ends them at once"
 
 
 class ReadyNotes:
@@ -101,9 +132,24 @@ class AlarmNotes:
 class FailureNotes:
     """Looks at failures when their number has grown."""
 
-    def __init__(self, listed: List) -> None:
-        """`listed` gives the rollouts of the run, without their tokens."""
-        self._listed = listed
+    def __init__(
+        self,
+        listed: List,
+        letters: Letters,
+        settled: Callable[[], float] = lambda: 0.0,
+        stops: Sequence[lives.Period] = (),
+    ) -> None:
+        """Look at a run.
+
+        Args:
+            listed: gives its rollouts, without their tokens.
+            letters: gives its dead letters.
+            settled: when the run had caught up after a stop, in Unix seconds; a group that began
+                before was held up by it.
+            stops: of the run so far; what failed in one was cut off.
+        """
+        self._stops = stops
+        self._listed, self._letters, self._settled = listed, letters, settled
         self._num_replaced = 0
         self._shown: set[str] = set()
         self._next = 0.0
@@ -118,22 +164,36 @@ class FailureNotes:
         if number == self._num_replaced:
             return []
         self._num_replaced = number
-        lines = self._new([each async for each in self._listed()])
-        lines += self._dead_letters(readiness.num_dead_letters)
+        rollouts = [each async for each in self._listed()]
+        lines = self._new(rollouts)
+        lines += await self._dead_letters(readiness.num_dead_letters, rollouts)
         self._next = time.monotonic() + _SHARE * (time.monotonic() - began)
         return lines
 
-    def _dead_letters(self, number: int) -> list[str]:
+    async def _dead_letters(
+        self, number: int, rollouts: Sequence[trajectory_pb2.Trajectory]
+    ) -> list[str]:
         if number < self._next_dead_letters:
             return []
         self._next_dead_letters = _GROWTH * number
+        settled = self._settled()
+        held_up = {r.group_id for r in rollouts if seconds_of(r.create_time) < settled}
+        why = Counter(
+            _STOPPED
+            if letter.reason in _TOO_OLD and letter.task.task_id in held_up
+            else _REASONS.get(letter.reason, letter.message)
+            for letter in [each async for each in self._letters()]
+        )
+        if why.keys() == {_STOPPED}:
+            return [f"{number} groups are not trained, {_STOPPED}; other tasks take their place."]
+        reasons = "".join(f"; {count} {reason}" for reason, count in why.most_common())
         return [
-            f"dead letters: {number}, tasks that left the run without being trained: rollouts that "
-            "failed too often, samples too old; `seamflow dead-letters` says why each."
+            f"dead letters: {number}, tasks that left the run without being trained{reasons}; "
+            "`seamflow dead-letters` says more of each."
         ]
 
     def _new(self, trajectories: Iterable[trajectory_pb2.Trajectory]) -> list[str]:
-        new = [cause for cause in causes(trajectories) if cause.key not in self._shown]
+        new = [cause for cause in causes(trajectories, self._stops) if cause.key not in self._shown]
         self._shown |= {cause.key for cause in new}
         return [f"{cause.line[:_MAX_CHARACTERS]}. {cause.cure}" for cause in new]
 

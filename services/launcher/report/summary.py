@@ -15,8 +15,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from seamflow.common.v1 import tokens_pb2
+from seamflow.inspect.failure_causes import was_stopped
+from seamflow.inspect.lives import Period
 from seamflow.inspect.progress import WINDOW
+from seamflow.pages import pages
 from seamflow.retry import retrying
+from seamflow.trajectory.v1 import task_service_pb2 as task_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 from seamflow.trajectory.v1 import trajectory_service_pb2 as pb
 
@@ -41,16 +45,22 @@ _LEARNED = (
     "best_step",
     "best_checkpoint",
     "best_note",
+    "pass_at_1_before",
+    "pass_at_1_after",
+    "success_rule",
     "trained_tokens_per_second",
     "health",
     "failures",
 )
+_OF_THIS_LIFE = ("processes_given_up", "ranker_turns_learned", "ranker_recall", "cores_busy")
 
 
 @dataclass(slots=True)
 class TrajectoryFigures:
     """Counts over recorded trajectories, added one by one."""
 
+    stops: Sequence[Period] = ()
+    """In which what fails was cut off."""
     num_rollouts: int = 0
     """Rollouts that finished with rewards."""
     num_turns: int = 0
@@ -61,9 +71,11 @@ class TrajectoryFigures:
     turns_resumed: int = 0
     """Of those, turns that were completed."""
     failed_rollouts: int = 0
-    """Rollouts that ended without rewards, for whatever reason, and were replaced."""
+    """Rollouts that failed and were replaced."""
     infrastructure_failures: int = 0
     """Of those, rollouts that failed because a process, machine or network broke."""
+    cancelled_rollouts: int = 0
+    """Rollouts that a stop, the end of the run, or the end of their group cut off."""
     min_turns_per_rollout: int = 0
     turn_lengths: dict[str, list[int]] = field(default_factory=dict)
     """Sampled tokens per turn, by the evaluation the rollout belongs to ("" for training)."""
@@ -71,9 +83,13 @@ class TrajectoryFigures:
 
     def add(self, trajectory: trajectory_pb2.Trajectory) -> None:
         lengths = [self._add_turn(turn) for turn in trajectory.turns]
-        self.failed_rollouts += trajectory.HasField("failure")
-        if trajectory.failure.failure_class == tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE:
-            self.infrastructure_failures += 1
+        if trajectory.HasField("failure"):
+            kind = trajectory.failure.failure_class
+            is_failed = not was_stopped(trajectory, self.stops)
+            self.failed_rollouts += is_failed
+            self.cancelled_rollouts += not is_failed
+            is_ours = kind == tokens_pb2.FAILURE_CLASS_INFRASTRUCTURE
+            self.infrastructure_failures += is_failed and is_ours
         if trajectory.state != trajectory_pb2.ROLLOUT_STATE_FINISHED:
             return
         fewest = self.min_turns_per_rollout if self.num_rollouts else len(lengths)
@@ -144,16 +160,29 @@ async def trajectories(
             return
 
 
+async def dead_letters(services: Services) -> AsyncIterator[task_pb.DeadLetter]:
+    """All of the run, oldest first."""
+    request = task_pb.ListDeadLettersRequest(run_id=services.run_id, page_size=1000)
+    async for page in pages(services.tasks.ListDeadLetters, request):
+        for letter in page.dead_letters:
+            yield letter
+
+
 def show_summary(summary: Mapping[str, Any], folder: Path, console: Console | None = None) -> None:
     """Print it. Lines with paths are never cut, however narrow the terminal is."""
     console = console or Console()
     console.print(_table(f"run {summary['run']}", dict(_learned(summary))))
     for line in _sentences(summary):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
-    counters = {name: value for name, value in summary.items() if name not in _LEARNED}
-    console.print(_table("services", counters))
+    since = f", since start {summary['lives']}" if summary["lives"] > 1 else ""
+    counters = {
+        name + since * (name in _OF_THIS_LIFE): value
+        for name, value in summary.items()
+        if name not in _LEARNED
+    }
+    console.print(_table("services" + (", over all lives" if since else ""), counters))
     if summary["nodes"]:
-        console.print(_nodes(summary["nodes"]))
+        console.print(_nodes(summary["nodes"], since))
     console.print(f"summary, pictures and logs: {folder}", soft_wrap=True, highlight=False)
 
 
@@ -161,7 +190,10 @@ def _learned(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if summary["reward_first"] is not None:
         first, last = summary["reward_first"], summary["reward_last"]
         window = max(1, min(WINDOW, summary["optimizer_steps"] // 2))
-        yield f"reward, first → last {window} steps", f"{first:.3f} → {last:.3f}"
+        if last is None:
+            yield "mean reward of the only step", f"{first:.3f}"
+        else:
+            yield f"mean reward, first → last {window} steps", f"{first:.3f} → {last:.3f}"
     if summary["heldout_before"] is not None:
         metric = summary["heldout_metric"]
         before, best, after = (
@@ -171,9 +203,13 @@ def _learned(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             f"held-out {metric}, {summary['heldout_tasks']} tasks",
             f"{before} before → best {best} at step {summary['best_step']} → {after} after",
         )
+    if summary["pass_at_1_after"] is not None and summary["heldout_metric"] != "success":
+        rates = (summary[f"pass_at_1_{name}"] for name in ("before", "after"))
+        before, after = (shown_mean(rate, "pass@1") for rate in rates)
+        yield f"held-out pass@1 ({summary['success_rule']})", f"{before} before → {after} after"
     if summary["trained_tokens_per_second"] is not None:
-        since = f", since start {summary['lives']}" if summary["lives"] > 1 else ""
-        yield f"trained tokens per second{since}", f"{summary['trained_tokens_per_second']:,.0f}"
+        period = "of training, waiting included, in all lives"
+        yield f"trained tokens per second {period}", f"{summary['trained_tokens_per_second']:,.0f}"
 
 
 def _sentences(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -181,6 +217,12 @@ def _sentences(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"best checkpoint: {summary['best_checkpoint']}"
     elif summary["best_note"]:
         yield summary["best_note"]
+    steps, updates = summary["optimizer_steps"], summary.get("weight_updates")
+    if updates is not None and updates != steps:
+        yield (
+            f"weights were published {updates} times in {steps} optimizer steps: publish.every is "
+            "above 1, or a publish was postponed to the next step"
+        )
     yield from (f"health: {line}" for line in summary["health"])
     yield from summary["failures"]
 
@@ -195,11 +237,13 @@ def _table(title: str, rows: Mapping[str, Any]) -> Table:
     return table
 
 
-def _nodes(nodes: Mapping[str, Mapping[str, Any]]) -> Table:
+def _nodes(nodes: Mapping[str, Mapping[str, Any]], since: str) -> Table:
     """A row per node: shares of its time during training, and mean seconds of its switches."""
     activities = sorted({name for node in nodes.values() for name in node} - {"switch_seconds"})
     tags = sorted({tag for node in nodes.values() for tag in node["switch_seconds"]})
-    table = Table(title="nodes during training: share of time at work (waiting counts as idle)")
+    table = Table(
+        title=f"nodes during training{since}: share of time at work (waiting counts as idle)"
+    )
     heads = (f"switch to {tag}, s" if tag else "release, s" for tag in tags)
     for column in ("node", *activities, *heads):
         table.add_column(column, justify="left" if column == "node" else "right", overflow="fold")

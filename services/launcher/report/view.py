@@ -11,11 +11,13 @@ from typing import Any, Self
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
+from seamflow.inspect.lives import lives
+from seamflow.inspect.progress import seconds_left
 from seamflow.inspect.run_files import GrowingSteps
 from seamflow.inspect.snapshot import Snapshot
-from seamflow.inspect.status_screen import status_lines
+from seamflow.inspect.status_screen import left_text, status_lines
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -25,6 +27,7 @@ class View:
 
     def __init__(self, metrics_file: Path | None = None) -> None:
         self._steps = GrowingSteps(metrics_file) if metrics_file is not None else None
+        self._lives = [] if metrics_file is None else lives(metrics_file.parent)
         self._start = time.monotonic()
         self._step = 0
 
@@ -46,7 +49,12 @@ class View:
         if steps and steps[-1]["step"] >= trainer.step:
             self._step = steps[-1]["step"]
             reward = f"mean reward {steps[-1]['reward_mean']:.3f}"
-            self.note(f"step {self._step} of {trainer.num_steps}: {reward}")
+            left = self._left(steps, trainer.num_steps)
+            self.note(f"step {self._step} of {trainer.num_steps}: {reward}{left}")
+
+    def _left(self, steps: Sequence[dict[str, Any]], num_steps: int) -> str:
+        """Of training; the lives are those at the start, all stops among them."""
+        return left_text(seconds_left(steps, num_steps, self._lives))
 
     def __enter__(self) -> Self:
         return self
@@ -66,21 +74,22 @@ class LiveView(View):
             TextColumn("{task.description}"),
             BarColumn(bar_width=40),
             MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}"),
         )
-        self._task = self._bar.add_task("", total=None)
+        self._task = self._bar.add_task("", total=None, left="")
         self._live = Live(console=Console(), refresh_per_second=4, get_renderable=self.renderable)
 
     def phase(self, text: str) -> None:
         self._live.console.print(f"[dim]{time.monotonic() - self._start:6.1f} s[/]  {text}")
-        self._bar.reset(self._task, total=None, description=text)
+        self._bar.reset(self._task, total=None, description=text, left="")
 
     def note(self, text: str) -> None:
         """Print the text above the panel, indented and ready to be copied."""
         self._live.console.print(_indented(text), soft_wrap=True, markup=False, highlight=False)
 
     def progress(self, done: int, total: int) -> None:
-        self._bar.update(self._task, completed=done, total=total)
+        left = self._left(self._metrics.read(), total).removeprefix(", ")
+        self._bar.update(self._task, completed=done, total=total, left=left)
 
     def show(self, snapshot: Snapshot) -> None:
         self._facts = snapshot

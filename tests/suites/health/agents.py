@@ -71,6 +71,20 @@ class FourLetters(Letters):
     max_new_tokens = 4
 
 
+class NeverSolved(Letters):
+    """Its reward pays for a part of the way, and no answer is right."""
+
+    def rewards(self, letter: str, share: float, is_cut: bool) -> Mapping[str, float]:
+        """Whatever the share is, success is 0."""
+        return {"reward": share, "success": 0.0}
+
+
+class CutNeverSolved(NeverSolved):
+    """Its answers have a token, and are never right."""
+
+    max_new_tokens = 1
+
+
 class Tiny(Letters):
     """Its rewards are of another scale."""
 

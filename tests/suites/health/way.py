@@ -5,6 +5,7 @@ Everything of the run is real: processes, store, model, agent. What is set is th
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -47,6 +48,7 @@ name = "grpo"
 _LETTERS = "abcd"
 _STEP = re.compile(r"step (\d+) of \d+:")
 _HEALTH = re.compile(r"health \((\w+)\): (.*)")
+_ALARM = re.compile(r"\s*(\d+ × )?(failure [A-Z]+ of|alarm: |dead letters: )")
 _STOP_SECONDS = 30.0
 REFUSED = "refused"
 """Rule of a run that does not start."""
@@ -70,6 +72,8 @@ class Way:
     """More lines of [trainer.algorithm]."""
     within: int = 5
     """Steps after which it must have been named."""
+    kills: str = ""
+    """Process that is killed after the first step."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,6 +88,8 @@ class Found:
     """Last line of a run that did not start."""
     step: int = 0
     """Steps shown."""
+    alarms: list[str] = field(default_factory=list)
+    """Lines about failures, dead letters and alarms of the trainer."""
 
 
 def is_named(way: Way, found: Found) -> bool:
@@ -101,33 +107,47 @@ def is_healthy(found: Found) -> bool:
 
 def run(way: Way, folder: Path, seconds: float = 240.0) -> Found:
     """Train in `folder` until the rule is named, the run ends, or `seconds` have passed."""
+    prepare(way, folder)
+    child = start(way, folder, folder / "terminal.log")
+    try:
+        return _watched(child, way, folder, seconds)
+    finally:
+        stop(child)
+
+
+def prepare(way: Way, folder: Path) -> None:
+    """Make the folder of a run, with configuration and tasks."""
     folder.mkdir(parents=True)
     (folder / "train.toml").write_text(_CONFIG + way.algorithm)
     lines = (f'{{"task_id": "{each}", "payload": {{"letter": "{each}"}}}}\n' for each in _LETTERS)
     (folder / "tasks.jsonl").write_text("".join(lines))
-    with (folder / "terminal.log").open("wb") as log:
-        child = subprocess.Popen(
+
+
+def start(way: Way, folder: Path, log: Path, *flags: str) -> subprocess.Popen[bytes]:
+    """Start the launcher, whose terminal is a file."""
+    with log.open("wb") as terminal:
+        return subprocess.Popen(
             [
                 *(sys.executable, "-m", "services.launcher", "--config", "train.toml"),
                 *(f"--set={each}" for each in way.settings),
-                *way.flags,
+                *(*way.flags, *flags),
             ],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": f"{ROOT}", "PYTHONUNBUFFERED": "1"},
-            stdout=log,
+            stdout=terminal,
             stderr=subprocess.STDOUT,
         )
-        try:
-            return _watched(child, way, folder / "terminal.log", seconds)
-        finally:
-            _stop(child)
 
 
-def _watched(child: subprocess.Popen[bytes], way: Way, log: Path, seconds: float) -> Found:
-    until = time.monotonic() + seconds
+def _watched(child: subprocess.Popen[bytes], way: Way, folder: Path, seconds: float) -> Found:
+    until, log, kills = time.monotonic() + seconds, folder / "terminal.log", bool(way.kills)
     while True:
         code = child.poll()  # before the log is read, so that it is whole
-        found = _read(log.read_text(errors="replace"))
+        found = read(log.read_text(errors="replace"))
+        if kills and found.step:
+            kills = False
+            known = json.loads((folder / "runs/health/logs/processes.json").read_text())
+            os.kill(known[way.kills]["pid"], signal.SIGKILL)
         if code is not None:
             found.code = code
             return found
@@ -137,7 +157,8 @@ def _watched(child: subprocess.Popen[bytes], way: Way, log: Path, seconds: float
         time.sleep(0.2)
 
 
-def _read(text: str) -> Found:
+def read(text: str) -> Found:
+    """What a terminal has shown so far."""
     found = Found()
     for line in text.splitlines():
         if (step := _STEP.search(line)) is not None:
@@ -146,10 +167,13 @@ def _read(text: str) -> Found:
             found.named.setdefault(health[1], (found.step, health[2]))
         if line.startswith("launcher: "):
             found.refusal = line
+        if _ALARM.match(line):
+            found.alarms.append(line.strip())
     return found
 
 
-def _stop(child: subprocess.Popen[bytes]) -> None:
+def stop(child: subprocess.Popen[bytes]) -> None:
+    """End a launcher that still runs."""
     if child.poll() is None:
         child.send_signal(signal.SIGINT)
         try:

@@ -1,4 +1,4 @@
-"""Twelve ways not to learn, and six runs that learn."""
+"""Ways not to learn and what else is to be told, and runs that learn."""
 
 from __future__ import annotations
 
@@ -89,6 +89,33 @@ WAYS = (
         flags=(*_agent("Opposite"), "--heldout-tasks", "tasks.jsonl"),
     ),
     Way(
+        name="reward_without_success",
+        rule="reward_without_success",
+        cure="what counts as success",
+        settings=(
+            "trainer.algorithm.reward=reward",
+            "trainer.num_steps=24",
+            "trainer.optimizer.learning_rate=3e-2",
+        ),
+        within=20,
+        flags=_agent("NeverSolved"),
+    ),
+    Way(
+        name="all_cut_without_success",
+        rule="answers_cut",
+        cure="max_new_tokens",
+        settings=("trainer.algorithm.reward=reward",),
+        flags=_agent("CutNeverSolved"),
+    ),
+    Way(
+        name="trainer_killed",
+        rule="process_restarted",
+        cure="says why it ended",
+        settings=("trainer.num_steps=16",),
+        within=12,
+        kills="trainer",
+    ),
+    Way(
         name="group_of_one",
         rule=REFUSED,
         cure="Set launcher.group_size to 2 or more",
@@ -114,5 +141,13 @@ HEALTHY = (
             "evaluation.every_steps=10",
         ),
         flags=("--heldout-tasks", "tasks.jsonl"),
+    ),
+)
+
+RESUMED = (
+    Way(name="resumed", settings=("trainer.num_steps=20",)),
+    Way(
+        name="resumed_with_checkpoints",
+        settings=("trainer.num_steps=20", "trainer.checkpoint.every=4"),
     ),
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from seamflow.inspect.learning import not_learning
+from seamflow.inspect.lives import Restart
 from seamflow.inspect.progress import WINDOW, Progress, read_progress, with_counts
 from seamflow.trajectory.v1 import sample_service_pb2 as sample_pb
 
@@ -59,6 +60,15 @@ BAD: Mapping[str, Progress] = {
             {"step": 0, "mean": 0.5, "interval": [0.4, 0.6]},
             {"step": 3, "mean": 0.3, "interval": [0.2, 0.4]},
         ],
+    ),
+    "process_restarted": Progress(
+        steps=steps(), restarts=[Restart(name="trainer", reason="signal 9", time=1.0)]
+    ),
+    "reward_without_success": Progress(
+        steps=[
+            {**step, "reward_mean": i / 10, "reward/success": 0.1 - i / 100}
+            for i, step in enumerate(steps(10))
+        ]
     ),
     "tasks_fail": Progress(steps=steps(), num_failed=30, num_tried=50),
 }
@@ -115,6 +125,53 @@ def test_answers_that_always_end_at_the_limit_are_healthy() -> None:
     for flat in (equal, {"reward_mean": 0.4, "reward_cut_mean": 0.4}):
         found = not_learning(Progress(steps=steps(share_cut=1.0, **flat)))
         assert found[0].rule == "answers_cut"
+
+
+def test_cut_answers_whose_reward_rises_without_success_are_named() -> None:
+    """*Control*: with success that rises they end where they should."""
+    told = ["answers_cut"]
+    for share, first, last, rules in (
+        (1.0, 0.1, 0.1, told),
+        (1.0, 0.1, 0.3, []),
+        (0.95, 0.0, 0.0, told),
+        (0.95, 0.1, 0.1, []),
+    ):
+        cut = steps(share_cut=share, reward_cut_mean=0.41)
+        for step, value in zip(cut, (first, first, last), strict=True):
+            step["reward/success"] = value
+        assert [each.rule for each in not_learning(Progress(steps=cut))] == rules
+
+
+def test_a_few_whole_answers_are_no_sample() -> None:
+    """Chance made one in twenty of them better; *control*: one in five."""
+    for share, rules in ((0.96, []), (0.8, ["answers_cut"])):
+        cut = Progress(steps=steps(share_cut=share, reward_cut_mean=0.35 if share < 0.9 else 0.405))
+        assert [each.rule for each in not_learning(cut)] == rules
+
+
+@pytest.mark.parametrize(("after", "rules"), [(0.0, ["reward_without_success"]), (0.3, [])])
+def test_evaluations_tell_reward_from_success(after: float, rules: list[str]) -> None:
+    """The mean of a partial reward rose while pass@1 fell; *control*: both rose."""
+    lines = [
+        {"step": 0, "metric": "reward", "mean": 0.077, "interval": [0.05, 0.1]},
+        {"step": 10, "metric": "reward", "mean": 0.3, "interval": [0.25, 0.35]},
+    ]
+    rates = ({"pass_at": {"1": rate}} for rate in (0.021, after))
+    both = [line | rate for line, rate in zip(lines, rates, strict=True)]
+    found = not_learning(Progress(steps=steps(), evaluations=both))
+    assert [each.rule for each in found] == rules
+    if found:
+        assert "from 0.077 to 0.300" in found[0].sentence
+        assert "from 2.1% to 0.0%" in found[0].sentence
+
+
+def test_a_restart_is_over_after_three_steps() -> None:
+    """*Control*: one within the last three is told."""
+    timed = [{**step, "time": 10.0 * i} for i, step in enumerate(steps(6))]
+    for time, rules in ((15.0, []), (25.0, ["process_restarted"])):
+        restart = Restart(name="trainer", reason="signal 9", time=time)
+        found = not_learning(Progress(steps=timed, restarts=[restart]))
+        assert [each.rule for each in found] == rules
 
 
 def test_a_metric_to_be_minimised_is_worse_above_its_start() -> None:

@@ -13,7 +13,7 @@ from seamflow.inspect.lives import (
     Life,
     give_sign,
     lives,
-    note_stopping,
+    note,
     recorded_life,
     stops,
 )
@@ -41,7 +41,7 @@ def test_a_life_that_ends_says_how(tmp_path: Path) -> None:
         (now,) = lives(tmp_path)
         assert (now.state, now.end) == ("running", None)
     with pytest.raises(KeyboardInterrupt), recorded_life(tmp_path):
-        note_stopping(tmp_path, "SIGTERM")
+        note(tmp_path, "stopping", "SIGTERM")
         raise KeyboardInterrupt("SIGTERM")
     with pytest.raises(OSError, match="full"), recorded_life(tmp_path):
         raise OSError("disk full")
@@ -88,6 +88,21 @@ def test_a_second_ctrl_c_leaves_a_stopped_life(tmp_path: Path) -> None:
     os.utime(tmp_path / FILE, (1_000.0, 1_000.0))
     (life,) = lives(tmp_path)
     assert (life.state, life.reason, life.stopping) == ("stopped", "Ctrl-C", 900.0)
+
+
+def test_restarts_and_seconds_of_training_are_those_of_each_life(tmp_path: Path) -> None:
+    """A killed one trained until its last sign of life, a stopped one until it was asked."""
+    for state, time in (("started", 0), ("learning", 10), ("learned", 30), ("finished", 40)):
+        add(tmp_path, state, time)
+    for state, time in (("started", 100), ("learning", 110), ("stopping", 150), ("stopped", 170)):
+        add(tmp_path, state, time)
+    add(tmp_path, "started", 200, process=ENDED_PROCESS)
+    add(tmp_path, "learning", 210)
+    add(tmp_path, "restarted", 220, name="trainer", reason="signal 9")
+    os.utime(tmp_path / FILE, (260.0, 260.0))
+    found = lives(tmp_path)
+    assert [life.learning_seconds(999.0) for life in found] == [20.0, 40.0, 50.0]
+    assert [[r.name for r in life.restarts] for life in found] == [[], [], ["trainer"]]
 
 
 def test_stops_lie_between_lives() -> None:

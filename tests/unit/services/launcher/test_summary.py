@@ -41,8 +41,11 @@ def test_failures_are_counted_and_not_measured() -> None:
         failure = tokens_pb2.Failure(failure_class=kind)
         failed = trajectory_pb2.ROLLOUT_STATE_FAILED
         figures.add(make_trajectory(state=failed, failure=failure))
+    cancelled = tokens_pb2.Failure(failure_class=tokens_pb2.FAILURE_CLASS_CANCELLED)
+    figures.add(make_trajectory(state=failed, failure=cancelled))
     figures.add(make_trajectory(make_turn(([5], 1, "a"))))
     assert (figures.failed_rollouts, figures.infrastructure_failures) == (2, 1)
+    assert figures.cancelled_rollouts == 1
     assert figures.rollout_lengths == {"": [1]}
 
 

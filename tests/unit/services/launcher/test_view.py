@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 
 from rich.console import Console
+from seamflow.inspect.lives import Life
+from seamflow.inspect.progress import seconds_left
 from seamflow.inspect.snapshot import ServerSnapshot, Snapshot
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
@@ -62,3 +64,21 @@ def test_a_panel_without_answers_is_still_drawn(tmp_path: Path) -> None:
     silent = Snapshot(readiness=None, nodes=(), trainer=None, servers=())
     view.show(silent)
     assert "no optimizer step yet" in shown(view)
+
+
+def test_the_time_that_is_left_is_known_from_the_second_step_on(tmp_path: Path) -> None:
+    """However long steps are; a stop between two steps is no step."""
+    metrics = tmp_path / "metrics.jsonl"
+    steps = [{"step": i, "reward_mean": 0.5, "time": 140.0 * i} for i in (1, 2)]
+    metrics.write_text(json.dumps(steps[0]) + "\n")
+    view = LiveView("demo", metrics)
+    view.progress(1, 10)
+    assert "left" not in shown(view)
+    metrics.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    view.progress(2, 10)
+    assert "about 19 min left" in shown(view)
+    stopped = [Life(start=0.0, end=300.0, state="killed"), Life(start=4000.0)]
+    late = [*steps, {"step": 3, "time": 4100.0}]
+    assert seconds_left(late, 10, stopped) == 140.0 * 7
+    assert seconds_left(late[1:], 10, stopped) is None
+    assert seconds_left(late[1:], 10) == 3820.0 * 7, "control"

@@ -66,33 +66,30 @@ def test_a_missing_best_checkpoint_has_a_reason(
     assert words in str(note)
 
 
-def test_a_rate_is_of_the_steps_since_the_last_start() -> None:
-    """*Control*: of all steps, over the seconds of a part, it would be too high."""
-    steps = [{**step, "time": 100.0 * number} for number, step in enumerate(STEPS)]
-    of_all = learned(steps, [], EvaluationConfig(), 10.0)["trained_tokens_per_second"]
-    found = learned(steps, [], EvaluationConfig(), 10.0, since=100.0 * (len(STEPS) - 2))
-    assert (of_all, found["trained_tokens_per_second"]) == (100.0, 200.0 / len(STEPS))
-
-
 def test_first_and_last_steps_never_overlap() -> None:
     """Of four steps they are two and two."""
     rewards = [0.0, 0.2, 0.6, 1.0]
     steps = [{"reward_mean": each, "num_tokens": 1} for each in rewards]
     found = learned(steps, [], EvaluationConfig(), 1.0)
     assert (found["reward_first"], found["reward_last"]) == (0.1, 0.8)
+    assert learned(steps[:1], [], EvaluationConfig(), 1.0)["reward_last"] is None
 
 
 @pytest.mark.parametrize(("metric", "shown"), [("success", "90.0%"), ("reward", "0.900")])
 def test_a_mean_reward_is_no_percentage(metric: str, shown: str) -> None:
     """Only what counts successes is one."""
     log = [replace(each, metric=metric) for each in evaluated((5, 0.9, True, None))]
+    log = [replace(each, pass_at={"1": 0.02}) for each in log]
     summary = {"run": "r", "lives": 2, "optimizer_steps": 9, "health": [], "failures": []}
     summary |= {**learned(STEPS, log, EvaluationConfig(), 10.0), "nodes": {}}
+    summary |= {"turns": 7, "cores_busy": "1 of 2", "weight_updates": 8}
     console = Console(width=100, file=io.StringIO(), record=True)
     show_summary(summary, Path("/run"), console)
     text = console.export_text()
     assert f"best {shown} at step 5" in text and f"held-out {metric}" in text
-    assert "since start 2" in text
+    assert ("held-out pass@1 (reward > 0.5)" in text) == (metric == "reward")
+    assert "in all lives" in text and "cores_busy, since start 2" in text
+    assert "weights were published 8 times in 9 optimizer steps" in text
 
 
 def test_failures_have_their_cause() -> None:
@@ -106,6 +103,10 @@ def test_failures_have_their_cause() -> None:
     (line,) = failure_lines([make_trajectory(**failed), make_trajectory(**failed)])
     assert line.startswith("2 × failure ENVIRONMENT")
     assert "KeyError('b')" in line
+    late = make_trajectory(**failed)
+    late.finish_time.FromSeconds(150)
+    assert failure_lines([late], [(100.0, 200.0)]) == [], "a stop cut it off"
+    assert failure_lines([late], [(160.0, 200.0)]) != []
 
 
 def test_the_first_table_is_of_learning_and_no_path_is_cut(tmp_path: Path) -> None:

@@ -90,9 +90,9 @@ def test_what_is_in_the_folder_is_read_from_there(
         return "".join(capsys.readouterr())
 
     status = shown("status")
-    assert "step 2; mean reward 0.100 → 0.500" in status
+    assert "step 2; mean reward 0.100 (step 1) → 0.500 (step 2)" in status
     assert "grad_norm 0 !" in status
-    assert "held-out step 2: 0.750  (best)" in status
+    assert "held-out reward, step 2: 0.750  (best)" in status
     assert shown("tail").splitlines()[0] == "r"
     assert "5 6 7" in shown("tail", "r")
     assert "holds no answers of rollout 'other'" in shown("tail", "other")
