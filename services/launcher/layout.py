@@ -110,7 +110,7 @@ def free_ports(config: LauncherConfig, kept: Mapping[str, int] | None = None) ->
         ports = {}
         for name in _names(config):
             port = kept.get(name)
-            if port is None or not _is_free(host, port, stack):
+            if port is None or not is_free(host, port, stack):
                 if given.get(name):
                     setting = _PORT_SETTINGS[name]
                     raise ConfigError(f"{setting} is {port}: that port is taken; give another")
@@ -182,11 +182,11 @@ def places(config: LauncherConfig) -> dict[str, tuple[int, ...]]:
 def _free_port(host: str, stack: ExitStack) -> int:
     while True:
         port = secrets.choice(_PORTS)
-        if _is_free(host, port, stack):
+        if is_free(host, port, stack):
             return port
 
 
-def _is_free(host: str, port: int, stack: ExitStack) -> bool:
+def is_free(host: str, port: int, stack: ExitStack) -> bool:
     """Whether nobody listens on `port`; it then stays ours until `stack` closes."""
     listener = stack.enter_context(socket.socket())
     # Connections of the process that had it before may still linger.
