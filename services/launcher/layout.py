@@ -149,6 +149,9 @@ def host_addresses(config: LauncherConfig) -> tuple[str, ...]:
         ConfigError: a name has none, or stands for loopback where others have addresses.
     """
     found = tuple(_resolved(host) for host in config.hosts) or (LOOPBACK,)
+    others = [each for each in found if not each.startswith("127.")]
+    if others and others != [*found] and _is_own_name(config.hosts[0]):
+        found = (_address_towards(others[0]), *found[1:])
     local = [each.startswith("127.") for each in found]
     if any(local) and not all(local):
         name = config.hosts[local.index(True)]
@@ -157,6 +160,18 @@ def host_addresses(config: LauncherConfig) -> tuple[str, ...]:
             "reach: give the address of its network"
         )
     return found
+
+
+def _is_own_name(name: str) -> bool:
+    """Which /etc/hosts of many machines resolves to 127.0.1.1 on the machine itself."""
+    return name.partition(".")[0] == socket.gethostname().partition(".")[0]
+
+
+def _address_towards(other: str) -> str:
+    """This machine's, by its route to another one; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((other, 9))
+        return str(probe.getsockname()[0])
 
 
 def _resolved(host: str) -> str:
