@@ -35,6 +35,8 @@ _ALL = "0.0.0.0"  # noqa: S104 -- compared, not bound
 _ENGINES = {None: "rollout-server", "torch": "rollout-server", "sglang": "sglang"}
 _ANY = "chassis"
 _EMBEDDED = "torch"
+_SHARED_PORTS = ("trainer.port", "trainer.admin_port", "http_gateway.http_port")
+"""Of kinds of processes of which one listens at a time, or all share the port."""
 _TRACKERS = frozenset({"tensorboard", "wandb", "mlflow"})
 """Each with the extra of its name."""
 _MIN_FREE_BYTES = 512 * 1024 * 1024
@@ -135,13 +137,13 @@ def check_ports(settings: Mapping[str, ServerConfig]) -> None:
                 port = getattr(each, setting)
                 if isinstance(port, bool) or port <= 0:
                     continue
-                other = given.setdefault((each.host, port), f"{setting} of {name}")
-                is_shared = getattr(each, "share_port", False) and setting == "http_port"
-                if other == f"{setting} of {name}":
+                own = f"{setting} of {name}"
+                other = given.setdefault((each.host, port), own)
+                if other == own:
                     if not is_free(each.host, port, held):
-                        problems.append(f"{other} is {port}, and that port is taken")
-                elif not is_shared:
-                    problems.append(f"{setting} of {name} is {port}, and so is {other}")
+                        problems.append(f"{own} is {port}, and that port is taken")
+                elif f"{name.partition('-')[0]}.{setting}" not in _SHARED_PORTS:
+                    problems.append(f"{own} is {port}, and so is {other}")
     if problems:
         cure = "give another, or 0 for a free one"
         raise ConfigError("\n".join(f"{problem}: {cure}" for problem in problems))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rollout.http_gateway.config import HttpGatewayConfig
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError
 from services.dataloader.config import DataloaderConfig
@@ -84,6 +85,16 @@ def test_a_taken_port_is_told_with_process_setting_and_cure() -> None:
         with pytest.raises(ConfigError, match=rf"{taken}admin_port of weights is {port}, and so"):
             check_ports(settings)
     check_ports({"trainer": settings["trainer"], "scheduler": ServerConfig(admin_port=-1)})
+
+
+def test_trainers_and_http_gateways_share_their_ports() -> None:
+    """One rank of a trainer listens at a time; *control*: each node agent does."""
+    gateway = HttpGatewayConfig(run_id="r", http_port=20_001, share_port=True)
+    shared = {f"http_gateway-{i}": gateway for i in range(2)}
+    trainers = {f"trainer-{node}": ServerConfig(port=20_002) for node in "ab"}
+    check_ports({**shared, **trainers})
+    with pytest.raises(ConfigError, match="admin_port of node_agent-b is 20003, and so is adm"):
+        check_ports({f"node_agent-{node}": ServerConfig(admin_port=20_003) for node in "ab"})
 
 
 def _planned(name: str) -> ProcessPlan:
