@@ -66,6 +66,9 @@ class DataloaderConfig(ServerConfig):
     broken_rows: Literal["refuse", "skip"] = "refuse"
     """A row that is no task, or has the name of another: refuse ends before the first task, and
     names all such rows; skip leaves them out and counts them."""
+    required_fields: tuple[str, ...] = ()
+    """Fields that what the agent gets must have, and not as null: a row without is no task. The
+    launcher adds those that prompt and rewards of [tool_loop] name."""
     purpose: Literal["train", "eval"] = "train"
     """Whether rollouts of the tasks are trained on or only scored."""
     num_samples: int = Field(0, ge=0)
@@ -101,6 +104,7 @@ class DataloaderConfig(ServerConfig):
             payload_field=self.payload_field,
             payload=self.payload,
             broken_rows=self.broken_rows,
+            required_fields=self.required_fields,
         )
 
     @property

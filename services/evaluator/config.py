@@ -19,12 +19,6 @@ class EvaluatorConfig(EvaluationConfig):
     tasks: str
     """Held-out tasks, in each form that `tasks` of [dataloader] has; of an environment's list the
     last num_heldout."""
-    task_id_field: str | None = Field(default_factory=lambda: None)
-    """Field that names a held-out task, as in [dataloader]."""
-    payload_field: str | None = Field(default_factory=lambda: None)
-    """Field that holds what the agent gets, as in [dataloader]."""
-    payload: dict[str, str] | None = None
-    """Templates of what the agent gets, as in [dataloader]."""
     metric: str = ""
     """Reward that is averaged; empty: "success", or where rollouts do not have it "reward", or the
     only one that they have."""

@@ -25,12 +25,15 @@ from seamflow.installation import missing_packages
 
 from services.chassis.config.load import load, load_or_exit
 from services.chassis.config.settings import ServerConfig
+from services.chassis.config.sources import nearest
 from services.chassis.errors import ConfigError, ExitCode, StartupError
 from services.launcher import redis_server
 from services.launcher.checks.prerequisites import (
+    check_chosen,
     check_evaluation,
     check_hosts,
     check_installed,
+    check_ports,
     check_prerequisites,
     check_program,
     engine_of,
@@ -44,6 +47,7 @@ from services.launcher.checks.user_code import (
     check_user_code,
     checked_models,
     checked_settings,
+    with_task_fields,
 )
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import (
@@ -69,7 +73,8 @@ from services.launcher.report.output import survive_closed_output
 from services.launcher.report.summary import show_summary
 from services.launcher.report.view import LiveView, View
 from services.launcher.run import Run
-from services.launcher.same_run import check_same_run, hold, note_beginning
+from services.launcher.same_run import FILE as BEGINNING_FILE
+from services.launcher.same_run import check_same_run, hold, holder_of, note_beginning
 from services.lib.evaluation import EvaluationConfig
 
 _TABLE = "evaluation"
@@ -149,7 +154,10 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
         check_prerequisites(config, layout)
         settings = checked_settings(config, plans)
         _warn(check_reward_names(config, settings))
+        check_chosen(settings)
         check_hosts(settings, _addresses(config, layout, plans))
+        check_ports({name: each for name, each in settings.items() if not plans[name].host})
+        plans = with_task_fields(plans, settings)
         check_same_run(config, layout)
         check_evaluation(config, evaluation)
         check_program(plans)
@@ -225,17 +233,24 @@ def make_layout(config: LauncherConfig, config_file: Path) -> Layout:
     """
     folder = (Path(config.runs_folder) / config.name).resolve()
     if folder.exists() and not config.resume and not config.dry_run:
-        raise ConfigError(
-            f"run {config.name!r} exists in {folder}: --resume it, give --name, or delete it"
-        )
+        holder = holder_of(folder)
+        state = f"is in use by {holder}" if holder else f"exists in {folder}"
+        cures = "end that process, or give" if holder else "--resume it, delete it, or give"
+        raise ConfigError(f"run {config.name!r} {state}: {cures} this run another --name")
     if config.resume and not folder.exists():
-        raise ConfigError(f"there is no run {config.name!r} in {folder.parent} to --resume")
+        runs = [each.parent.name for each in folder.parent.glob(f"*/{BEGINNING_FILE}")]
+        raise ConfigError(
+            f"there is no run {config.name!r} in {folder.parent} to --resume"
+            f"{nearest(config.name, runs)}"
+        )
     if config.resume:
         _check_name(folder, config.name)
-    if not config.dry_run:
+        if not config.dry_run:
+            hold(folder)
+    ports = free_ports(config, _agent_ports(folder / "addresses.json"))
+    if not (config.resume or config.dry_run):
         _make_folder(folder)
         hold(folder)
-    ports = free_ports(config, _agent_ports(folder / "addresses.json"))
     url = redis_server.given_url(config)
     if url is not None:
         del ports["redis"]

@@ -215,8 +215,8 @@ class LauncherConfig(RunRules):
     dry_run: bool = False
     """Check everything and print what would be started."""
     forecast: str = ""
-    """With dry_run: a device, such as "h100-80", for which memory, seconds and cost of the run are
-    forecast too, as by `seamflow plan`."""
+    """With dry_run: a device, such as "h100-80", or its numbers, for which memory, seconds and cost
+    of the run are forecast too, as by `seamflow plan`."""
     live: bool = True
     """Draw the live view if standard output is a terminal."""
 

@@ -24,7 +24,11 @@ from services.chassis.errors import ConfigError, ExitCode
 from services.launcher import redis_server
 from services.launcher.checks.prerequisites import check_evaluation, check_installed, check_program
 from services.launcher.checks.run_settings import process_setting
-from services.launcher.checks.user_code import check_user_code
+from services.launcher.checks.user_code import (
+    check_user_code,
+    checked_settings,
+    with_task_fields,
+)
 from services.launcher.child_process import ProcessPlan
 from services.launcher.cli import make_layout
 from services.launcher.config import DEFAULT_FILE, LauncherConfig, flags_by_table, own_settings
@@ -86,6 +90,7 @@ def _main(given: argparse.Namespace, others: list[str]) -> int:
     check_evaluation(config, settings)
     config = config.replace(model=str(_model_folder(given.checkpoint, config, layout)))
     plans = _plans(config, settings, layout, _step(given.checkpoint))
+    plans = with_task_fields(plans, checked_settings(config, plans))
     check_user_code(config, layout, {"evaluator": plans["evaluator"]})
     check_installed(plans.values(), process_setting(config, file, "rollout_server.engine"))
     check_program(plans)

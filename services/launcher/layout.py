@@ -110,7 +110,7 @@ def free_ports(config: LauncherConfig, kept: Mapping[str, int] | None = None) ->
         ports = {}
         for name in _names(config):
             port = kept.get(name)
-            if port is None or not _is_free(host, port, stack):
+            if port is None or not is_free(host, port, stack):
                 if given.get(name):
                     setting = _PORT_SETTINGS[name]
                     raise ConfigError(f"{setting} is {port}: that port is taken; give another")
@@ -149,6 +149,9 @@ def host_addresses(config: LauncherConfig) -> tuple[str, ...]:
         ConfigError: a name has none, or stands for loopback where others have addresses.
     """
     found = tuple(_resolved(host) for host in config.hosts) or (LOOPBACK,)
+    others = [each for each in found if not each.startswith("127.")]
+    if others and others != [*found] and _is_own_name(config.hosts[0]):
+        found = (_address_towards(others[0]), *found[1:])
     local = [each.startswith("127.") for each in found]
     if any(local) and not all(local):
         name = config.hosts[local.index(True)]
@@ -157,6 +160,18 @@ def host_addresses(config: LauncherConfig) -> tuple[str, ...]:
             "reach: give the address of its network"
         )
     return found
+
+
+def _is_own_name(name: str) -> bool:
+    """Which /etc/hosts of many machines resolves to 127.0.1.1 on the machine itself."""
+    return name.partition(".")[0] == socket.gethostname().partition(".")[0]
+
+
+def _address_towards(other: str) -> str:
+    """This machine's, by its route to another one; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((other, 9))
+        return str(probe.getsockname()[0])
 
 
 def _resolved(host: str) -> str:
@@ -182,11 +197,11 @@ def places(config: LauncherConfig) -> dict[str, tuple[int, ...]]:
 def _free_port(host: str, stack: ExitStack) -> int:
     while True:
         port = secrets.choice(_PORTS)
-        if _is_free(host, port, stack):
+        if is_free(host, port, stack):
             return port
 
 
-def _is_free(host: str, port: int, stack: ExitStack) -> bool:
+def is_free(host: str, port: int, stack: ExitStack) -> bool:
     """Whether nobody listens on `port`; it then stays ours until `stack` closes."""
     listener = stack.enter_context(socket.socket())
     # Connections of the process that had it before may still linger.

@@ -170,5 +170,17 @@ def hold(folder: Path) -> None:
     os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
 
+def holder_of(folder: Path) -> str:
+    """The process that holds `folder`; empty: none does."""
+    try:
+        with (folder / LOCK_FILE).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _holder(folder / LOCK_FILE)
+    except OSError:
+        return ""
+    return ""
+
+
 def _holder(file: Path) -> str:
     return file.read_text(encoding="utf-8").strip() or "another process"

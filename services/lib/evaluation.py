@@ -35,6 +35,9 @@ class EvaluationConfig(ServerConfig):
     broken_rows: Literal["refuse", "skip"] | None = None
     """Whether held-out rows that are no tasks end the run before it begins, or are left out; unset:
     as broken_rows of [dataloader]."""
+    required_fields: tuple[str, ...] | None = None
+    """Fields that what the agent gets must have, and not as null; unset: as required_fields of
+    [dataloader]."""
     samples: int = Field(1, ge=1, le=4096)
     """Rollouts of each task; pass@k is estimated for each power of two up to it, and for it."""
     metric: str = ""

@@ -1,14 +1,31 @@
-"""Kinds of GPUs: known_devices.toml, found by the name that nvidia-smi gives them."""
+"""Kinds of GPUs: known_devices.toml, found by the name that nvidia-smi gives them; or numbers."""
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from services.chassis.config.sources import nearest
 
+_NUMBERS = {
+    "memory": ("memory_bytes", 2**30),
+    "tflops": ("flops", 1e12),
+    "bandwidth": ("bandwidth", 1e9),
+    "pcie": ("host_link", 1e9),
+    "link": ("link", 1e9),
+    "network": ("network", 1e9),
+    "float32_tflops": ("float32_flops", 1e12),
+    "price": ("price", 1.0),
+}
+"""Numbers that describe a device: the fields that they give, and their units."""
+_FORM = (
+    "memory=24,tflops=165,bandwidth=1008,pcie=32 in GiB, TFLOP/s of bfloat16 and GB/s; if known "
+    "link and network in GB/s, float32_tflops and price"
+)
 USABLE = 0.92
 """Share of a device's memory that tensors can have: the rest is CUDA's, NCCL's, and gaps between
 tensors."""
@@ -49,15 +66,35 @@ def devices() -> Mapping[str, Device]:
 
 
 def device(name: str) -> Device:
-    """The kind of a name.
+    """The kind of a name, or of numbers such as `_FORM` shows.
 
     Raises:
-        ValueError: it is not known; the message lists those that are.
+        ValueError: it is not known; the message lists those that are, and the numbers.
     """
+    if "=" in name:
+        return _by_numbers(name)
     known = devices()
     if name not in known:
-        raise ValueError(f"{name!r}: give one of {', '.join(known)}{nearest(name, known)}")
+        raise ValueError(
+            f"{name!r}: give one of {', '.join(known)}{nearest(name, known)}; or numbers: {_FORM}"
+        )
     return known[name]
+
+
+def _by_numbers(text: str) -> Device:
+    """Links that are not given are as fast as PCIe, and float32 as bfloat16."""
+    try:
+        pairs = (part.split("=") for part in text.split(","))
+        given = {_NUMBERS[name][0]: _NUMBERS[name][1] * float(value) for name, value in pairs}
+        link, flops = given["host_link"], given["flops"]
+        others = {"link": link, "network": link, "float32_flops": flops, "price": 0.0}
+        values: dict[str, Any] = {**others, **given, "memory_bytes": int(given["memory_bytes"])}
+        is_device = all(0 < each < math.inf for each in given.values())
+    except (KeyError, ValueError, OverflowError):
+        is_device = False
+    if not is_device:
+        raise ValueError(f"{text!r}: give numbers: {_FORM}")
+    return Device(name=text, names=(), **values)
 
 
 def find_device(name: str) -> Device | None:

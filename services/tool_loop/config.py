@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -82,6 +83,12 @@ class ToolLoopConfig(ServerConfig):
     reward_timeout_seconds: float = Field(30.0, gt=0)
     """Longest duration of a reward. A function that takes longer fails the episode, which is
     replaced; a comparison that needs over 5 s of CPU scores 0."""
+
+    @property
+    def task_fields(self) -> Sequence[str]:
+        """The fields that the payload of each task must have: prompt and rewards name them."""
+        compares = any(how in BUILT_IN for how in self.rewards.values())
+        return (*PromptTemplate(self.prompt).fields, *([self.answer_field] if compares else ()))
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from string import Formatter
 from typing import Any
 
@@ -22,11 +22,16 @@ class PromptTemplate:
         """
         self._parts = list(_parts(text))
 
+    @property
+    def fields(self) -> Sequence[str]:
+        """Of the payload, each once."""
+        return list(dict.fromkeys(field for _, field in self._parts if field is not None))
+
     def render(self, task: Task) -> str:
         """The text for a task.
 
         Raises:
-            EnvironmentFailed: the payload lacks a field.
+            EnvironmentFailed: the payload lacks a field, or has null there.
         """
         return "".join(
             text + ("" if field is None else _text(payload_field("prompt", task, field)))
@@ -40,11 +45,12 @@ def payload_field(setting: str, task: Task, field: str) -> Any:
     Raises:
         EnvironmentFailed: names field, task and the fields that there are.
     """
-    if field in task.payload:
-        return task.payload[field]
+    if (value := task.payload.get(field)) is not None:
+        return value
+    has = "has as null" if field in task.payload else "lacks"
     there = ", ".join(sorted(map(str, task.payload))) or "none"
     raise EnvironmentFailed(
-        f"[tool_loop] {setting} names the field {field!r}, which task {task.task_id!r} lacks; its "
+        f"[tool_loop] {setting} names the field {field!r}, which task {task.task_id!r} {has}; its "
         f"fields are: {there}"
     )
 

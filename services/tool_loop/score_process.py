@@ -129,7 +129,7 @@ class Scores:
             returned = function(task, transcript)
             if inspect.isawaitable(returned):  # of a callable object, say
                 returned = asyncio.run(_awaited(returned))
-            return named_scores(name, returned)
+            return named_scores(name, self._rewards[name], returned)
         _limit_memory()
         return {name: float(self._is_right(name, task, transcript))}
 
@@ -176,13 +176,13 @@ def _limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def named_scores(name: str, returned: Any) -> dict[str, float]:
+def named_scores(name: str, function: str, returned: Any) -> dict[str, float]:
     """What the function of reward `name` returned, by name.
 
     Raises:
-        EnvironmentFailed: it has none of this name; ValueError: it has what is no number.
+        EnvironmentFailed: it has none of this name, or what is no number; names the function.
     """
-    what = f"[tool_loop.rewards] {name}"
+    what = f"[tool_loop.rewards] {name} = {function!r}"
     given = returned if isinstance(returned, Mapping) else {name: returned}
     if name not in given:
         there = ", ".join(map(str, given)) or "none"
@@ -190,7 +190,10 @@ def named_scores(name: str, returned: Any) -> dict[str, float]:
             f"{what} returned no reward of this name: name the setting after one that it returns "
             f"({there})"
         )
-    return named_rewards(what, given)
+    try:
+        return named_rewards(what, given)
+    except ValueError as error:
+        raise EnvironmentFailed(str(error)) from error
 
 
 def _last_text(transcript: Transcript) -> str:

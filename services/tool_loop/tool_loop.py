@@ -47,7 +47,7 @@ class Rewards:
         Raises:
             ValueError: one does not exist or does not take (task, transcript).
         """
-        self._names = tuple(config.rewards)
+        self._rewards = config.rewards
         self._timeout = config.reward_timeout_seconds
         functions = {
             name: reward_function(load_function(how, f"[tool_loop.rewards] {name}"))
@@ -67,7 +67,7 @@ class Rewards:
 
     def none_yet(self) -> dict[str, float]:
         """Each reward as it is before the end: 0."""
-        return dict.fromkeys(self._names, 0.0)
+        return dict.fromkeys(self._rewards, 0.0)
 
     async def check(self) -> None:
         """Start what scores need; `EnvironmentFailed` if that is impossible."""
@@ -85,7 +85,7 @@ class Rewards:
             EnvironmentFailed: a reward cannot be computed; others are those of coroutine functions.
         """
         rewards: dict[str, float] = {}
-        for name in self._names:
+        for name in self._rewards:
             for key, value in (await self._score(name, task, transcript)).items():
                 if key in rewards:
                     raise EnvironmentFailed(
@@ -97,11 +97,12 @@ class Rewards:
 
     async def _score(self, name: str, task: Task, transcript: Transcript) -> dict[str, float]:
         function: Any = self._coroutines.get(name)
+        how = self._rewards[name]
         if function is None:
             return await self._scores.score(name, task, transcript)
         try:
             async with asyncio.timeout(self._timeout) as limit:
-                return named_scores(name, await awaited(function(task, transcript)))
+                return named_scores(name, how, await awaited(function(task, transcript)))
         except TimeoutError as error:
             if not limit.expired():
                 raise

@@ -20,7 +20,7 @@ from tools.plan.cures import Cure, find_cures
 from tools.plan.engine_size import EngineSize, engine_size
 from tools.plan.run_shape import RunShape, read_run
 from tools.plan.splits import Split, Splits, read_profiles, split_lines, write_values
-from tools.plan.step_seconds import StepSeconds
+from tools.plan.step_seconds import SHARE_BANDWIDTH, StepSeconds
 from tools.plan.training_count import TrainingCount, count_training
 from trainer.algorithms.base import make_algorithm
 
@@ -46,6 +46,8 @@ nodes as node pools of the Helm chart, for `helm upgrade -f FILE`. Further argum
 """
 
 _GB = 1e9
+OFF = (1.1, 2.0)
+"""Least and most seconds of a published step over those forecast (docs/forecast.md)."""
 STEPS = 1000
 """Of which a run's cost is said."""
 
@@ -87,6 +89,7 @@ def _plan(shape: RunShape, device: Device, given: argparse.Namespace) -> Iterato
     count = _count(shape, longest)
     cure = find_cures(shape, count, trains.usable_bytes, partial(_count, tokens=longest))
     yield from training_lines(count, trains, cure)
+    yield from host_lines(cure, given.host_memory)
     yield from engine_lines(shape, size, device)
     mean = shape.lengths.mean
     splits = Splits(
@@ -145,8 +148,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", required=True, help="of the run; train.toml here is found")
     parser.add_argument(
-        "--device", type=_device, required=True, help="such as h100-80, of every node"
+        "--device",
+        type=_device,
+        required=True,
+        help="of every node: a name such as h100-80, or its numbers, such as "
+        "memory=24,tflops=165,bandwidth=1008,pcie=32 (GiB, TFLOP/s, GB/s, GB/s)",
     )
+    parser.add_argument("--host-memory", type=float, help="GiB of a machine, for cpu_offload")
     parser.add_argument(
         "--train-device", type=_device, help="of the nodes that train, where it is another"
     )
@@ -174,33 +182,50 @@ def head_line(shape: RunShape, device: Device, size: EngineSize) -> str:
 
 def training_lines(count: TrainingCount, device: Device, cure: Cure) -> Iterator[str]:
     """Memory of a rank, whether it fits, and what makes it fit."""
-    yield f"memory of a rank, GB, in a micro-batch of {count.tokens} tokens"
+    yield f"memory of a rank, GB, when most is held in a micro-batch of {count.tokens} tokens"
     yield from _bytes(count.by_part)
     fits = count.device_bytes <= device.usable_bytes
     yield _total(count.device_bytes, device, fits=fits)
-    if count.host_bytes:
-        yield _row("on the host", count.host_bytes)
     if not fits:
         largest = max(count.by_part, key=lambda part: count.by_part[part])
         yield f"  largest: {largest}"
         yield f"  {_cured(cure, device)}"
 
 
+def host_lines(cure: Cure, memory: float | None) -> Iterator[str]:
+    """What the ranks of a machine keep in host memory, next to its GiB where they are given."""
+    if not cure.count.host_bytes:
+        return
+    ranks = cure.shape.ranks_per_node
+    needed = ranks * cure.count.host_bytes
+    verdict = "give --host-memory to compare"
+    if memory is not None:
+        fits = "fits" if needed <= memory * 2**30 else "DOES NOT FIT"
+        verdict = f"{fits}: a machine has {memory * 2**30 / _GB:.1f}"
+    yield f"host memory that {ranks} ranks of a machine keep, GB"
+    yield f"{_row('on the host', needed)}  {verdict}"
+
+
 def engine_lines(shape: RunShape, size: EngineSize, device: Device) -> Iterator[str]:
-    """Memory of a rollout server's device."""
+    """Memory of a rollout server's device: rollouts that do not fit wait."""
     running, parallel = shape.rollout.max_running, shape.tensor_parallel
     weights = size.weight_bytes // parallel
     longest = size.kv_bytes * shape.lengths.longest // parallel
     total, room = weights + running * longest, (device.usable_bytes - weights) // longest
     yield f"memory of a rollout server's device, GB, with {running} rollouts of the longest"
     yield from _bytes({"weights": weights, "kv cache": running * longest})
-    yield _total(total, device, fits=room >= running)
+    yield _total(total, device, fits=room >= running, waits=room >= 1)
     if room < 1:
         yield "  cure: a larger --tp-size in rollout_server.sglang_flags, or a larger device"
     elif room < running:
         yield (
-            f"  cure: rollout_server.max_running = {room}; with more, rollouts wait or begin again "
-            "when many are long"
+            f"  warning: {room} of the longest run at a time, the others wait, and an engine may "
+            f"begin some again: rollout_server.max_running = {room} avoids that"
+        )
+    if shape.rollout.engine == "torch":
+        yield (
+            "  warning: the embedded engine decoded at 0.04 to 0.07 of an H200's bandwidth, and "
+            f"{SHARE_BANDWIDTH} is assumed: generation takes far longer; sglang is for GPUs"
         )
 
 
@@ -208,13 +233,24 @@ def time_lines(seconds: StepSeconds) -> Iterator[str]:
     """Seconds of a step by part."""
     yield "seconds of a step"
     exchange = f", exchange of heads and tokens {seconds.exchange:.1f}" if seconds.exchange else ""
-    parts = f"of it collectives {seconds.traffic:.1f}, hidden{exchange}"
+    offload = (
+        f", over PCIe {seconds.offload:.1f}, on the CPU {seconds.update:.1f}"
+        if seconds.offload
+        else ""
+    )
+    parts = f"of it collectives {seconds.traffic:.1f}, hidden{exchange}{offload}"
     yield _second("training", seconds.training, parts)
-    yield _second("generation", seconds.generation, f"of it the longest {seconds.tail:.1f}")
+    tail = f"of it {seconds.tail:.1f} when only the longest go on" if seconds.tail else ""
+    yield _second("generation", seconds.generation, tail)
     yield _second("publish", seconds.publish)
     if seconds.switch:
         yield _second("switch", seconds.switch, "of a node, each way")
     yield _second("step", seconds.step, f"nodes are idle {seconds.idle:.0%} of the time")
+    least, most = OFF
+    yield (
+        "  a lower bound, without agents, environments, checkpoints and evaluations: published "
+        f"steps took {least} to {most} times as long as forecast"
+    )
 
 
 def cost_lines(split: Split, device: Device) -> Iterator[str]:
@@ -240,15 +276,16 @@ def _cured(cure: Cure, device: Device) -> str:
     return f"no setting makes it fit: {tried}; take a larger device, or shorter rollouts"
 
 
-def _total(num_bytes: int, device: Device, *, fits: bool) -> str:
-    verdict = "fits" if fits else "DOES NOT FIT"
+def _total(num_bytes: int, device: Device, *, fits: bool, waits: bool = False) -> str:
+    verdict = "fits" if fits else "more than fits at a time" if waits else "DOES NOT FIT"
     usable = f"{device.usable_bytes / _GB:.1f} of {device.memory_bytes / _GB:.1f} usable"
     return f"{_row('total', num_bytes)}  {verdict}: {usable}"
 
 
 def _bytes(by_part: Mapping[str, int]) -> Iterator[str]:
     for part, num_bytes in by_part.items():
-        yield _row(part, num_bytes)
+        if num_bytes:
+            yield _row(part, num_bytes)
 
 
 def _row(name: str, num_bytes: int) -> str:

@@ -12,7 +12,7 @@ from services.node_agent.known_devices import Device
 from tools.plan.engine_size import EngineSize
 from tools.plan.run_shape import RunShape
 from tools.plan.training_count import TrainingCount
-from trainer.model.load_model import DTYPES
+from trainer.model.load_model import DTYPES, master_type
 from trainer.model.load_sharded import mixed_precision
 
 SHARE_FLOPS = 0.4
@@ -33,6 +33,10 @@ class StepSeconds:
     """Forward and backward passes, and the update."""
     traffic: float
     """Of FSDP's collectives, within `training`, which hides them as far as it is longer."""
+    offload: float
+    """Of cpu_offload's copies over PCIe, there and back, hidden likewise."""
+    update: float
+    """Of the optimizer, within `training`; passes wait for it."""
     exchange: float
     """Of heads and tokens in context groups, within `training`; passes wait for it."""
     generation: float
@@ -78,10 +82,12 @@ def step_seconds(
     """
     trains = train_device or device
     traffic, exchange = _traffic(shape, count, trains), _exchange(shape, count, trains)
-    passes = max(_compute(shape, count, trains) + exchange, traffic)
-    training = passes + _update(count, shape, trains)
+    offload, update = _offload(shape, count, trains), _update(count, shape, trains)
+    passes = max(_compute(shape, count, trains) + exchange, traffic, offload)
+    training = passes + update
     if measured is not None:
-        training, traffic, exchange = measured.training.seconds(shape.trainer_nodes), 0.0, 0.0
+        training = measured.training.seconds(shape.trainer_nodes)
+        traffic = exchange = offload = update = 0.0
 
     def generation(nodes: int) -> tuple[float, float]:
         if measured is not None:
@@ -96,6 +102,8 @@ def step_seconds(
     return StepSeconds(
         training=training,
         traffic=traffic,
+        offload=offload,
+        update=update,
         exchange=exchange,
         generation=whole,
         tail=tail,
@@ -130,6 +138,15 @@ def _traffic(shape: RunShape, count: TrainingCount, device: Device) -> float:
     return passes * whole * (parts - 1) / parts / (SHARE_LINK * link)
 
 
+def _offload(shape: RunShape, count: TrainingCount, device: Device) -> float:
+    """A rank's part comes to the device twice for each micro-batch, its gradients go back once."""
+    if not shape.trainer.cpu_offload:
+        return 0.0
+    own = master_type(shape.trainer).itemsize * (2 * count.parameters + count.trained)
+    copies = math.ceil(_tokens(shape) / count.tokens)
+    return copies * own / (shape.ranks // shape.trainer.replicas) / (SHARE_LINK * device.host_link)
+
+
 def _exchange(shape: RunShape, count: TrainingCount, device: Device) -> float:
     """Neighbouring ranks are a context group: it lies on one node where they fit."""
     is_on_node = (
@@ -140,11 +157,13 @@ def _exchange(shape: RunShape, count: TrainingCount, device: Device) -> float:
 
 
 def _update(count: TrainingCount, shape: RunShape, device: Device) -> float:
-    """AdamW passes over its state; on the host it comes over the link there and back."""
+    """AdamW passes over its state: with cpu_offload on the CPU, in host memory.
+
+    A machine's host memory is taken to be as fast as the PCIe links of all its devices together.
+    """
     state = 16 * count.trained / (shape.ranks // shape.trainer.replicas)
-    if shape.trainer.cpu_offload:
-        return state / (SHARE_LINK * device.host_link)
-    return _OPTIMIZER_READS * state / (SHARE_BANDWIDTH * device.bandwidth)
+    memory = device.host_link if shape.trainer.cpu_offload else device.bandwidth
+    return _OPTIMIZER_READS * state / (SHARE_BANDWIDTH * memory)
 
 
 def _generation(

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from seamflow.cli.parser import Verbs
-from seamflow.errors import SeamflowError
+from seamflow.errors import SeamflowError, UnavailableError
 from seamflow.inspect.diagnosis import Finding
 from seamflow.inspect.endpoints import Endpoints
 from seamflow.inspect.run_folders import ended_status
@@ -62,6 +62,8 @@ async def _status(given: argparse.Namespace, endpoints: Endpoints) -> int:
     if endpoints.ended and endpoints.folder and not given.json:
         print(ended_status(endpoints.folder, endpoints.ended))
         return 0
+    if endpoints.ended and not given.json:
+        raise UnavailableError(endpoints.ended)
     snapshot = await gather(endpoints)
     print(json.dumps(plain(snapshot), indent=2) if given.json else status_screen(snapshot))
     return code_of(snapshot)

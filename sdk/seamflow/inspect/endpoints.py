@@ -107,6 +107,9 @@ SERVICES = {
 }
 
 
+_VARIABLES = [service.variable for service in SERVICES.values()]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoints:
     """Addresses of the services, and the credentials for them."""
@@ -126,7 +129,8 @@ class Endpoints:
     zones: Mapping[str, str] = field(default_factory=dict)
     """Zone by host of the run, as far as its nodes name them."""
     ended: str = ""
-    """How the run of the folder ended, and what to do; empty: nobody knows that it has."""
+    """How the run of the folder ended, or that there is none, and what to do; empty: nobody knows
+    that."""
     credentials: Credentials = field(default_factory=Credentials)
     """Token and certificates, if the services require them."""
     connect_timeout: float | None = CONNECT_TIMEOUT
@@ -213,6 +217,8 @@ def resolve(given: argparse.Namespace, environment: Mapping[str, str] = os.envir
         return flag or named.get(key) or environment.get(variable) or latest.get(key) or default
 
     is_elsewhere = any(getattr(given, name) for name in SERVICES)
+    is_known = named or latest or is_elsewhere or any(map(environment.get, _VARIABLES))
+    ended = "" if is_known else _no_run()
     run_id = first(given.run, "run_id", "SEAMFLOW_RUN", None)
     is_here = run_id == (named or latest).get("run_id") and not is_elsewhere
     folder = (given.run_folder or LATEST) if (named or latest) and is_here else None
@@ -228,8 +234,18 @@ def resolve(given: argparse.Namespace, environment: Mapping[str, str] = os.envir
         agents=(named or latest).get("agents", ""),
         started=None if folder is None else (folder / "addresses.json").stat().st_mtime,
         zones=(named or latest).get("zones", {}),
-        ended="" if folder is None else how_it_ended(folder, named or latest),
+        ended=ended if folder is None else how_it_ended(folder, named or latest),
         credentials=Credentials(**_token(environment), **_tls(given, environment, named or latest)),
+    )
+
+
+def _no_run() -> str:
+    """One line for people where nothing names a run; empty: a service has its usual address."""
+    if any(each.default and listens(each.default) for each in SERVICES.values()):
+        return ""
+    return (
+        f"there is no run here: {Path.cwd()} has no {LATEST}, and no service listens at its usual "
+        "address: go to the folder of a project, or name a run's by --run-folder"
     )
 
 

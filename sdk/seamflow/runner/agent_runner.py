@@ -142,7 +142,7 @@ class AgentRunner:
         try:
             async with limit:
                 returned = await awaited(self._agent.run(task, rollout))
-                rewards = named_rewards("Agent.run", returned)
+                rewards = named_rewards(f"{type(self._agent).__name__}.run", returned)
         except SeamflowError:
             raise
         except Exception as error:

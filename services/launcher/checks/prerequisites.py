@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from seamflow.installation import how_to_install, missing_packages
 
@@ -15,7 +17,7 @@ from services.chassis.errors import ConfigError
 from services.launcher.checks.run_settings import process_setting
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
-from services.launcher.layout import Layout
+from services.launcher.layout import Layout, is_free
 from services.lib.evaluation import EvaluationConfig
 from services.lib.group_baseline import check_group_size
 from services.lib.model_files.end_ids import warn_of_end
@@ -26,12 +28,17 @@ from services.lib.model_files.model_folder import (
     check_model_folder,
     check_same_tokens,
 )
+from services.lib.tasks.sources import check_file
 
 _ALL = "0.0.0.0"  # noqa: S104 -- compared, not bound
 
 _ENGINES = {None: "rollout-server", "torch": "rollout-server", "sglang": "sglang"}
 _ANY = "chassis"
 _EMBEDDED = "torch"
+_SHARED_PORTS = ("trainer.port", "trainer.admin_port", "http_gateway.http_port")
+"""Of kinds of processes of which one listens at a time, or all share the port."""
+_TRACKERS = frozenset({"tensorboard", "wandb", "mlflow"})
+"""Each with the extra of its name."""
 _MIN_FREE_BYTES = 512 * 1024 * 1024
 
 
@@ -87,6 +94,61 @@ def check_installed(plans: Iterable[ProcessPlan], engine: object) -> None:
         )
 
 
+def check_chosen(settings: Mapping[str, ServerConfig]) -> None:
+    """Raise `ConfigError` with a line for each chosen option whose package is not installed."""
+    chosen = dict(pair for name, each in settings.items() for pair in _chosen(name, each))
+    lacking = {
+        what: how_to_install(what, missing, extra)
+        for what, extra in chosen.items()
+        if (missing := missing_packages(extra))
+    }
+    if lacking:
+        raise ConfigError("\n".join(lacking.values()))
+
+
+def _chosen(name: str, settings: Any) -> Iterator[tuple[str, str]]:
+    """What the settings of a process choose, as people write it, and the extra that it needs."""
+    if settings.otlp_endpoint is not None:
+        yield f"otlp_endpoint of {name}", "otel"
+    if hasattr(settings, "tracking"):
+        if rank := settings.lora.rank:
+            yield f"trainer.lora.rank = {rank}", "lora"
+        for tracker in _TRACKERS.intersection(settings.tracking.trackers):
+            yield f"{tracker!r} in trainer.tracking.trackers", tracker
+        if (store := settings.checkpoint.store or "").startswith("s3://"):
+            yield f"trainer.checkpoint.store = {store!r}", "object-store"
+    if str(tasks := getattr(settings, "tasks", "")).startswith("hf://"):
+        yield f"tasks = {tasks!r}", "datasets"
+    if getattr(settings, "kind", "") == "language_model":
+        yield "ranker.kind = 'language_model'", "ranker-language-model"
+
+
+def check_ports(settings: Mapping[str, ServerConfig]) -> None:
+    """Refuse ports that two processes of this machine have, or that somebody listens on already.
+
+    Raises:
+        ConfigError: a line for each with process, setting, port and cure.
+    """
+    given: dict[tuple[str, int], str] = {}
+    problems = []
+    with ExitStack() as held:
+        for name, each in settings.items():
+            for setting in (field for field in type(each).model_fields if field.endswith("port")):
+                port = getattr(each, setting)
+                if isinstance(port, bool) or port <= 0:
+                    continue
+                own = f"{setting} of {name}"
+                other = given.setdefault((each.host, port), own)
+                if other == own:
+                    if not is_free(each.host, port, held):
+                        problems.append(f"{own} is {port}, and that port is taken")
+                elif f"{name.partition('-')[0]}.{setting}" not in _SHARED_PORTS:
+                    problems.append(f"{own} is {port}, and so is {other}")
+    if problems:
+        cure = "give another, or 0 for a free one"
+        raise ConfigError("\n".join(f"{problem}: {cure}" for problem in problems))
+
+
 def check_groups(config: LauncherConfig, config_file: Path) -> None:
     """Refuse groups of one for an algorithm that compares the rollouts of a group.
 
@@ -116,8 +178,8 @@ def check_prerequisites(config: LauncherConfig, layout: Layout) -> None:
     if config.prepare is None:
         _check_model(config, layout)
         path = config.tasks
-        if path is not None and ":" not in path and not Path(layout.path(path)).is_file():
-            raise ConfigError(f"tasks {path!r} does not exist")
+        if path is not None and ":" not in path:
+            check_file(Path(layout.path(path)))
     _check_space(config, layout)
 
 

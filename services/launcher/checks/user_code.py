@@ -21,7 +21,7 @@ from seamflow.user_code.left_processes import MARK, end_left
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError
 from services.launcher.checks.run_settings import CHECK_TASKS, amount_of_tasks, check_settings
-from services.launcher.child_process import ProcessPlan
+from services.launcher.child_process import ProcessPlan, settings_of
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
 from services.launcher.supervisor import child_environment
@@ -43,6 +43,22 @@ def checked_settings(
     if config.dry_run:
         sys.stderr.writelines(dict.fromkeys(warnings.getvalue().splitlines(keepends=True)))
     return settings
+
+
+def with_task_fields(
+    plans: Mapping[str, ProcessPlan], settings: Mapping[str, ServerConfig]
+) -> dict[str, ProcessPlan]:
+    """The processes, of which those that read tasks require the fields that a tool loop names."""
+    named = next(
+        (each.task_fields for each in settings.values() if hasattr(each, "task_fields")), ()
+    )
+    changed = dict(plans)
+    for name, each in settings.items():
+        if named and hasattr(each, "required_fields"):
+            fields = json.dumps(list(dict.fromkeys((*(each.required_fields or ()), *named))))
+            given = settings_of(plans[name].table, required_fields=fields)
+            changed[name] = replace(plans[name], environment={**plans[name].environment, **given})
+    return changed
 
 
 def check_user_code(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,8 +18,10 @@ from services.chassis.config.load import exiting, load
 from services.chassis.errors import ConfigError, ExitCode
 from services.launcher.config import DEFAULT_FILE, LauncherConfig, own_settings
 from services.launcher.node_plan import node_plan
+from services.lib.model_files.weight_headers import read_headers
 
 _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")
+_SIGNAL_SECONDS, _WRITTEN_PER_SECOND = 120, 0.5e9
 _WORD = re.compile(r"[\w.,+-]+")
 
 
@@ -39,6 +43,10 @@ class SlurmJob:
     """Folder of the virtual environment; None: `seamflow` is on the PATH of the job."""
     signal_seconds: int = 120
     """How long before its end the job gets a signal, so that it can write a checkpoint."""
+    directives: Mapping[str, str] = field(default_factory=dict)
+    """Further ones of sbatch, or others in place of the script's own, such as {"qos": "long"}."""
+    setup: Path | None = None
+    """Shell file that is read first; None: there is none."""
 
 
 def checked_job(job: SlurmJob, config: LauncherConfig) -> SlurmJob:
@@ -67,6 +75,11 @@ def checked_job(job: SlurmJob, config: LauncherConfig) -> SlurmJob:
         raise ConfigError(
             f"--container is {job.container!r} and --venv is {str(job.venv)!r}: give one"
         )
+    for name, value in job.directives.items():
+        if not re.fullmatch(r"[a-z][a-z-]*", name) or not value.isprintable():
+            raise ConfigError(f"--sbatch is '{name}={value}': write it as qos=long or exclusive")
+    if job.setup is not None and not job.setup.is_file():
+        raise ConfigError(f"--setup {str(job.setup)!r} does not exist: name a shell file")
     if job.signal_seconds < 1:
         raise ConfigError(f"--signal-seconds is {job.signal_seconds}: give a second or more")
     return job
@@ -84,6 +97,7 @@ def batch_script(
         settings: further flags of `seamflow train`.
     """
     values = {
+        "NAME": config.name,
         "FOLDER": str(Path.cwd()),
         "CONFIG": str(file.resolve()),
         "RUN": str((Path(config.runs_folder) / config.name).resolve()),
@@ -93,6 +107,7 @@ def batch_script(
         "#!/bin/bash",
         *(f"#SBATCH --{line}" for line in _directives(job, config)),
         "",
+        *([f"source {shlex.quote(str(job.setup.resolve()))} || exit 78"] if job.setup else []),
         "# Folder, configuration and run lie on a file system that all nodes of the job share.",
         *(f"{name}={shlex.quote(value)}" for name, value in values.items()),
         f"SETTINGS=({shlex.join(settings)})",
@@ -103,6 +118,13 @@ def batch_script(
 
 
 def _directives(job: SlurmJob, config: LauncherConfig) -> Iterator[str]:
+    for line in _own_directives(job, config):
+        if line.partition("=")[0] not in job.directives:
+            yield line
+    yield from (f"{name}={value}" if value else name for name, value in job.directives.items())
+
+
+def _own_directives(job: SlurmJob, config: LauncherConfig) -> Iterator[str]:
     yield f"job-name={config.name}"
     yield f"nodes={job.num_nodes}"
     yield "ntasks-per-node=1"
@@ -151,7 +173,7 @@ if [ -e "$RUN/began_with.json" ]; then RESUME=(--resume); fi
     "$SEAMFLOW" train --config "$CONFIG" "${SETTINGS[@]}" "${LIST[@]}" "${RESUME[@]}" &
 TRAIN=$!
 for ((i = 1; i < ${#HOSTS[@]}; i++)); do
-    "${STEP[@]}" --nodelist="${HOSTS[i]}" \\
+    "${STEP[@]}" --nodelist="${HOSTS[i]}" --open-mode=append --output="$NAME-%j-host-$i.log" \\
         "$SEAMFLOW" join "${HOSTS[0]}:$PORT" --host "$i" --secret-file "$RUN/hosts/join_secret" &
 done
 
@@ -224,9 +246,21 @@ def script_of(given: argparse.Namespace, others: Sequence[str]) -> str:
         account=given.account,
         container=given.container,
         venv=given.venv,
-        signal_seconds=given.signal_seconds,
+        signal_seconds=_signal_seconds(Path(config.model))
+        if given.signal_seconds is None
+        else given.signal_seconds,
+        directives=dict(text.partition("=")[::2] for text in given.sbatch),
+        setup=given.setup,
     )
     return batch_script(checked_job(job, config), config, given.config, tuple(others))
+
+
+def _signal_seconds(model: Path) -> int:
+    """120, and what a checkpoint takes to be written: 12 bytes a parameter, at 0.5 GB/s."""
+    with suppress(ValueError):  # the model is not on this machine, or will be prepared
+        sizes = (math.prod(each.shape) for each in read_headers(model).values())
+        return _SIGNAL_SECONDS + math.ceil(12 * sum(sizes) / _WRITTEN_PER_SECOND)
+    return _SIGNAL_SECONDS
 
 
 def _placeholders(arguments: list[str], form: str = "host-{}") -> list[str]:
@@ -260,7 +294,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--container", default="", help="image for srun --container-image")
     parser.add_argument("--venv", type=Path, help="virtual environment with seamflow")
     parser.add_argument(
-        "--signal-seconds", type=int, default=120, help="for the checkpoint before the end (120)"
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a directive of sbatch, such as qos=long, constraint=a100 or gpus-per-node=h100:8",
+    )
+    parser.add_argument("--setup", type=Path, help="shell file read first: modules, NCCL_*")
+    parser.add_argument(
+        "--signal-seconds",
+        type=int,
+        help="for the checkpoint before the end (120, and 24 for each billion of parameters)",
     )
     return parser
 

@@ -88,13 +88,22 @@ def _check_tied(folder: Path, headers: Mapping[str, Header]) -> None:
         if headers[one].shape == headers[other].shape
         and not same_content(headers[one], headers[other])
     ]
-    if differing and getattr(read_text_config(folder), "tie_word_embeddings", False):
+    if differing and _is_tied(folder):
         one, other = differing[0]
         raise ValueError(
             f"model {folder}: config.json has tie_word_embeddings true, and its weights have "
             f"{one} and a {other} that differs; set tie_word_embeddings to false if both belong "
             "to the model, or save it again without the one that does not"
         )
+
+
+def _is_tied(folder: Path) -> bool:
+    """As config.json says; transformers, which takes seconds to import, where it does not."""
+    config = _config(folder)
+    says = None if config.get("text_config") else config.get("tie_word_embeddings")
+    if isinstance(says, bool):
+        return says
+    return bool(getattr(read_text_config(folder), "tie_word_embeddings", False))
 
 
 def check_vocabulary(folder: Path, headers: Mapping[str, Header]) -> None:

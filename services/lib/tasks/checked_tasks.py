@@ -9,7 +9,7 @@ from services.chassis.errors import ConfigError
 from services.lib.tasks.sources import Row, Source
 from services.lib.tasks.task_rows import RowFields, TaskRow, task_of
 
-_MOST_SHOWN = 20
+_MOST_SHOWN = 10
 
 
 class CheckedTasks:
@@ -48,7 +48,7 @@ class CheckedTasks:
         """Say what is broken, after the last row.
 
         Raises:
-            ConfigError: rows are, and the fields do not say to skip them; names up to 20 of them.
+            ConfigError: rows are, and the fields do not say to skip them; names up to 10 of them.
         """
         if self._problems and self._fields.broken_rows == "refuse":
             raise ConfigError(self.summary)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from string import Formatter
 from typing import Any, Literal, Protocol
@@ -60,6 +60,8 @@ class RowFields:
     """Templates of the fields that the agent gets instead; empty if there is none."""
     broken_rows: Literal["refuse", "skip"] = "refuse"
     """Whether a row that is no task ends the run before it begins, or is left out."""
+    required_fields: Collection[str] = ()
+    """What the agent gets must have each of them, and not null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,20 @@ def task_of(row: Row, fields: RowFields) -> TaskRow:
     """
     if row.problem:
         raise ConfigError(row.problem)
-    return TaskRow(_name(row, fields.task_id_field), _json(_payload(row, fields), row))
+    payload = _payload(row, fields)
+    _check_required(payload, fields.required_fields, row)
+    return TaskRow(_name(row, fields.task_id_field), _json(payload, row))
+
+
+def _check_required(payload: Mapping[str, Any], required: Collection[str], row: Row) -> None:
+    for name in required:
+        if payload.get(name) is None:
+            there = ", ".join(sorted(map(str, payload))) or "no fields"
+            problem = f"null as {name!r}" if name in payload else f"no {name!r} (it has {there})"
+            raise ConfigError(
+                f"{row.where} has {problem}, which the prompt, a reward or required_fields names: "
+                "give a value, or name another field"
+            )
 
 
 def _name(row: Row, field_name: str) -> str:

@@ -78,6 +78,11 @@ def never(task: Task, transcript: Sequence[Mapping[str, Any]]) -> float:
     return 0.0
 
 
+def text(task: Task, transcript: Sequence[Mapping[str, Any]]) -> str:
+    """No number."""
+    return "1.0"
+
+
 def nothing(task: Task, transcript: Sequence[Mapping[str, Any]]) -> float:
     """Not a number."""
     return float("nan")

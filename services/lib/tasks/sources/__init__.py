@@ -7,6 +7,7 @@ from pathlib import Path
 
 from seamflow.credentials import Credentials
 
+from services.chassis.config.sources import nearest
 from services.chassis.errors import ConfigError
 from services.lib.tasks.task_rows import Row, Source
 
@@ -57,8 +58,7 @@ def open_source(
             f'tasks {tasks!r}: give a .jsonl or .parquet file, "module:function", hf://DATASET or '
             "environment://HOST:PORT"
         )
-    if not path.is_file():
-        raise ConfigError(f"tasks: file {path} does not exist")
+    check_file(path)
     if path.suffix == ".parquet":
         from services.lib.tasks.sources.arrow_rows import ParquetSource
 
@@ -66,6 +66,14 @@ def open_source(
     from services.lib.tasks.sources.jsonl import JsonlSource
 
     return JsonlSource(path, shuffle=shuffle, seed=seed)
+
+
+def check_file(path: Path) -> None:
+    """Raise `ConfigError` if there is no such file of tasks; it names the one most like it."""
+    if not path.is_file():
+        folder = path.absolute().parent
+        near = nearest(path.name, (each.name for each in folder.glob(f"*{path.suffix}")))
+        raise ConfigError(f"tasks: {path.name!r} does not exist in {folder}{near}")
 
 
 def is_function(tasks: str) -> bool:

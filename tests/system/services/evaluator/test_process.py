@@ -266,7 +266,7 @@ async def test_the_last_weights_are_evaluated_when_no_further_step_comes(tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tasks", "missing.jsonl"], "held-out tasks: tasks: file missing.jsonl does not exist"),
+        (["--tasks", "missing.jsonl"], "held-out tasks: tasks: 'missing.jsonl' does not exist in"),
         (["--tasks", "environment://a:1"], "num_heldout is 0"),
         (["--tasks", "{tasks}", "--stop-patience", "2"], "give every_steps"),
         (["--tasks", "{tasks}", "--folder", "{tasks}/x"], "cannot be made"),

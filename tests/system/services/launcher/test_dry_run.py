@@ -82,6 +82,11 @@ def test_the_plan_comes_when_everything_is_right(tmp_path: Path) -> None:
     [
         (RUN.replace("num_steps", "nmu_steps"), 78, "unknown key; did you mean num_steps?"),
         (RUN.replace("my_agent:Agent", "my_agent:Agnet"), 78, "has no attribute 'Agnet'"),
+        (
+            TOOL_LOOP.replace("{{ question }}", "{hint}").replace("my_agent:score", "exact"),
+            78,
+            "tasks.jsonl line 1 has no 'hint' (it has question)",
+        ),
         pytest.param(TOOL_LOOP, 78, "score", marks=LONG),
         pytest.param(
             RUN + "[agent_runner]\nconcurrency = 3\n",

@@ -115,7 +115,7 @@ async def test_the_last_message_is_scored(
 @pytest.mark.parametrize("how", ["exact", "math"])
 async def test_a_task_without_an_answer_is_broken(how: str, expected: Any) -> None:
     """No answer can be right, so none is wrong."""
-    with pytest.raises(PreconditionError, match="answer_field names the field 'answer', which is"):
+    with pytest.raises(PreconditionError, match="answer_field names the field 'answer', which "):
         await last_step(says("null"), payload={"answer": expected}, rewards={"reward": how})
 
 
@@ -143,7 +143,12 @@ async def test_the_last_turn_is_cut_off_and_scored() -> None:
     ("rewards", "kind", "words"),
     [
         ({"reward": f"{HERE}:breaks"}, "ENVIRONMENT", "RuntimeError\\('no judge'\\)"),
-        ({"reward": f"{HERE}:nothing"}, "ENVIRONMENT", "nan as reward 'reward'"),
+        (
+            {"reward": f"{HERE}:nothing"},
+            "ENVIRONMENT",
+            f"reward = '{HERE}:nothing' returned nan as reward 'reward'",
+        ),
+        ({"reward": f"{HERE}:text"}, "ENVIRONMENT", f"'{HERE}:text' returned '1.0' as reward"),
         ({"reward": f"{HERE}:never"}, "TIMEOUT", "reward took over 0.3 s"),
         ({"score": f"{HERE}:several"}, "ENVIRONMENT", "name the setting after one .*reward, style"),
         (

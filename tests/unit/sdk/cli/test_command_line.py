@@ -97,3 +97,22 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     """Of the package."""
     code, out, _ = seamflow(capsys, "--version")
     assert (code, out.split()[0]) == (0, "seamflow")
+
+
+def test_where_no_run_is_named_and_none_goes_on_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With folder and cure; control: a service at its usual address, and one that is named."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("seamflow.inspect.endpoints.listens", lambda address: False)
+    code, _, err = seamflow(capsys, "status")
+    assert code == 69
+    assert f"there is no run here: {tmp_path} has no runs/latest" in err
+    assert "--run-folder" in err
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    assert not resolve(parser.parse_args(["--trainer", "a:1"]), {}).ended
+    assert not resolve(parser.parse_args([]), {"SEAMFLOW_TRAINER": "a:1"}).ended
+    assert resolve(parser.parse_args([]), {}).ended
+    monkeypatch.setattr("seamflow.inspect.endpoints.listens", lambda address: ":50053" in address)
+    assert not resolve(parser.parse_args([]), {}).ended

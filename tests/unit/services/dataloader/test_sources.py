@@ -184,7 +184,7 @@ def test_an_error_names_the_invalid_line(tmp_path: Path, line: str, cure: str) -
     ("tasks", "expected"),
     [
         ("t.csv", r"\.jsonl or \.parquet"),
-        ("absent.jsonl", "does not exist"),
+        ("absent.jsonl", "does not exist in .*did you mean empty.jsonl"),
         ("empty.jsonl", "holds no task"),
         ("text.parquet", "not a Parquet file"),
         ("no.such.module:tasks", "No module named"),

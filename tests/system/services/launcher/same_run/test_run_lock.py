@@ -63,7 +63,7 @@ def test_a_run_cannot_be_restored_into_while_it_goes_on(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == [LOCK_FILE]
 
 
-@pytest.mark.parametrize("flags", [["--resume"], ["--resume", "--serve"]])
+@pytest.mark.parametrize("flags", [[], ["--resume"], ["--resume", "--serve"]])
 def test_the_launcher_says_it_in_one_line(tmp_path: Path, flags: list[str]) -> None:
     """Before it starts anything; exit code 78."""
     run = tmp_path / "runs" / "mine"
@@ -77,7 +77,7 @@ def test_the_launcher_says_it_in_one_line(tmp_path: Path, flags: list[str]) -> N
         first.kill()
     assert done.returncode == ExitCode.CONFIG
     (line,) = done.stderr.splitlines()
-    assert f"process {first.pid}" in line
+    assert f"process {first.pid}" in line and "--resume" not in line
     assert sorted(each.name for each in run.iterdir()) == [LOCK_FILE]
     free = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "in use" not in free.stderr  # control: it fails for its lack of a model

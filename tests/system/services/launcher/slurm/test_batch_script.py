@@ -114,7 +114,9 @@ def test_what_would_end_the_job_is_told(tmp_path: Path) -> None:
         )
         return done.stderr
 
-    assert f"slurm: warning: tasks '{tasks}' does not exist" in (first := said())
+    assert f"slurm: warning: tasks: '{tasks.name}' does not exist in {tasks.parent}" in (
+        first := said()
+    )
     assert "which has no bin/seamflow" in first
     weights.rename(weights.with_suffix(".kept"))
     assert "has no weights" in said()

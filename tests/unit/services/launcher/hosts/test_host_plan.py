@@ -114,10 +114,26 @@ def test_a_text_that_is_no_secret_is_refused(text: str) -> None:
 
 
 def test_a_name_of_loopback_among_addresses_is_refused() -> None:
-    """As hosts files of Debian have it for the machine's own name."""
+    """Others would not reach it."""
     config = make_config(nodes=NODES, hosts=("localhost", "10.0.0.2"), trainer_nodes=2)
     with pytest.raises(ConfigError, match=r"'localhost' stands for 127\.0\.0\.1"):
         host_addresses(config)
+
+
+def test_the_own_name_stands_for_the_address_that_other_hosts_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the machine's hosts file has 127.0.1.1 for it; another machine's name stays refused."""
+    known = {"here.net": "127.0.1.1", "there": "127.0.1.1", "10.0.0.2": "10.0.0.2"}
+    monkeypatch.setattr("services.launcher.layout._resolved", known.__getitem__)
+    monkeypatch.setattr("services.launcher.layout._address_towards", lambda other: "10.0.0.1")
+    monkeypatch.setattr("socket.gethostname", lambda: "here")
+    own = make_config(nodes=NODES, hosts=("here.net", "10.0.0.2"), trainer_nodes=2)
+    assert host_addresses(own) == ("10.0.0.1", "10.0.0.2")
+    for hosts in (("there", "10.0.0.2"), ("10.0.0.2", "here.net")):
+        other = make_config(nodes=NODES, hosts=hosts, trainer_nodes=2)
+        with pytest.raises(ConfigError, match="which other machines do not reach"):
+            host_addresses(other)
 
 
 def test_calls_between_hosts_go_through_no_proxy() -> None:

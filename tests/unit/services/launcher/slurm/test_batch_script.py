@@ -9,6 +9,7 @@ import pytest
 
 from services.chassis.errors import ConfigError, StartupError
 from services.launcher.hosts import slurm
+from services.lib.model_files.weight_headers import Header
 
 NODES = (
     "a: rollout; gpus 0-3; servers 4",
@@ -89,6 +90,8 @@ def test_a_container_or_a_virtual_environment_runs_it(tmp_path: Path) -> None:
         (("--partition", "a b"), "--partition is 'a b': give a name"),
         (("--container", "i", "--venv", "v"), "--container is 'i' and --venv is 'v': give one"),
         (("--signal-seconds", "0"), "--signal-seconds is 0"),
+        (("--sbatch", "qos long"), "--sbatch is 'qos long=': write it as qos=long"),
+        (("--setup", "absent.sh"), "--setup 'absent.sh' does not exist"),
         (("--concurrencyy", "3"), "concurrency"),
     ],
 )
@@ -96,6 +99,33 @@ def test_wrong_values_are_refused(flags: tuple[str, ...], message: str, tmp_path
     """With flag, value and the cure."""
     with pytest.raises(StartupError, match=message):
         script(tmp_path, *flags)
+
+
+def test_directives_and_a_setup_of_the_cluster(tmp_path: Path) -> None:
+    """A directive takes the place of the script's own; each further machine has a log."""
+    (tmp_path / "setup.sh").write_text("module load cuda\n")
+    given = ("qos=long", "constraint=a100", "gpus-per-node=h100:8")
+    flags = [flag for each in given for flag in ("--sbatch", each)]
+    text = script(tmp_path, *flags, "--setup", f"{tmp_path}/setup.sh")
+    found = directives(text)
+    assert (found["qos"], found["constraint"]) == ("long", "a100")
+    assert found["gpus-per-node"] == "h100:8" and text.count("gpus-per-node") == 1
+    assert text.index(f"source {tmp_path}/setup.sh") < text.index("mapfile")
+    assert '--output="$NAME-%j-host-$i.log"' in text
+    plain = script(tmp_path)
+    assert directives(plain)["gpus-per-node"] == "8" and "source " not in plain
+
+
+def test_the_warning_leaves_time_for_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """12 bytes of each parameter; a model that is not there yet adds nothing."""
+    billion = Header(dtype="BF16", shape=(1000, 10**6), file=tmp_path, begin=0, num_bytes=2)
+    monkeypatch.setattr(slurm, "read_headers", lambda folder: {"a": billion})
+    assert directives(script(tmp_path))["signal"] == "B:USR1@144"
+    assert directives(script(tmp_path, "--signal-seconds", "60"))["signal"] == "B:USR1@60"
+    monkeypatch.undo()
+    assert directives(script(tmp_path))["signal"] == "B:USR1@120"
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
