@@ -290,7 +290,7 @@ class Run:
         if "agent_runner" in self.plans:
             await processes.stop("agent_runner")
         facts = (self.config, self.layout, self.evaluation, self.learned, self.watch)
-        return await RunSummary(*facts, processes, services).made(time.monotonic() - self.start)
+        return await RunSummary(*facts, processes, services).made(self.start)
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -121,8 +122,11 @@ class RunSummary:
     processes: Supervisor
     services: Services
 
-    async def made(self, seconds_total: float) -> dict[str, Any]:
-        """The summary by the names of summary.json, and the pictures in the run's folder."""
+    async def made(self, start: float) -> dict[str, Any]:
+        """The summary by the names of summary.json, and the pictures in the run's folder.
+
+        `start` of this life, by the monotonic clock.
+        """
         stored = [trajectory async for trajectory in trajectories(self.services)]
         folder = self.layout.folder
         found = lives(folder)
@@ -131,6 +135,7 @@ class RunSummary:
         steps = read_steps(folder / "metrics.jsonl")
         evaluations = read_evaluations(folder / "evaluation.jsonl")
         draw_run(folder, steps, evaluations, self.watch.occupancy)
+        lasted = time.monotonic() - start + sum(life.seconds(0.0) for life in before)
         return {
             "run": self.layout.run_id,
             "seed": self.config.seed,
@@ -147,7 +152,7 @@ class RunSummary:
             "nodes": self.watch.occupancy.shares(),
             "cores_busy": f"{self.learned.cores_busy:.2f} of {os.cpu_count()}",
             "seconds_learning": round(seconds, 1),
-            "seconds_total": round(seconds_total + sum(life.seconds(0.0) for life in before), 1),
+            "seconds_total": round(lasted, 1),
             "versions": package_versions(),
         }
 
