@@ -83,9 +83,9 @@ def task_of(row: Row, fields: RowFields) -> TaskRow:
     """
     if row.problem:
         raise ConfigError(row.problem)
-    payload = _payload(row, fields)
+    name, payload = _name(row, fields.task_id_field), _payload(row, fields)
     _check_required(payload, fields.required_fields, row)
-    return TaskRow(_name(row, fields.task_id_field), _json(payload, row))
+    return TaskRow(name, _json(payload, row))
 
 
 def _check_required(payload: Mapping[str, Any], required: Collection[str], row: Row) -> None:
