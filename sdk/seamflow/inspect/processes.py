@@ -16,6 +16,7 @@ import grpc.aio
 
 from seamflow.common.v1 import process_service_pb2 as pb
 from seamflow.common.v1.process_service_pb2_grpc import ProcessServiceStub
+from seamflow.errors import UnavailableError
 from seamflow.inspect.endpoints import SERVICES, Endpoints
 from seamflow.inspect.run_files import json_object
 from seamflow.network.host_port import listens
@@ -100,8 +101,9 @@ async def _look(
     stub = async_stub(ProcessServiceStub, endpoints.channel(process.address))
     try:
         answer = await stub.GetWaits(pb.GetWaitsRequest(), timeout=seconds)
-    except grpc.aio.AioRpcError as error:
-        is_silent = error.code() in _SILENT and await asyncio.to_thread(listens, process.address)
+    except (grpc.aio.AioRpcError, UnavailableError) as error:
+        has_answered = isinstance(error, grpc.aio.AioRpcError) and error.code() not in _SILENT
+        is_silent = not has_answered and await asyncio.to_thread(listens, process.address)
         return replace(seen, is_silent=is_silent)
     return replace(seen, answers=True, waits=tuple(answer.waits))
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -34,6 +35,7 @@ from seamflow.weights.v1 import weight_service_pb2 as weight_pb
 T = TypeVar("T")
 
 _ANSWER_SECONDS = 5.0
+_NO_ANSWER = (grpc.aio.AioRpcError, SeamflowError)
 _AUDIT_LOG_SECONDS = 1.0  # the change feed never ends; the stored events arrive immediately
 _HEALTHY = b"\x08\x01"  # grpc.health.v1.HealthCheckResponse{status: SERVING}
 
@@ -229,8 +231,8 @@ class _Gatherer:
 
     async def _trainer(self) -> trainer_pb.GetStatusResponse | None:
         request = trainer_pb.GetStatusRequest()
-        answer = self._clients.trainer.GetStatus(request, timeout=self._seconds)
-        return await self._ask("trainer", answer)
+        stub = self._clients.trainer
+        return await self._ask("trainer", lambda: stub.GetStatus(request, timeout=self._seconds))
 
     async def _trajectory_manager(
         self, history: bool
@@ -239,12 +241,12 @@ class _Gatherer:
         if not self._run_is_known(name):
             return None, _Rollouts()
         request = sample_pb.GetReadinessRequest(run_id=self._run_id or "")
-        asked = self._clients.samples.GetReadiness(request, timeout=self._seconds)
-        answer = await self._ask(name, asked)
+        stub = self._clients.samples
+        answer = await self._ask(name, lambda: stub.GetReadiness(request, timeout=self._seconds))
         readiness = answer.readiness if answer is not None else None
         if readiness is None or not history:
             return readiness, _Rollouts()
-        return readiness, await self._ask(name, self._rollouts()) or _Rollouts()
+        return readiness, await self._ask(name, self._rollouts) or _Rollouts()
 
     async def _progress(
         self,
@@ -258,7 +260,7 @@ class _Gatherer:
             steps = [trainer.metrics] if trainer and trainer.metrics else []
             progress = Progress(steps=steps, evaluations=_lines(evaluations))
         tasks = self._clients.tasks
-        counted = equal_groups_discarded(tasks, self._run_id or "", progress, readiness)
+        counted = partial(equal_groups_discarded, tasks, self._run_id or "", progress, readiness)
         return with_counts(progress, readiness, await self._ask("trajectory_manager", counted) or 0)
 
     async def _rollouts(self) -> _Rollouts:
@@ -282,7 +284,7 @@ class _Gatherer:
         stub = self._clients.scheduler
         request = scheduler_pb.ListNodesRequest(run_id=self._run_id or "")
         listed = pages(lambda page: stub.ListNodes(page, timeout=self._seconds), request)
-        nodes = await self._ask("scheduler", _all_nodes(listed))
+        nodes = await self._ask("scheduler", lambda: _all_nodes(listed))
         if nodes is None:
             return None, (), ()
         events = await self._events() if history else ()
@@ -298,6 +300,8 @@ class _Gatherer:
         except grpc.aio.AioRpcError as error:
             if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
                 self._problems["scheduler"] = decode(error)
+        except SeamflowError as error:
+            self._problems["scheduler"] = error
         return tuple(events)
 
     async def _servers(self, nodes: Iterable[scheduler_pb.Node]) -> tuple[ServerSnapshot, ...]:
@@ -312,7 +316,7 @@ class _Gatherer:
     async def _server(self, node_id: str, address: str) -> ServerSnapshot:
         stub = async_stub(RolloutServerServiceStub, self._endpoints.channel(address))
         info: server_pb.GetServerInfoResponse | None = None
-        with suppress(grpc.aio.AioRpcError):
+        with suppress(*_NO_ANSWER):
             info = await stub.GetServerInfo(server_pb.GetServerInfoRequest(), timeout=self._seconds)
         return ServerSnapshot(node_id=node_id, address=address, info=info)
 
@@ -320,22 +324,22 @@ class _Gatherer:
         if not self._run_is_known("weights"):
             return None
         request = weight_pb.GetManifestRequest(run_id=self._run_id or "")
-        asked = self._clients.weights.GetManifest(request, timeout=self._seconds)
-        return await self._ask("weights", asked)
+        stub = self._clients.weights
+        return await self._ask("weights", lambda: stub.GetManifest(request, timeout=self._seconds))
 
     async def _evaluations(self) -> evaluator_pb.GetEvaluationsResponse | None:
         name = "evaluator"
         if name not in self._endpoints.services or not self._run_is_known(name):
             return None
         request = evaluator_pb.GetEvaluationsRequest(run_id=self._run_id or "")
-        asked = self._clients.evaluator.GetEvaluations(request, timeout=self._seconds)
-        return await self._ask(name, asked)
+        stub = self._clients.evaluator
+        return await self._ask(name, lambda: stub.GetEvaluations(request, timeout=self._seconds))
 
     async def _gateway(self) -> bool | None:
         # A raw call: the stub of grpc.health is a dependency that the SDK does not have.
         channel = self._endpoints.to("gateway")
         check: Callable[..., Awaitable[bytes]] = channel.unary_unary("/grpc.health.v1.Health/Check")
-        answer = await self._ask("gateway", check(b"", timeout=self._seconds))
+        answer = await self._ask("gateway", lambda: check(b"", timeout=self._seconds))
         return None if answer is None else answer == _HEALTHY
 
     async def _server_uses(self) -> tuple[rollout_pb.ServerUse, ...]:
@@ -343,7 +347,7 @@ class _Gatherer:
         request = rollout_pb.ListServersRequest(run_id=self._run_id or "")
         try:
             return tuple((await stub.ListServers(request, timeout=self._seconds)).servers)
-        except grpc.aio.AioRpcError:
+        except _NO_ANSWER:
             return ()  # the health check tells whether it answers
 
     def _run_is_known(self, service: str) -> bool:
@@ -353,12 +357,14 @@ class _Gatherer:
             )
         return self._run_id is not None
 
-    async def _ask(self, service: str, call: Awaitable[T]) -> T | None:
+    async def _ask(self, service: str, call: Callable[[], Awaitable[T]]) -> T | None:
         try:
-            return await call
+            return await call()
         except grpc.aio.AioRpcError as error:
             self._problems[service] = decode(error)
-            return None
+        except SeamflowError as error:  # no connection was ever made
+            self._problems[service] = error
+        return None
 
 
 def _lines(said: evaluator_pb.GetEvaluationsResponse | None) -> Sequence[Mapping[str, Any]]:

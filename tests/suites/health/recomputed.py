@@ -73,7 +73,7 @@ def shown(folder: Path) -> dict[str, float]:
     run.steps.read()
     of_console = run_row(run, Snapshot())
     found["console.step"], found["console.reward"] = of_console["step"], of_console["reward"]
-    found["console.ended"] = of_console["ended"]
+    found["console.seconds"] = of_console["seconds"]
     curves = step_curves(run, Snapshot(), ["reward_mean", "num_tokens"], 0)
     found["console.steps"] = len(curves["steps"])
     found["console.reward_sum"] = sum(curves["metrics"]["reward_mean"])
@@ -130,7 +130,7 @@ def recomputed(folder: Path, stored: Sequence[trajectory_pb2.Trajectory]) -> dic
         "runs.reward": rewards[-1],
         "console.step": len(steps),
         "console.reward": rewards[-1],
-        "console.ended": lives[-1]["ended"],
+        "console.seconds": total + lives[-1]["ended"] - lives[-1]["started"],
         "console.steps": len(steps),
         "console.reward_sum": sum(rewards),
         "console.tokens": tokens,
