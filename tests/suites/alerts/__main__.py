@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
 import tempfile
 import time
@@ -15,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 import yaml
 from seamflow.errors import PreconditionError
 
@@ -172,6 +174,7 @@ def main() -> None:
     given = parser.parse_args()
     if missing := missing_programs():
         sys.exit(f"missing {', '.join(missing)}: apt-get install {PACKAGE}")
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     faults = tuple(fault for fault in FAULTS if not given.only or fault.name in given.only)
     with tempfile.TemporaryDirectory(prefix="alerts-") as name:
         folder = Path(name)

@@ -11,6 +11,7 @@ from tests.suites.alerts.__main__ import FACTOR, NEVER, faulty
 from tests.suites.alerts.faults import FAULTS
 from tests.suites.alerts.memory import Memory, memory_grows
 from tests.suites.alerts.prometheus import PACKAGE, missing_programs
+from tests.suites.alerts.rule_test import agrees
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -39,3 +40,19 @@ def test_memory_that_grows_is_told_from_a_process_that_starts(tmp_path: Path) ->
 def test_memory_that_grows_to_little_is_silent(tmp_path: Path) -> None:
     """Negative control: what is below two gigabytes does not fire."""
     assert not memory_grows(tmp_path, Memory(before=3e8, after=1.7e9))
+
+
+@pytest.mark.parametrize(
+    ("steps", "fires"),
+    [
+        ("1+0x60", {"30m": False, "40m": True}),
+        ("_x20 1+0x29 2+0x60", {"26m": False, "45m": False, "49m": False, "70m": False}),
+        ("1+0x20 _x60", {"40m": False, "60m": False}),
+    ],
+    ids=["stalled", "a second step after half an hour", "ended"],
+)
+def test_a_stalled_trainer_is_told_from_a_slow_one(
+    tmp_path: Path, steps: str, fires: dict[str, bool]
+) -> None:
+    """Minute by minute; a trainer shows its step from the end of its first one on."""
+    assert agrees(tmp_path, "TrainerStalled", {"seamflow_trainer_step": steps}, fires, 1)
