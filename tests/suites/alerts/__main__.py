@@ -82,6 +82,7 @@ async def healthy(folder: Path, factor: float) -> set[str]:
         with prometheus(folder) as found:
             await until_up(found)
             began = time.time()
+            await rig.mistaken_calls()
             while await _steps(found) < HEALTHY_STEPS:
                 with suppress(PreconditionError):  # the run has ended meanwhile
                     await asyncio.gather(rig.group(), rig.group())
@@ -103,6 +104,7 @@ async def faulty(folder: Path, factor: float, faults: tuple[Fault, ...]) -> Outc
         write_files(folder, rig.ports, factor, rules_with_control())
         with prometheus(folder) as found:
             await until_up(found)
+            await rig.mistaken_calls()
             async with rig.playing():
                 while await _steps(found) < 2:
                     await asyncio.sleep(1)
@@ -178,8 +180,8 @@ def main() -> None:
     faults = tuple(fault for fault in FAULTS if not given.only or fault.name in given.only)
     with tempfile.TemporaryDirectory(prefix="alerts-") as name:
         folder = Path(name)
-        calm = set() if given.no_healthy else asyncio.run(healthy(folder / "healthy", given.factor))
         outcome = asyncio.run(faulty(folder / "faulty", given.factor, faults))
+        calm = set() if given.no_healthy else asyncio.run(healthy(folder / "healthy", given.factor))
         recorded = {ALERT} if memory_grows(folder, outcome.memory) else set()
     never = never_fired(outcome.fired | recorded)
     print(f"never fired {sorted(never)}; in a healthy run {sorted(calm)}")

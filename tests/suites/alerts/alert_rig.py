@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import aiohttp
+import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 from seamflow import Client
 from seamflow.channel import connect
@@ -30,6 +32,14 @@ HEALTHY_STEPS = 6
 """Steps of the healthy run, which then ends."""
 _WORDS = ("yes", "no", "word")
 _ADMIN = 9100  # in the targets
+_REFUSED = {
+    "trajectory-manager": "trajectory.v1.RunService/GetRun",
+    "rollout-gateway": "rollout.v1.RolloutService/GetRollout",
+    "rollout-server-a": "rollout.v1.RolloutServerService/RestoreMemory",
+    "weights": "weights.v1.WeightService/GetManifest",
+    "scheduler": "scheduler.v1.SchedulerService/DrainNode",
+    "trainer": "trainer.v1.TrainerService/KeepCheckpoint",
+}
 
 
 class AlertRig:
@@ -119,6 +129,7 @@ class AlertRig:
             "rollout.server",
             "rollout_server",
             **{"run_id": RUN_ID, "weights": self["weights"].address, "fake_vocab_size": 10},
+            **{"fake_step_seconds": 0.02},
             **{"server_id": name, **port, **settings},
         )
         self[name].port = port.get("port", self[name].port)
@@ -166,6 +177,16 @@ class AlertRig:
                 sampling = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
                 await rollout.generate([{"role": "user", "content": "word"}], sampling)
                 await rollout.finish(reward)  # type: ignore[arg-type]
+
+    async def mistaken_calls(self) -> None:
+        """A call of each service that it refuses, and one over HTTP: what a healthy run has too."""
+        for name, method in _REFUSED.items():
+            async with grpc.aio.insecure_channel(self[name].address) as channel:
+                with suppress(grpc.aio.AioRpcError):
+                    await channel.unary_unary(f"/seamflow.{method}")(b"")
+        url = f"http://127.0.0.1:{self.http_port}/rollouts"
+        async with aiohttp.ClientSession() as session, session.post(url, json={}):
+            pass
 
     async def create_run(self, run_id: str = RUN_ID) -> None:
         """A run whose steps have two groups."""
