@@ -145,6 +145,7 @@ class AlertRig:
             trajectory_manager=self["trajectory-manager"].address,
             weights=self["weights"].address,
             num_steps=num_steps,
+            resume=True,
             checkpoint__folder=self._folder / "checkpoints",
             batch__micro_batch_tokens=64,
             **settings,
@@ -183,7 +184,7 @@ class AlertRig:
         for name, method in _REFUSED.items():
             async with grpc.aio.insecure_channel(self[name].address) as channel:
                 with suppress(grpc.aio.AioRpcError):
-                    await channel.unary_unary(f"/seamflow.{method}")(b"")
+                    await channel.unary_unary(f"/seamflow.{method}")(b"")  # type: ignore[arg-type]
         url = f"http://127.0.0.1:{self.http_port}/rollouts"
         async with aiohttp.ClientSession() as session, session.post(url, json={}):
             pass
