@@ -124,14 +124,16 @@ class AlertRig:
     def add_server(self, name: str, **settings: object) -> None:
         """A rollout server, on the port that it had before."""
         port = {"port": self[name].port} if name in self.processes else {}
-        self.add(
-            name,
-            "rollout.server",
-            "rollout_server",
-            **{"run_id": RUN_ID, "weights": self["weights"].address, "fake_vocab_size": 10},
-            **{"fake_step_seconds": 0.02},
-            **{"server_id": name, **port, **settings},
-        )
+        given = {
+            "run_id": RUN_ID,
+            "weights": self["weights"].address,
+            "server_id": name,
+            "fake_vocab_size": 10,
+            "fake_step_seconds": 0.02,
+            **port,
+            **settings,
+        }
+        self.add(name, "rollout.server", "rollout_server", **given)
         self[name].port = port.get("port", self[name].port)
 
     def add_trainer(self, num_steps: int, **settings: object) -> None:
