@@ -43,16 +43,18 @@ def test_memory_that_grows_to_little_is_silent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "fires"),
+    ("steps", "finished", "fires"),
     [
-        ("1+0x60", {"30m": False, "40m": True}),
-        ("_x20 1+0x29 2+0x60", {"26m": False, "45m": False, "49m": False, "70m": False}),
-        ("1+0x20 _x60", {"40m": False, "60m": False}),
+        ("1+0x60", "0x60", {"30m": False, "40m": True}),
+        ("1+0x90", "0x20 1+0x70", {"40m": False, "60m": False, "90m": False}),
+        ("_x20 1+0x29 2+0x60", "0x90", {"26m": False, "45m": False, "49m": False, "70m": False}),
+        ("1+0x20 _x60", "0x20 _x60", {"40m": False, "60m": False}),
     ],
-    ids=["stalled", "a second step after half an hour", "ended"],
+    ids=["stalled", "finished", "a second step after half an hour", "gone"],
 )
 def test_a_stalled_trainer_is_told_from_a_slow_one(
-    tmp_path: Path, steps: str, fires: dict[str, bool]
+    tmp_path: Path, steps: str, finished: str, fires: dict[str, bool]
 ) -> None:
     """Minute by minute; a trainer shows its step from the end of its first one on."""
-    assert agrees(tmp_path, "TrainerStalled", {"seamflow_trainer_step": steps}, fires, 1)
+    series = {"seamflow_trainer_step": steps, "seamflow_trainer_finished": finished}
+    assert agrees(tmp_path, "TrainerStalled", series, fires, 1)
