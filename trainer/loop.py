@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 
+from services.chassis import metrics
 from services.chassis.log import get_logger
 from services.chassis.rpc import tracing
 from trainer.background.async_checkpointer import AsyncCheckpointer
@@ -30,6 +31,8 @@ from trainer.step.replica_count import ReplicaCount
 from trainer.step.step_runner import Progress, StepRunner
 from trainer.tracking.step_record import MetricsFile, StepRecord
 from trainer.tracking.tracker import Alarms, SampleTable, Trackers
+
+_FINISHED = metrics.gauge("trainer", "finished", "1 after the last optimizer step, else 0.")
 
 
 class Trainer:
@@ -103,6 +106,7 @@ class Trainer:
         await self.save_checkpoint()  # unless it is there
         await self._recorder.finish()
         self.progress.finished = True
+        _FINISHED.set(1)
         await self._nodes.release()
         if self._config.end_run:
             await self._samples.end_run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.chassis.metrics import counter, gauge, histogram
+from trajectory_manager.model.records import DeadLetterReason
 
 _SERVICE = "trajectory_manager"
 _STALENESS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
@@ -16,6 +17,8 @@ FAILED_APPENDS = counter(
 LEASES = counter(_SERVICE, "task_leases_total", "Task leases by transition.", ("transition",))
 SETTLED = counter(_SERVICE, "settled_rollouts_total", "Effects of finished rollouts.", ("effect",))
 DISCARDED = counter(_SERVICE, "discarded_groups_total", "Groups discarded, by reason.", ("reason",))
+for _reason in (*(each.name.lower() for each in DeadLetterReason), "staleness"):
+    DISCARDED.labels(_reason)  # 0 until then: Prometheus sees no increase in a first value
 STALENESS = histogram(
     _SERVICE,
     "sample_staleness_versions",

@@ -140,7 +140,7 @@ class OutlierEjection:
         standing.cause = cause
         standing.ejected_until = now + seconds
         _EJECTIONS.inc()
-        self._note_number()
+        self.count()
         _log.warning("server_ejected", server=server.address, cause=cause, seconds=seconds)
 
     def _may_eject_one_more(self) -> bool:
@@ -151,8 +151,9 @@ class OutlierEjection:
     def _restore(self, server: Server) -> None:
         server.standing.ejected_until = None
         server.standing.restored = self._clock()
-        self._note_number()
+        self.count()
         _log.info("server_restored", server=server.address)
 
-    def _note_number(self) -> None:
+    def count(self) -> None:
+        """Set the metric, also after a server has left."""
         _EJECTED.set(sum(s.standing.ejected_until is not None for s in self._servers()))

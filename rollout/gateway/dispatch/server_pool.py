@@ -154,6 +154,7 @@ class ServerPool:
             self._servers[address] = self._connect(address)
         for address in self._servers.keys() - listed:
             await _disconnect(self._servers.pop(address))
+        self._count()
 
     def _connect(self, address: str) -> Server:
         channel = clients.channel(self._config, address)
@@ -173,8 +174,12 @@ class ServerPool:
             except grpc.aio.AioRpcError:
                 server.info = None
             self.waiting.assign()
-            _SERVERS.set(len(self._serving()))
+            self._count()
             await asyncio.sleep(limits.POLL_SECONDS)
+
+    def _count(self) -> None:
+        _SERVERS.set(len(self._serving()))
+        self.outliers.count()
 
     def _reports(self) -> list[pb.GetServerInfoResponse]:
         return [server.info for server in self._in_use() if server.info is not None]

@@ -14,7 +14,7 @@ MONITORING = ROOT / "deploy" / "monitoring"
 _STRING = re.compile(r'"[^"]*"')
 _LABELS = re.compile(r"\b(?:by|on|without|ignoring)\s*\([^)]*\)|\{[^}]*\}|\[[^\]]*\]")
 _WORD = re.compile(r"\b[a-zA-Z_:][a-zA-Z0-9_:]*\b(?!\s*\()")
-_OPERATORS = {"or", "and", "unless", "bool"}
+_OPERATORS = {"or", "and", "unless", "bool", "offset"}
 _AGGREGATIONS = {"sum", "max", "min", "avg", "count"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
 from seamflow.rollout.v1 import rollout_service_pb2 as pb
 
@@ -181,3 +182,17 @@ def test_the_only_server_is_believed_after_three_times() -> None:
     failures = TurnFailures(servers.outliers)
     said = [failures.add_verdict(servers.all[0], "too long") for _ in range(3)]
     assert said == [False, False, True]
+
+
+def test_a_server_that_leaves_is_ejected_no_more() -> None:
+    """The metric, of which an alert is made, counts servers that are there."""
+    servers = Servers()
+    servers.fail(0)
+    assert _number() == 1
+    servers.all.pop(0)
+    servers.outliers.count()
+    assert _number() == 0
+
+
+def _number() -> float | None:
+    return REGISTRY.get_sample_value("seamflow_rollout_gateway_ejected_servers")

@@ -1,0 +1,1 @@
+"""Each alert fires on real metrics of real processes, and none in a healthy run."""
