@@ -77,6 +77,11 @@ class Layout:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
+    @property
+    def prepared_marker(self) -> Path:
+        """There once model and tasks have been prepared."""
+        return self.folder / "prepared" / ".complete"
+
     def path(self, text: str) -> str:
         """A configured path with "{run}" filled in."""
         return text.replace("{run}", str(self.folder))

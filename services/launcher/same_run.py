@@ -54,11 +54,16 @@ def check_same_run(config: LauncherConfig, layout: Layout) -> None:
 
 
 def note_beginning(config: LauncherConfig, layout: Layout) -> None:
-    """Write down what the run begins with, unless an earlier start has."""
+    """Write down what the run begins with and an earlier call did not know.
+
+    That may be the model, which is prepared after the first call.
+    """
     file = layout.folder / FILE
-    if not json_object(file):
+    began = json_object(file)
+    if not began.get("model"):
+        facts = _facts(config, layout) | {name: value for name, value in began.items() if value}
         partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(_facts(config, layout), indent=2) + "\n", encoding="utf-8")
+        partial.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         partial.rename(file)
 
 
@@ -78,9 +83,10 @@ def check_same_store(config: LauncherConfig, layout: Layout, created_at: str) ->
     if began in ("", created_at):
         return
     found = f"another run of that name, of {created_at}" if created_at else "no such run"
+    data = f", {layout.folder / 'redis'}" if "redis" in layout.ports else ""
     raise ConfigError(
         f"run {config.name!r} began at {began}, and the store has {found}: its rollouts, samples "
-        "and step ledger are lost. Start Redis on the data it had, or restore a backup "
+        f"and step ledger are lost. Start Redis on the data it had{data}, or restore a backup "
         "(docs/runbooks/restore.md); to go on from the newest checkpoint without them, add "
         "--set trainer.accept_lost_samples=true"
     )
@@ -105,11 +111,12 @@ def _check_model(
 
 def _facts(config: LauncherConfig, layout: Layout) -> dict[str, Any]:
     """As JSON gives them back; of a model that is still to be prepared, nothing."""
+    is_there = config.prepare is None or layout.prepared_marker.is_file()
     own = config.replace(required_columns=config.columns)
     folder = Path(layout.path(config.model))
     return {
         "rules": MessageToDict(rules(own), preserving_proto_field_name=True),
-        "model": {} if config.prepare is not None else dict(fingerprint(folder)),
+        "model": dict(fingerprint(folder)) if is_there else {},
     }
 
 

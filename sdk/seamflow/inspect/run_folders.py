@@ -76,9 +76,11 @@ def recorded_turns(folder: Path, rollout_id: str, decode: Decode, ended: str) ->
 
 
 def _evaluations(folder: Path) -> Iterator[str]:
-    for line in json_lines(folder / "evaluation.jsonl"):
+    lines = list(json_lines(folder / "evaluation.jsonl"))
+    best_so_far = [line for line in lines if line.get("is_best")]
+    for line in lines:
         if isinstance(line.get("mean"), int | float):
-            best = "  (best)" if line.get("is_best") else ""
+            best = "  (best)" if line in best_so_far[-1:] else ""
             metric = line.get("metric", "reward")
             yield f"held-out {metric}, step {line.get('step')}: {line['mean']:.3f}{best}"
 

@@ -21,7 +21,7 @@ from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout, console_link, instructions
 from services.launcher.report.view import View
 from services.launcher.run_rules import rules
-from services.launcher.same_run import check_same_store, note_creation
+from services.launcher.same_run import check_same_store, note_beginning, note_creation
 from services.launcher.service_clients import Services
 from services.launcher.supervisor import Supervisor, child_environment
 from services.lib.child_process import Child
@@ -62,7 +62,7 @@ class Start:
         Raises:
             DependencyUnavailable: the module that makes them failed.
         """
-        marker = self.layout.folder / "prepared" / ".complete"
+        marker = self.layout.prepared_marker
         if self.config.prepare is None or marker.is_file():
             return
         self.view.phase(f"preparing: {self.config.prepare}")
@@ -77,6 +77,7 @@ class Start:
         if code != 0:
             raise DependencyUnavailable("prepare", f"{self.config.prepare} exited with code {code}")
         marker.touch()
+        note_beginning(self.config, self.layout)
 
     async def create_run(self, services: Services) -> None:
         """Create the run, or find that it exists with the same rules.

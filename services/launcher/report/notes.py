@@ -45,6 +45,10 @@ _REASONS: Mapping[int, str] = {
 _FILES = ("metrics.jsonl", "evaluation.jsonl", lives.FILE)
 
 
+def _steps(number: int) -> str:
+    return "1 step" if number == 1 else f"{number} steps"
+
+
 def stopping_note(reason: str, seen: Snapshot, steps: Sequence[Mapping[str, Any]]) -> str:
     """What a stop drops and cuts, and where --resume goes on; `seen` is the newest look."""
     trainer, ready = seen.trainer, seen.readiness
@@ -54,7 +58,7 @@ def stopping_note(reason: str, seen: Snapshot, steps: Sequence[Mapping[str, Any]
     if trainer is not None and trainer.state != trainer_pb.TRAINER_STATE_FINISHED:
         saved = trainer.checkpoint_step
         step = max([trainer.step, *(each["step"] for each in steps[-1:])])
-        again = f" and repeats {step - saved} steps on their samples" if step > saved else ""
+        again = f" and repeats {_steps(step - saved)} on their samples" if step > saved else ""
         begin = f"from the checkpoint of step {saved}" if saved else "from the start"
         parts.append(f"step {step + 1} of {trainer.num_steps}, in progress, is dropped")
         parts.append(f"--resume goes on {begin}{again}")

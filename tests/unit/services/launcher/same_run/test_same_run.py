@@ -79,6 +79,23 @@ def test_a_model_that_the_run_prepares_is_not_compared(tmp_path: Path) -> None:
     check(make_config(prepare="my_model"))
 
 
+def test_a_model_that_the_run_has_prepared_is_compared_too(tmp_path: Path) -> None:
+    """From when it is there on; control: before, nothing is known of it."""
+    fields = {"prepare": "my.module", "model": "{run}/prepared/model"}
+    config = make_config(**fields)
+    layout = make_layout(config, tmp_path)
+    note_beginning(config, layout)
+    other = make_config(model=_model(tmp_path / "other", value=2.0))
+    check_same_run(other, make_layout(other, tmp_path))
+    layout.prepared_marker.parent.mkdir()
+    _model(tmp_path / "prepared" / "model")
+    layout.prepared_marker.touch()
+    note_beginning(config, layout)
+    check_same_run(config, layout)
+    with pytest.raises(ConfigError, match="weights differ"):
+        check_same_run(other, make_layout(other, tmp_path))
+
+
 @pytest.mark.parametrize(
     ("found", "named"),
     [("", "no such run"), ("2026-11-30T00:00:00Z", "another run of that name, of 2026-11-30")],
