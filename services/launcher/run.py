@@ -210,7 +210,6 @@ class Run:
             evaluator = await self._evaluator(processes, services, AROUND_TRAINING)
             if evaluator is not None:
                 await evaluator.until(evaluator_pb.EVALUATOR_STATE_BESIDE_TRAINING)
-            self.view.phase("training")
             async with _followed(evaluator):
                 await self._learn(processes, services)
             if evaluator is not None:
@@ -238,10 +237,10 @@ class Run:
     @asynccontextmanager
     async def _started(self, processes: Supervisor, services: Services) -> AsyncIterator[None]:
         """All processes but evaluator and dataloader, followed by the view."""
-        start = Start(self.config, self.layout, self.plans, self.view, self.accepts_lost_samples)
         watching = asyncio.create_task(self.watch.follow(processes, services))
         try:
-            await start.core_services(processes)
+            await self._start_core_services(processes)
+            start = self._phase_of_start()
             await start.prepare()
             await start.create_run(services)
             self.watch.is_created = True
@@ -250,6 +249,12 @@ class Run:
                 yield
         finally:
             watching.cancel()
+
+    def _phase_of_start(self) -> Start:
+        return Start(self.config, self.layout, self.plans, self.view, self.accepts_lost_samples)
+
+    async def _start_core_services(self, processes: Supervisor) -> None:
+        await self._phase_of_start().core_services(processes)
 
     async def _evaluator(
         self,

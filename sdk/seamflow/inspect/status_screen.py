@@ -84,7 +84,8 @@ def _samples(snapshot: Snapshot) -> Iterator[str]:
     )
     yield _line(
         "",
-        f"steps {ready.leased_step} leased, {ready.committed_step} committed; since the start "
+        f"steps {ready.leased_step} leased, {ready.committed_step} committed with checkpoints; "
+        "since the start "
         f"{ready.num_admitted_groups} groups admitted, {ready.num_discarded_groups} discarded, "
         f"{ready.num_replaced_samples} samples replaced",
     )

@@ -72,6 +72,11 @@ class Training:
     services: Services
     is_without_tasks: bool = False
 
+    async def begun(self) -> None:
+        """Wait until the trainer has loaded its model, which is no time of training."""
+        while await self.services.trainer_status() is None:
+            await asyncio.sleep(_REFRESH_SECONDS)
+
     async def finished(self) -> trainer_pb.GetStatusResponse:
         """Wait until the trainer has made its last step, or no task is left for another one.
 
@@ -166,9 +171,11 @@ class Learned:
 
 async def learn(training: Training, plans: Mapping[str, ProcessPlan], watch: Watch) -> Learned:
     """Submit tasks until the trainer has finished and every server has its last weights."""
+    await submit_tasks(training.processes, plans, watch)
+    await training.begun()
+    training.view.phase("training")
     began, cores, watch.is_learning = time.monotonic(), CoresBusy(), True
     note(training.layout.folder, LEARNING)
-    await submit_tasks(training.processes, plans, watch)
     status = await training.finished()
     watch.is_learning = False
     note(training.layout.folder, LEARNED)

@@ -6,7 +6,7 @@ import pytest
 from seamflow.trajectory.v1 import run_service_pb2 as pb
 
 from tests.lib.trainer.training import Training
-from trainer.checkpoint.resume import WrongCheckpoint
+from trainer.checkpoint.checkpoint_files import WrongCheckpoint
 
 
 async def test_steps_that_the_store_has_lost_are_named_and_need_a_flag(training: Training) -> None:

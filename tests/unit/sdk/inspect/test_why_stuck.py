@@ -380,7 +380,7 @@ def test_a_crashed_server_is_a_problem_even_while_training() -> None:
     [({}, True), ({"is_running": False}, False), ({"is_silent": True}, None)],
 )
 def test_a_server_that_loads_its_model_is_waited_for(
-    state: dict[str, bool], is_normal: bool | None
+    state: dict[str, Any], is_normal: bool | None
 ) -> None:
     """Its process runs and does not listen; one that accepts and is silent is named itself."""
     process = Process(name="rollout_server", address="host:1", pid=1)
