@@ -40,6 +40,17 @@ def still_processes(snapshot: Snapshot) -> list[Process]:
     return [each.process for each in snapshot.processes if each.stopped or each.is_silent]
 
 
+def loading_addresses(snapshot: Snapshot) -> set[str]:
+    """Where processes of this machine run that do not listen yet."""
+    return {
+        state.process.address
+        for state in snapshot.processes
+        if state.process.pid is not None
+        and state.is_running
+        and not (state.answers or state.is_silent or state.stopped)
+    }
+
+
 def is_trainer(snapshot: Snapshot, *states: trainer_pb.TrainerState.ValueType) -> bool:
     return snapshot.trainer is not None and snapshot.trainer.state in states
 

@@ -316,8 +316,9 @@ def how_it_ended(folder: Path, addresses: Mapping[str, str]) -> str:
     reason = f" ({last.reason})" if last.reason else ""
     serve = f"`seamflow serve {_flags(folder, addresses)}`"
     how = f"{last.state} at {time_text(last.end)}{reason}"
+    first = "once that is mended, " if last.state == "failed" else ""
     return (
-        f"the run in {folder} {how}, and its services ended with it: {serve} starts "
+        f"the run in {folder} {how}, and its services ended with it: {first}{serve} starts "
         "them again, with all that they recorded"
     )
 

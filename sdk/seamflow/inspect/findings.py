@@ -19,6 +19,7 @@ from seamflow.inspect.diagnosis import (
     is_current,
     is_trainer,
     last_event,
+    loading_addresses,
     published,
     server_state,
     state_of,
@@ -331,7 +332,7 @@ def _none_serves(snapshot: Snapshot, waiting: str) -> Finding:
     states = ", ".join(f"{s.node_id} at {s.address} {server_state(s)}" for s in snapshot.servers)
     trains = is_trainer(snapshot, trainer_pb.TRAINER_STATE_TRAINING)
     answering = any(server.info is not None for server in snapshot.servers)
-    loads = not answering and all(_is_loading(snapshot, each.address) for each in snapshot.servers)
+    loads = {server.address for server in snapshot.servers} <= loading_addresses(snapshot)
     if loads:
         cure = "They load the model: their ports are closed until then."
     elif not answering:
@@ -352,17 +353,6 @@ def _none_serves(snapshot: Snapshot, waiting: str) -> Finding:
         cure=cure,
         since=last_event(snapshot, "assigned") if answering else _silent_since(snapshot),
         normal=loads or (trains and answering),
-    )
-
-
-def _is_loading(snapshot: Snapshot, address: str) -> bool:
-    """Whether a process of this machine runs there that does not listen yet."""
-    return any(
-        state.process.address == address
-        and state.process.pid is not None
-        and state.is_running
-        and not (state.answers or state.is_silent or state.stopped)
-        for state in snapshot.processes
     )
 
 

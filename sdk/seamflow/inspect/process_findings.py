@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from seamflow.durations import seconds_of
 from seamflow.errors import DeadlineError, UnavailableError
-from seamflow.inspect.diagnosis import Finding, still_processes
+from seamflow.inspect.diagnosis import Finding, loading_addresses, still_processes
 from seamflow.inspect.endpoints import SERVICES
 from seamflow.inspect.findings import services_beyond
 from seamflow.inspect.processes import ProcessState
@@ -55,9 +55,10 @@ def processes_stand_still(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def processes_wait(snapshot: Snapshot) -> Iterator[Finding]:
-    """What processes say that they wait for, but for calls of those that stand still."""
+    """What processes say that they wait for, but for calls of those that stand still or start."""
     still = still_processes(snapshot)
-    causes = [each.address for each in still if each.address]
+    causes = {each.address for each in still} | loading_addresses(snapshot)
+    causes.discard("")
     for state in snapshot.processes:
         for wait in state.waits:
             is_known = any(address in wait.reason for address in causes)

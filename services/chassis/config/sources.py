@@ -138,7 +138,7 @@ def toml_table(path: Path | None, table: str, tables: Iterable[str]) -> Source:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint at the known name most like an unknown one; "" if none is."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -45,10 +45,11 @@ def test_a_stopped_process_is_named_with_what_lets_it_go_on() -> None:
 
 
 def test_who_waits_for_one_that_stands_still_is_not_named_beside_it() -> None:
-    """The cause alone; control: while that one runs, the wait is told."""
+    """Nor beside one that loads; control: while that one answers, the wait is told."""
     waits = ProcessState(process=GATEWAY, answers=True, waits=(wait(CALL),))
     silent = ProcessState(process=MANAGER, is_silent=True)
     assert rules(silent, waits) == [("process_silent", "trajectory_manager")]
+    assert rules(ProcessState(process=MANAGER), waits) == []
     manager = ProcessState(process=MANAGER, answers=True)
     assert rules(manager, waits) == [("process_waits", f"rollout_gateway: {CALL}")]
 
