@@ -37,6 +37,8 @@ from services.launcher.supervisor import Supervisor
 
 _RETRY_SECONDS = 0.5
 _LOOK_SECONDS = 1.0
+_JUDGE_SECONDS = 0.1
+"""A short step may take little longer; nothing is read before a file or a count has changed."""
 _STILL_SECONDS = 4.0
 """With the time of two looks at silent services, less than 10 s."""
 _WAITING_SECONDS = 30.0
@@ -105,11 +107,21 @@ class Watch:
         async with asyncio.TaskGroup() as group:
             group.create_task(repeated(self.view, "one look at the services", look, _LOOK_SECONDS))
             group.create_task(repeated(self.view, "following lent nodes", follow, _RETRY_SECONDS))
+            judge = self._judge(services)
+            group.create_task(repeated(self.view, "judging the steps", judge, _JUDGE_SECONDS))
+
+    def _judge(self, services: Services) -> Callable[[], Awaitable[None]]:
+        health = HealthNotes(self.layout.folder, services)
+
+        async def judge() -> None:
+            for line in await health.look(self.snapshot.readiness):
+                self.view.note(line)
+
+        return judge
 
     def _look(self, processes: Supervisor, services: Services) -> Callable[[], Awaitable[None]]:
         alarms, ready = AlarmNotes(), ReadyNotes()
         waits = WaitNotes(standing_still, _STILL_SECONDS), WaitNotes(waiting, _WAITING_SECONDS)
-        health = HealthNotes(self.layout.folder, services)
         failures = FailureNotes(
             lambda: trajectories(services, headers_only=True),
             lambda: dead_letters(services),
@@ -130,10 +142,9 @@ class Watch:
                 self.view.note(line)
             for line in await failures.look(snapshot.readiness):
                 self.view.note(f"{line} Logs: {self.layout.logs()}")
-            lines = [*ready.look(snapshot), *alarms.look(snapshot.trainer), *processes.waits]
-            processes.waits.clear()
-            for line in [*lines, *await health.look(snapshot.readiness)]:
+            for line in [*ready.look(snapshot), *alarms.look(snapshot.trainer), *processes.waits]:
                 self.view.note(line)
+            processes.waits.clear()
             if self.is_learning:
                 self.occupancy.add(snapshot)
             if "agent" in processes.ended:

@@ -85,14 +85,6 @@ class CutNeverSolved(NeverSolved):
     max_new_tokens = 1
 
 
-class Tiny(Letters):
-    """Its rewards are of another scale."""
-
-    def rewards(self, letter: str, share: float, is_cut: bool) -> Mapping[str, float]:
-        """Below any epsilon."""
-        return {"reward": 1e-18 * share}
-
-
 class Broken(Letters):
     """Its reward function raises for most answers."""
 
