@@ -167,9 +167,10 @@ def _gradient_is_scaled_away(progress: Progress) -> Finding | None:
 
 
 def _logprobs_apart(progress: Progress) -> Finding | None:
-    """Two steps are enough, and one if the distance is beyond all reason."""
-    found = progress.last("train_rollout_logprob_abs_diff", 2)
-    if not found or (min(found) < _LOGPROB_DISTANCE and max(found) < _LOGPROB_JUMP):
+    """One step is enough if the distance is beyond all reason."""
+    found = progress.all("train_rollout_logprob_abs_diff", progress.steps[-WINDOW:])
+    is_lasting = len(found) == WINDOW and min(found) >= _LOGPROB_DISTANCE
+    if not is_lasting and max(found, default=0.0) < _LOGPROB_JUMP:
         return None
     return Finding(
         rule="logprobs_apart",
