@@ -169,19 +169,8 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
         raise
     if config.dry_run:
         return _dry_run(plans, amount, settings, config.forecast)
-    model = str(Path(layout.path(config.model)).resolve())
-    facts: dict[str, object] = {"run_id": layout.run_id, "model": model}
-    facts["agents"] = config.kind_of_agents
-    facts |= {"config": str(layout.config_file), "folder": str(layout.folder)}
-    facts |= {name: each for name, each in layout.addresses().items() if _is_used(name, plans)}
-    if zones := {layout.hosts[n.host]: n.zone for n in config.node_plans() if n.zone}:
-        facts["zones"] = zones
-    if config.has_other_hosts:
-        facts["credentials"] = str(hosts_folder(layout) / "0" / "operator")
-    if config.has_http_gateway:
-        facts["http_gateway"] = base_url(config, layout)
     note_beginning(config, layout)
-    (layout.folder / "addresses.json").write_text(json.dumps(facts, indent=2))
+    _write_addresses(config, layout, plans)
     _link_latest(layout.folder)
     is_terminal = sys.stdout.isatty() and config.live
     metrics = layout.folder / "metrics.jsonl"
@@ -202,6 +191,24 @@ def _main(config: LauncherConfig, evaluation: EvaluationConfig) -> int:
         (layout.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
         show_summary(summary, layout.folder)
     return ExitCode.CLEAN
+
+
+def _write_addresses(
+    config: LauncherConfig, layout: Layout, plans: Mapping[str, ProcessPlan]
+) -> None:
+    """What other programs of this machine need to find the run."""
+    model = str(Path(layout.path(config.model)).resolve())
+    facts: dict[str, object] = {"run_id": layout.run_id, "model": model}
+    facts["agents"] = config.kind_of_agents
+    facts |= {"config": str(layout.config_file), "folder": str(layout.folder)}
+    facts |= {name: each for name, each in layout.addresses().items() if _is_used(name, plans)}
+    if zones := {layout.hosts[n.host]: n.zone for n in config.node_plans() if n.zone}:
+        facts["zones"] = zones
+    if config.has_other_hosts:
+        facts["credentials"] = str(hosts_folder(layout) / "0" / "operator")
+    if config.has_http_gateway:
+        facts["http_gateway"] = base_url(config, layout)
+    (layout.folder / "addresses.json").write_text(json.dumps(facts, indent=2))
 
 
 def _addresses(

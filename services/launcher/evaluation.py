@@ -18,7 +18,6 @@ from services.launcher.checks.run_settings import process_setting, trained_rewar
 from services.launcher.child_process import ProcessPlan, checking, service
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout, environment_addresses
-from services.launcher.report.repeated import repeated
 from services.launcher.report.view import View
 from services.lib.evaluation import EvaluationConfig
 from services.lib.tasks.task_rows import RowFields
@@ -188,7 +187,7 @@ class FollowedEvaluator:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def follow(self) -> None:
-        await repeated(self._view, "following the evaluator", self._look, 2 * _LOOK_SECONDS)
+        await self._view.repeat("following the evaluator", self._look, 2 * _LOOK_SECONDS)
 
     async def _look(self) -> None:
         request = pb.GetEvaluationsRequest(run_id=self._run_id, num_known_notes=self._num_notes)

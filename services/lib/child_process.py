@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from seamflow.user_code.left_processes import MARK, end_left
+from seamflow.processes.left_processes import MARK, end_left
 
 
 class Child:

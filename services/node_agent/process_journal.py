@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from seamflow.processes import procfs
+from seamflow.processes.procfs import Identity
+
 from services.chassis import metrics
 from services.chassis.errors import DependencyUnavailable
 from services.chassis.log import get_logger
-from services.node_agent import procfs
-from services.node_agent.procfs import Identity
 
 _FILE = "processes.json"
 _LOCK = "lock"

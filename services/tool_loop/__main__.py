@@ -1,4 +1,4 @@
-from seamflow.user_code.left_processes import whole_process
+from seamflow.processes.left_processes import whole_process
 
 from services.tool_loop.cli import main
 

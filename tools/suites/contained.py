@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from seamflow.user_code.left_processes import MARK, end_left
+from seamflow.processes.left_processes import MARK, end_left
 
 _PR_SET_PDEATHSIG = 1
 

@@ -1,7 +1,7 @@
 """The environment server: `python -m seamflow.environment` serves a class or a function."""
 
 from seamflow.environment.environment_arguments import main
-from seamflow.user_code.left_processes import whole_process
+from seamflow.processes.left_processes import whole_process
 
 with whole_process():
     main()

@@ -15,7 +15,7 @@ from typing import Any
 from seamflow import __version__
 from seamflow.environment.environment_class import load_object, with_arguments
 from seamflow.environment.environment_server import EnvironmentServerConfig, serve_until_signalled
-from seamflow.user_code.left_processes import ended_for_sure
+from seamflow.processes.left_processes import ended_for_sure
 
 _PREFIX = "SEAMFLOW_ENVIRONMENT_"
 _USAGE, _UNAVAILABLE, _CONFIG = 64, 69, 78  # exit codes of sysexits.h

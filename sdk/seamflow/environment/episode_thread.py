@@ -10,7 +10,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
-from seamflow.user_code.left_processes import exit_if_forked
+from seamflow.processes.left_processes import exit_if_forked
 from seamflow.user_code.user_calls import ordinary
 
 _Call = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]

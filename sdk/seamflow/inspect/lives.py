@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from seamflow.inspect.run_files import json_lines, json_object
+from seamflow.processes import procfs
 
 FILE = "lives.jsonl"
 STARTED, STOPPING = "started", "stopping"
@@ -185,18 +186,13 @@ def _last_sign(folder: Path) -> float:
 
 def _is_alive(process: Mapping[str, Any], folder: Path) -> bool:
     """Whether the launcher runs: by its process, or else, from another host, by its last sign."""
-    here = _this_process(int(process.get("pid", 0)))
-    if here["boot"] and (here["host"], here["boot"]) == (process.get("host"), process.get("boot")):
-        return here == process
+    if procfs.read(os.getpid()) is not None and process.get("host") == socket.gethostname():
+        pid, started = process.get("pid"), str(process.get("started"))
+        return isinstance(pid, int) and procfs.is_alive(procfs.Identity(pid, started))
     return time.time() - _last_sign(folder) < _SILENT_SECONDS
 
 
-def _this_process(pid: int | None = None) -> dict[str, Any]:
-    """What tells a process from all others of its host; no ticks if it has ended."""
-    pid = os.getpid() if pid is None else pid
-    boot = ticks = ""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        ticks = "" if fields[0] == "Z" else fields[19]
-    return {"host": socket.gethostname(), "boot": boot, "pid": pid, "ticks": ticks}
+def _this_process() -> dict[str, Any]:
+    """What tells it from all others; nothing where there is no /proc."""
+    own = procfs.read(os.getpid())
+    return {} if own is None else {"host": socket.gethostname(), **own.identity._asdict()}

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from seamflow.errors import UnavailableError
 from seamflow.inspect.endpoints import SERVICES, Endpoints
 from seamflow.inspect.run_files import json_object
 from seamflow.network.host_port import listens
+from seamflow.processes import procfs
 from seamflow.stubs import async_stub
 
 FILE = "processes.json"
@@ -79,22 +78,26 @@ async def look(
     processes: Sequence[Process], endpoints: Endpoints, seconds: float
 ) -> tuple[ProcessState, ...]:
     """The state of each; a call takes at most `seconds`."""
-    here = await asyncio.to_thread(_Here.now)
+    here = await asyncio.to_thread(procfs.read_all)
     return tuple(
         await asyncio.gather(*(_look(each, endpoints, seconds, here) for each in processes))
     )
 
 
 async def _look(
-    process: Process, endpoints: Endpoints, seconds: float, here: _Here
+    process: Process,
+    endpoints: Endpoints,
+    seconds: float,
+    here: Mapping[int, procfs.Process],
 ) -> ProcessState:
     seen = ProcessState(process=process)
-    if process.pid is not None and here.states:
+    if process.pid is not None and here:
+        family = procfs.descendants(process.pid, here)
         seen = replace(
             seen,
-            stopped=here.stopped(process.pid),
-            age=here.ages.get(process.pid),
-            is_running=process.pid in here.states,
+            stopped=tuple(each.identity.pid for each in family if each.is_stopped),
+            age=family[0].age if family else None,
+            is_running=bool(family),
         )
     if not process.address or not seen.is_running or seen.stopped:
         return seen
@@ -106,34 +109,3 @@ async def _look(
         is_silent = not has_answered and await asyncio.to_thread(listens, process.address)
         return replace(seen, is_silent=is_silent)
     return replace(seen, answers=True, waits=tuple(answer.waits))
-
-
-@dataclass(frozen=True, slots=True)
-class _Here:
-    """All processes of this machine; none where there is no /proc."""
-
-    states: dict[int, str]
-    ages: dict[int, float]
-    """Seconds since the start of each."""
-    children: dict[int, list[int]]
-
-    @classmethod
-    def now(cls) -> _Here:
-        found = cls({}, {}, {})
-        for file in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError):
-                found.add(int(file.parent.name), file.read_text().rpartition(")")[2].split())
-        return found
-
-    def add(self, pid: int, fields: Sequence[str]) -> None:
-        """The fields of /proc/PID/stat from the third on; see proc_pid_stat(5)."""
-        self.states[pid] = fields[0]
-        self.children.setdefault(int(fields[1]), []).append(pid)
-        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
-        self.ages[pid] = since_boot - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-
-    def stopped(self, pid: int) -> tuple[int, ...]:
-        family = [pid]
-        for each in family:  # grows meanwhile: children of children
-            family += self.children.get(each, [])
-        return tuple(each for each in family if self.states.get(each) == "T")

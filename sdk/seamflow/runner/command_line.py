@@ -13,8 +13,8 @@ from pathlib import Path
 
 from seamflow import __version__
 from seamflow.credentials import Credentials
+from seamflow.processes.left_processes import ended_for_sure
 from seamflow.runner.agent_runner import RunnerConfig, load_agent, run_until_signalled
-from seamflow.user_code.left_processes import ended_for_sure
 
 _PREFIX = "SEAMFLOW_AGENT_RUNNER_"
 _USAGE, _CONFIG = 64, 78  # exit codes of sysexits.h

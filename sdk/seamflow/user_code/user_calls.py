@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
-from seamflow.user_code.left_processes import exit_if_forked
+from seamflow.processes.left_processes import exit_if_forked
 
 T = TypeVar("T")
 

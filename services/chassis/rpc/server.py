@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,8 +23,14 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
+from seamflow import waits
 from seamflow.channel import MAX_MESSAGE_BYTES
-from seamflow.common.v1.process_service_pb2_grpc import add_ProcessServiceServicer_to_server
+from seamflow.common.v1 import process_service_pb2 as process_pb
+from seamflow.common.v1.process_service_pb2_grpc import (
+    ProcessServiceServicer,
+    add_ProcessServiceServicer_to_server,
+)
+from seamflow.durations import to_duration
 from seamflow.network.keepalive import KEEPALIVE, Keepalive
 
 from services.chassis import log
@@ -34,7 +41,6 @@ from services.chassis.log import get_logger
 from services.chassis.rpc import admin, listen, tracing
 from services.chassis.rpc.interceptors import CallInterceptor
 from services.chassis.rpc.permissions import Permissions, check_entries
-from services.chassis.rpc.process_service import ProcessServicer
 
 _CHECK_SECONDS = 2.0
 _INTERVAL_SECONDS = 1.0
@@ -211,6 +217,28 @@ async def _main(table: str, config: ConfigType, build: Build[ConfigType]) -> Non
         work.cancel()
 
 
+class _ProcessServicer(ProcessServiceServicer):
+    """What this process waits for, for `seamflow why-stuck` and the launcher."""
+
+    def __init__(self, process: str, instance: str) -> None:
+        self._process, self._instance = process, instance
+
+    async def GetWaits(  # noqa: N802
+        self, request: process_pb.GetWaitsRequest, context: Any
+    ) -> process_pb.GetWaitsResponse:
+        now = time.monotonic()
+        return process_pb.GetWaitsResponse(
+            process=self._process,
+            instance=self._instance,
+            waits=[
+                process_pb.Wait(
+                    reason=each.reason, cure=each.cure, duration=to_duration(now - each.since)
+                )
+                for each in waits.current()
+            ],
+        )
+
+
 @asynccontextmanager
 async def _listening(
     service: Service, config: ServerConfig, table: str
@@ -220,7 +248,7 @@ async def _listening(
         options=listen.server_options(service.max_request_bytes, service.keepalive),
     )
     registrar: Any = _Registrar(server)
-    add_ProcessServiceServicer_to_server(ProcessServicer(table, config.instance), registrar)
+    add_ProcessServiceServicer_to_server(_ProcessServicer(table, config.instance), registrar)
     for add, servicer in service.servicers:
         add(servicer, registrar)
     check_entries(registrar.names)

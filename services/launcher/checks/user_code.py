@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 
-from seamflow.user_code.left_processes import MARK, end_left
+from seamflow.processes.left_processes import MARK, end_left
 
 from services.chassis.config.settings import ServerConfig
 from services.chassis.errors import ConfigError

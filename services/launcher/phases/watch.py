@@ -29,7 +29,6 @@ from services.launcher.report.notes import (
     WaitNotes,
 )
 from services.launcher.report.occupancy import Occupancy
-from services.launcher.report.repeated import repeated
 from services.launcher.report.summary import dead_letters, trajectories
 from services.launcher.report.view import View
 from services.launcher.service_clients import Services
@@ -105,10 +104,10 @@ class Watch:
         look = self._look(processes, services)
         follow = partial(follow_lendings, services, self.lendings)
         async with asyncio.TaskGroup() as group:
-            group.create_task(repeated(self.view, "one look at the services", look, _LOOK_SECONDS))
-            group.create_task(repeated(self.view, "following lent nodes", follow, _RETRY_SECONDS))
+            group.create_task(self.view.repeat("one look at the services", look, _LOOK_SECONDS))
+            group.create_task(self.view.repeat("following lent nodes", follow, _RETRY_SECONDS))
             judge = self._judge(services)
-            group.create_task(repeated(self.view, "judging the steps", judge, _JUDGE_SECONDS))
+            group.create_task(self.view.repeat("judging the steps", judge, _JUDGE_SECONDS))
 
     def _judge(self, services: Services) -> Callable[[], Awaitable[None]]:
         health = HealthNotes(self.layout.folder, services)
@@ -156,11 +155,11 @@ class Watch:
     def _settled(self) -> float:
         """When this life had made a step of its own, repeated ones aside; 0: it is the first."""
         folder = self.layout.folder
-        start = lives(folder)[-1].start if len(lives(folder)) > 1 else None
-        if start is None:
+        *before, last = lives(folder)
+        if not before:
             return 0.0
         times = [step["time"] for step in read_steps(folder / "metrics.jsonl")]
-        return min((time for time in times if time > start), default=math.inf)
+        return min((time for time in times if time > last.start), default=math.inf)
 
     def _note_restarts(self, processes: Supervisor) -> None:
         """Tell of each restart, and record it in the life."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +19,8 @@ from seamflow.inspect.progress import seconds_left
 from seamflow.inspect.run_files import GrowingSteps
 from seamflow.inspect.snapshot import Snapshot
 from seamflow.inspect.status_screen import left_text, status_lines
+
+from services.chassis.log import get_logger
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -36,6 +39,19 @@ class View:
 
     def note(self, text: str) -> None:
         print(_indented(text), flush=True)
+
+    async def repeat(self, what: str, act: Callable[[], Awaitable[None]], seconds: float) -> None:
+        """Call `act` every `seconds` until cancelled; each of its errors is told once."""
+        told = set[str]()
+        while True:
+            try:
+                await act()
+            except Exception as error:  # whatever it is, the next call may show an alarm
+                if (text := f"{type(error).__name__}: {error}") not in told:
+                    told.add(text)
+                    get_logger().exception("watching_failed", what=what)
+                    self.note(f"{what} failed, and is repeated: {text}")
+            await asyncio.sleep(seconds)
 
     def progress(self, done: int, total: int) -> None:
         """Nothing: there is no bar."""

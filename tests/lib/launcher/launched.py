@@ -19,7 +19,7 @@ from redis import Redis
 ROOT = next(each for each in Path(__file__).parents if (each / "pyproject.toml").exists())
 LAUNCHER = ("-m", "services.launcher")
 _NAME = "run"
-_CONFIG = """\
+CONFIG = """\
 [launcher]
 name = "run"
 prepare = "tests.suites.health.letter_model"
@@ -62,6 +62,8 @@ class Launched:
     launcher: subprocess.Popen[bytes]
     run: Path
     """The run's own folder."""
+    terminal: Path
+    """What it prints."""
     flags: tuple[str, ...]
     """With which it was started."""
 
@@ -70,8 +72,10 @@ class Launched:
         cls,
         folder: Path,
         *flags: str,
+        config: str = CONFIG,
         program: Sequence[str] = LAUNCHER,
         runs: Path | None = None,
+        log: str = "terminal.log",
         is_closed: bool = False,
     ) -> Self:
         """Start it.
@@ -79,32 +83,35 @@ class Launched:
         Args:
             folder: where it is started.
             flags: those of `seamflow train`.
+            config: train.toml, of a run named "run".
             program: what runs the launcher.
             runs: where the run's folder is made.
+            log: the file in `folder` that is its terminal.
             is_closed: whether its output is a pipe that is closed after the first line.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "train.toml").write_text(_CONFIG)
+        (folder / "train.toml").write_text(config)
         rows = (f'{{"task_id": "{each}", "payload": {{"letter": "{each}"}}}}\n' for each in "abcd")
         (folder / "tasks.jsonl").write_text("".join(rows))
         places = () if runs is None else ("--runs-folder", str(runs))
-        with (folder / "terminal.log").open("wb") as log:
+        terminal = folder / log
+        with terminal.open("wb") as output:
             launcher = subprocess.Popen(
                 [sys.executable, *program, "--config", "train.toml", *places, *flags],
                 cwd=folder,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
-                stdout=subprocess.PIPE if is_closed else log,
+                stdout=subprocess.PIPE if is_closed else output,
                 stderr=subprocess.STDOUT,
             )
         if launcher.stdout is not None:
             launcher.stdout.readline()
             launcher.stdout.close()
-        return cls(folder, launcher, (runs or folder / "runs") / _NAME, flags)
+        return cls(folder, launcher, (runs or folder / "runs") / _NAME, terminal, flags)
 
     @property
     def lines(self) -> list[str]:
         """What the terminal shows so far."""
-        return (self.folder / "terminal.log").read_text(errors="replace").splitlines()
+        return self.terminal.read_text(errors="replace").splitlines()
 
     @property
     def processes(self) -> dict[str, int]:

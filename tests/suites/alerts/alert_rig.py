@@ -137,7 +137,7 @@ class AlertRig:
         self[name].port = port.get("port", self[name].port)
 
     def add_trainer(self, num_steps: int, **settings: object) -> None:
-        """A trainer that goes on to this step."""
+        """Add a trainer, which ends after `num_steps` optimizer steps of the run."""
         self.add(
             "trainer",
             "trainer",
@@ -226,7 +226,7 @@ class AlertRig:
 
 @asynccontextmanager
 async def alert_rig(folder: Path, num_steps: int = HEALTHY_STEPS) -> AsyncIterator[AlertRig]:
-    """Start all processes, with a trainer of so many steps; at the end those that run are ended."""
+    """Start all processes, with a trainer of `num_steps` steps; all end with the context."""
     make_model(folder / "model", _WORDS, seed=0)
     rig = AlertRig(folder)
     rig.redis.start()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.suites.health.recomputed import all_differing
-from tests.suites.health.way import Found, Way, prepare, read, start, stop
+from tests.suites.health.way import Found, Way, read, start
 
 _ENDS = (signal.SIGINT, signal.SIGKILL)
 
@@ -39,27 +39,18 @@ def live(way: Way, folder: Path, steps: tuple[int, int], seconds: float = 240.0)
         steps: after which a life ends.
         seconds: that each life may take.
     """
-    prepare(way, folder)
     lived = Lived()
     for number, (last, sent) in enumerate(zip((*steps, None), (*_ENDS, None), strict=True)):
-        log = folder / f"terminal-{number}.log"
-        child = start(way, folder, log, *(["--resume"] if number else []))
-        try:
+        resumed = ["--resume"] if number else []
+        with start(way, folder, *resumed, log=f"terminal-{number}.log") as launched:
             until = time.monotonic() + seconds
-            while child.poll() is None and time.monotonic() < until:
-                if last is not None and sent and _has_made(folder, last):
-                    child.send_signal(sent)
-                    child.wait(seconds)
+            while launched.launcher.poll() is None and time.monotonic() < until:
+                if last is not None and sent and launched.step >= last:
+                    launched.launcher.send_signal(sent)
+                    launched.launcher.wait(seconds)
                 time.sleep(0.1)
-        finally:
-            stop(child)
-        found = read(log.read_text(errors="replace"))
-        found.code = child.returncode
+        found = read(launched.lines)
+        found.code = launched.launcher.returncode
         lived.found.append(found)
-    lived.differ = all_differing(folder / "runs" / "health")
+    lived.differ = all_differing(launched.run)
     return lived
-
-
-def _has_made(folder: Path, step: int) -> bool:
-    file = folder / "runs" / "health" / "metrics.jsonl"
-    return file.is_file() and file.read_bytes().count(b"\n") >= step

@@ -5,21 +5,19 @@ Everything of the run is real: processes, store, model, agent. What is set is th
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.provenance import ROOT
+from tests.lib.launcher.launched import Launched
 
 _CONFIG = """\
 [launcher]
-name = "health"
+name = "run"
 prepare = "tests.suites.health.letter_model"
 model = "{run}/prepared/model"
 tasks = "tasks.jsonl"
@@ -45,11 +43,9 @@ learning_rate = 1e-2
 [trainer.algorithm]
 name = "grpo"
 """
-_LETTERS = "abcd"
 _STEP = re.compile(r"step (\d+) of \d+:")
 _HEALTH = re.compile(r"health \((\w+)\): (.*)")
 _ALARM = re.compile(r"\s*(\d+ × )?(failure [A-Z]+ of|alarm: |dead letters: )")
-_STOP_SECONDS = 30.0
 REFUSED = "refused"
 """Rule of a run that does not start."""
 
@@ -107,47 +103,24 @@ def is_healthy(found: Found) -> bool:
 
 def run(way: Way, folder: Path, seconds: float = 240.0) -> Found:
     """Train in `folder` until the rule is named, the run ends, or `seconds` have passed."""
-    prepare(way, folder)
-    child = start(way, folder, folder / "terminal.log")
-    try:
-        return _watched(child, way, folder, seconds)
-    finally:
-        stop(child)
+    with start(way, folder) as launched:
+        return _watched(launched, way, seconds)
 
 
-def prepare(way: Way, folder: Path) -> None:
-    """Make the folder of a run, with configuration and tasks."""
-    folder.mkdir(parents=True)
-    (folder / "train.toml").write_text(_CONFIG + way.algorithm)
-    lines = (f'{{"task_id": "{each}", "payload": {{"letter": "{each}"}}}}\n' for each in _LETTERS)
-    (folder / "tasks.jsonl").write_text("".join(lines))
-
-
-def start(way: Way, folder: Path, log: Path, *flags: str) -> subprocess.Popen[bytes]:
+def start(way: Way, folder: Path, *flags: str, log: str = "terminal.log") -> Launched:
     """Start the launcher, whose terminal is a file."""
-    with log.open("wb") as terminal:
-        return subprocess.Popen(
-            [
-                *(sys.executable, "-m", "services.launcher", "--config", "train.toml"),
-                *(f"--set={each}" for each in way.settings),
-                *(*way.flags, *flags),
-            ],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}", "PYTHONUNBUFFERED": "1"},
-            stdout=terminal,
-            stderr=subprocess.STDOUT,
-        )
+    given = (*(f"--set={each}" for each in way.settings), *way.flags, *flags)
+    return Launched.start(folder, *given, config=_CONFIG + way.algorithm, log=log)
 
 
-def _watched(child: subprocess.Popen[bytes], way: Way, folder: Path, seconds: float) -> Found:
-    until, log, kills = time.monotonic() + seconds, folder / "terminal.log", bool(way.kills)
+def _watched(launched: Launched, way: Way, seconds: float) -> Found:
+    until, kills = time.monotonic() + seconds, bool(way.kills)
     while True:
-        code = child.poll()  # before the log is read, so that it is whole
-        found = read(log.read_text(errors="replace"))
+        code = launched.launcher.poll()  # before the log is read, so that it is whole
+        found = read(launched.lines)
         if kills and found.step:
             kills = False
-            known = json.loads((folder / "runs/health/logs/processes.json").read_text())
-            os.kill(known[way.kills]["pid"], signal.SIGKILL)
+            os.kill(launched.processes[way.kills], signal.SIGKILL)
         if code is not None:
             found.code = code
             return found
@@ -157,10 +130,10 @@ def _watched(child: subprocess.Popen[bytes], way: Way, folder: Path, seconds: fl
         time.sleep(0.2)
 
 
-def read(text: str) -> Found:
+def read(lines: Iterable[str]) -> Found:
     """What a terminal has shown so far."""
     found = Found()
-    for line in text.splitlines():
+    for line in lines:
         if (step := _STEP.search(line)) is not None:
             found.step = int(step[1])
         if (health := _HEALTH.search(line)) is not None and health[2] != "over":
@@ -170,14 +143,3 @@ def read(text: str) -> Found:
         if _ALARM.match(line):
             found.alarms.append(line.strip())
     return found
-
-
-def stop(child: subprocess.Popen[bytes]) -> None:
-    """End a launcher that still runs."""
-    if child.poll() is None:
-        child.send_signal(signal.SIGINT)
-        try:
-            child.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()

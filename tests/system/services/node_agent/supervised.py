@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from services.node_agent import procfs
+from seamflow.processes import procfs
+
 from tests.lib.node_agent.scripted_scheduler import ScriptedScheduler
 from tests.lib.redis_server import free_port
 from tests.lib.scheduler.support import ROOT, RUN, Process

@@ -10,9 +10,9 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from seamflow.processes import procfs
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
-from services.node_agent import procfs
 from tests.integration.rollout.gateway.test_gateway import agent, first_chunk
 from tests.lib.node_agent.support import active
 from tests.lib.redis_server import free_port

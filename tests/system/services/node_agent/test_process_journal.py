@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from seamflow.processes import procfs
+from seamflow.processes.procfs import Identity
 
 from services.chassis.errors import DependencyUnavailable
-from services.node_agent import procfs
 from services.node_agent.process_journal import ProcessJournal
-from services.node_agent.procfs import Identity
 
 
 @pytest.fixture(name="sleeper")

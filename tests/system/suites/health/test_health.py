@@ -34,7 +34,7 @@ def test_a_run_that_is_stopped_killed_and_resumed_is_told_truly(tmp_path: Path) 
     lived = live(way, tmp_path / "run", (2, 5))
     assert lived.false_alarms == []
     assert lived.differ == []
-    assert shown(tmp_path / "run" / "runs" / "health")["summary.lives"] == 3
+    assert shown(tmp_path / "run" / "runs" / "run")["summary.lives"] == 3
 
 
 def test_a_group_of_one_is_refused_before_the_start(tmp_path: Path) -> None:

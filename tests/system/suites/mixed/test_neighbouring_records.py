@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from seamflow.processes import procfs
 from seamflow.weights.v1.weight_service_pb2 import Manifest, WeightFile
 
 from services.chassis.redis.connect import connect
-from services.node_agent import procfs
 from services.node_agent.process_journal import ProcessJournal
 from services.weights import keys
 from services.weights.keys import Publish, Scope

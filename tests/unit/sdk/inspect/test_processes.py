@@ -45,7 +45,7 @@ def test_a_stopped_process_is_named_with_what_lets_it_go_on() -> None:
 
 
 def test_who_waits_for_one_that_stands_still_is_not_named_beside_it() -> None:
-    """Nor beside one that loads; control: while that one answers, the wait is told."""
+    """A process that loads its model is such a cause too. Control: the manager answers."""
     waits = ProcessState(process=GATEWAY, answers=True, waits=(wait(CALL),))
     silent = ProcessState(process=MANAGER, is_silent=True)
     assert rules(silent, waits) == [("process_silent", "trajectory_manager")]

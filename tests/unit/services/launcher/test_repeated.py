@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from services.launcher.report.repeated import repeated
 from services.launcher.report.view import View
 
 
@@ -23,7 +22,7 @@ async def test_each_error_is_told_once_and_the_call_is_repeated(
         done.set()
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(repeated(View(), "one look", act, 0))
+    task = asyncio.create_task(View().repeat("one look", act, 0))
     await done.wait()
     task.cancel()
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]

@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from seamflow.processes import procfs
+
 MARK = "SEAMFLOW_STARTED_AS"
 """Variable of a process and of all that it starts: words, the last one of the process itself."""
 
@@ -111,15 +113,5 @@ def _mark_of(environ: bytes) -> list[bytes]:
 
 def _descendants(pid: int) -> set[int]:
     """Ids of the living children of a process, and of theirs."""
-    children: dict[int, list[int]] = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, parent = file.read_text().rpartition(")")[2].split()[:2]
-            if state != "Z":
-                children.setdefault(int(parent), []).append(int(file.parent.name))
-    found, left = set[int](), [pid]
-    while left:
-        below = children.get(left.pop(), [])
-        found |= set(below)
-        left += below
-    return found
+    found = procfs.descendants(pid, procfs.read_all())
+    return {each.identity.pid for each in found if not each.is_over} - {pid}

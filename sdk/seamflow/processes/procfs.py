@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 _PROC = Path("/proc")
-_BOOT_ID = _PROC / "sys/kernel/random/boot_id"
 # Fields of /proc/<pid>/stat, counted from the state, which follows the name in parentheses.
 _STATE, _PARENT, _START_TICKS, _RESIDENT_PAGES = 0, 1, 19, 21
 
@@ -32,26 +33,47 @@ class Process:
     parent: int
     resident_bytes: int
     """Host memory it occupies, shared pages included."""
-    is_over: bool
-    """It has ended and its parent has not reaped it yet."""
+    state: str
+    """A letter of proc_pid_stat(5)."""
+    age: float
+    """Seconds since its start."""
+
+    @property
+    def is_over(self) -> bool:
+        """It has ended and its parent has not reaped it yet."""
+        return self.state in "ZX"
+
+    @property
+    def is_stopped(self) -> bool:
+        """A signal has stopped it."""
+        return self.state == "T"
+
+
+@lru_cache(maxsize=1)
+def _boot() -> str:
+    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def read(pid: int) -> Process | None:
+    """None: there is no such process, or no /proc."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
     parts = text.rpartition(") ")[2].split()
     return Process(
-        identity=Identity(pid, f"{_BOOT_ID.read_text().strip()}/{parts[_START_TICKS]}"),
+        identity=Identity(pid, f"{_boot()}/{parts[_START_TICKS]}"),
         parent=int(parts[_PARENT]),
         resident_bytes=int(parts[_RESIDENT_PAGES]) * os.sysconf("SC_PAGESIZE"),
-        is_over=parts[_STATE] in "ZX",
+        state=parts[_STATE],
+        age=time.clock_gettime(time.CLOCK_BOOTTIME)
+        - int(parts[_START_TICKS]) / os.sysconf("SC_CLK_TCK"),
     )
 
 
 def read_all() -> dict[int, Process]:
-    found = (read(int(entry.name)) for entry in _PROC.iterdir() if entry.name.isdigit())
+    """None where there is no /proc."""
+    found = (read(int(entry.name)) for entry in _PROC.glob("[0-9]*"))
     return {process.identity.pid: process for process in found if process is not None}
 
 
