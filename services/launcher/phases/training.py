@@ -32,6 +32,8 @@ _SECONDS = 5.0
 """All must stay so for this long: a sample may be replaced."""
 
 _REFRESH_SECONDS = 0.5
+_LOADED_SECONDS = 0.1
+"""Less than a step of the smallest model: its first one counts too."""
 
 
 class UsedUpTasks:
@@ -75,7 +77,7 @@ class Training:
     async def begun(self) -> None:
         """Wait until the trainer has loaded its model, which is no time of training."""
         while await self.services.trainer_status() is None:
-            await asyncio.sleep(_REFRESH_SECONDS)
+            await asyncio.sleep(_LOADED_SECONDS)
 
     async def finished(self) -> trainer_pb.GetStatusResponse:
         """Wait until the trainer has made its last step, or no task is left for another one.
@@ -176,7 +178,9 @@ async def learn(training: Training, plans: Mapping[str, ProcessPlan], watch: Wat
     training.view.phase("training")
     began, cores, watch.is_learning = time.monotonic(), CoresBusy(), True
     note(training.layout.folder, LEARNING)
+    watch.occupancy.add(await training.services.snapshot())
     status = await training.finished()
+    watch.occupancy.add(await training.services.snapshot())
     watch.is_learning = False
     note(training.layout.folder, LEARNED)
     learned = Learned(time.monotonic() - began, cores.mean(), training.is_without_tasks)

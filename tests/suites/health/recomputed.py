@@ -88,7 +88,9 @@ def recomputed(folder: Path, stored: Sequence[trajectory_pb2.Trajectory]) -> dic
     assert [step["step"] for step in steps] == list(range(1, len(steps) + 1)), "a step is repeated"
     lives = list(_lives(lines_of(folder / "lives.jsonl")))
     rewards, tokens = [s["reward_mean"] for s in steps], sum(s["num_tokens"] for s in steps)
-    learning = sum(each.get("stopping", each["ended"]) - each["learning"] for each in lives[:-1])
+    ends = [each.get("stopping", each["ended"]) for each in lives[:-1]]
+    # One that is killed in its first moments has not been seen to learn.
+    learning = sum(end - each.get("learning", end) for end, each in zip(ends, lives, strict=False))
     learning += lives[-1]["learned"] - lives[-1]["learning"]
     total = sum(each["ended"] - each["started"] for each in lives[:-1])
     drawn = (folder / "timeline.png").stat().st_mtime
