@@ -46,7 +46,7 @@ FINISH = "finish"
 """A file of this name ends training."""
 FAILED = "failed_rollouts"
 """File with their number before the end."""
-_MODES = ROOT / "examples/echo"
+_MODES = ROOT / "examples/papers"
 _WITH_TRAINING = ("weights", "scheduler")
 _OWN_REDIS = 6379
 """Port of the western Redis; no other process of that namespace has one."""
@@ -69,7 +69,7 @@ _QUICK = ("rollout_server.engine=fake", "rollout_server.fake_vocab_size=46")
 
 def main() -> None:
     """Train until told to end, then write the summary."""
-    folder, file = Path(sys.argv[1]), _MODES / f"{sys.argv[2]}.toml"
+    folder, file = Path(sys.argv[1]), _MODES / f"echo_{sys.argv[2]}.toml"
     config = _config(folder, file, is_quick=sys.argv[3] == "True")
     own = make_layout(config, file)
     layout = replace(own, places={**own.places, **dict.fromkeys(_WITH_TRAINING, (1,))})

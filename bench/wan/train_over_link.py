@@ -35,7 +35,7 @@ class Schedule:
     """A run, and what is done to its link, in this order."""
 
     mode: str = "asynchronous_push_pull"
-    """Of Echo: name of a file in examples/echo."""
+    """Of Echo: name of a file in examples/papers, without `echo_`."""
     rounds: int = 5
     """Each a stretch with the delay and one without."""
     stretch_steps: int = 8

@@ -22,11 +22,12 @@ from scheduler.model.records import (
     NodeState,
     RunPolicy,
     State,
+    Tail,
     Worker,
 )
 from scheduler.model.stage_balance import SplitAdvice, StageBalance
 from scheduler.policy.placement import train_priority
-from scheduler.policy.tail_migration import MeasuredBatch, Tail
+from scheduler.policy.tail_migration import MeasuredBatch
 from services.chassis.errors import invalid_argument
 from services.chassis.rpc.fields import message_of, not_negative, record_of, required
 
@@ -94,9 +95,11 @@ def forecast_record(request: pb.ReleaseNodesRequest) -> BatchForecast | None:
 
 def measured_batch(request: pb.ReleaseNodesRequest) -> MeasuredBatch | None:
     """What the gang measured of its newest batch, if anything."""
-    if not request.HasField("forecast") or not request.forecast.HasField("newest_batch"):
+    name = "forecast.newest_batch" if request.HasField("forecast") else "newest_batch"
+    holder = request.forecast if request.HasField("forecast") else request
+    if not holder.HasField("newest_batch"):
         return None
-    given, name = request.forecast.newest_batch, "forecast.newest_batch"
+    given = holder.newest_batch
     groups = tuple(tuple(group.rollout_tokens) for group in given.groups)
     if not groups or not all(group and min(group) >= 1 for group in groups):
         cure = "give at least one group, each with at least one rollout of at least one token"

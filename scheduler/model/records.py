@@ -237,6 +237,20 @@ class Gang:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """When a gang begins with its next batch, and the predicted effect."""
+
+    remaining: int
+    """R_t: rollouts of incomplete groups at which it begins; 0: when the batch is complete."""
+    num_kept: int
+    """m: instances that are enough for them."""
+    seconds: float
+    """Predicted seconds from the start of generation to the end of the gang's work."""
+    gang_seconds: float
+    """Predicted seconds of these from the start of the gang on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunPolicy:
     """Priority, quota and fair share of a run."""
 
@@ -273,6 +287,7 @@ class State:
     runs: Mapping[str, RunPolicy] = field(default_factory=dict)
     lendings: Mapping[GangKey, LendingState] = field(default_factory=dict)
     balances: Mapping[GangKey, StageBalance] = field(default_factory=dict)
+    tails: Mapping[GangKey, Tail] = field(default_factory=dict)
     last_epoch: int = 0
     """Newest epoch assigned or seen; never decreases."""
     last_arrival: int = 0

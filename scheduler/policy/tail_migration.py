@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from scheduler.model.records import Tail
 from services.lib.decode_latency import DecodeLatency
 
 
@@ -164,20 +165,6 @@ class GangCosts:
 
     def __post_init__(self) -> None:
         _check_not_negative(self, "num_instances", "switch_seconds", "token_seconds")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tail:
-    """When the gang begins, and the predicted effect."""
-
-    remaining: int
-    """R_t: rollouts of incomplete groups at which it begins; 0: when the batch is complete."""
-    num_kept: int
-    """m: instances that are enough for them."""
-    seconds: float
-    """Predicted seconds from the start of generation to the end of the gang's work."""
-    gang_seconds: float
-    """Predicted seconds of these from the start of the gang on."""
 
 
 def num_kept(remaining: int, engines: Engines) -> int:

@@ -19,10 +19,11 @@ from scheduler.model.records import (
     Node,
     NodeState,
     State,
+    Tail,
 )
 from scheduler.model.stage_balance import SplitAdvice
 from scheduler.policy.allocation_policy import AllocationPolicy
-from scheduler.policy.tail_migration import MeasuredBatch, Tail
+from scheduler.policy.tail_migration import MeasuredBatch
 from scheduler.policy.training_nodes import SplitRule
 from scheduler.pool.gang_measurements import Allocation, GenerationLoad
 from scheduler.pool.node_leases import NodeLeases
@@ -194,10 +195,9 @@ class Pool:
             if not batch:
                 self._tails.forget(key)
             return None
-        standing = self._tails.newest(key)
         tail = await self._tails.after_release(before, self._state, key, batch, measured)
-        if tail is not None and tail is not standing:
-            await self._apply(lambda tx: tx.log_tail(key, tail, measured.num_rollouts))
+        if tail is not None and tail is not before.tails.get(key):
+            await self._apply(lambda tx: tx.set_tail(key, tail, measured.num_rollouts))
         return tail
 
     def advised_nodes(self, key: GangKey) -> int:

@@ -21,11 +21,11 @@ from scheduler.model.records import (
     NodeState,
     RunPolicy,
     State,
+    Tail,
 )
 from scheduler.model.stage_balance import StageBalance
 from scheduler.policy.allocation_policy import AllocationPolicy, Plan
 from scheduler.policy.lending import record_switch
-from scheduler.policy.tail_migration import Tail
 from scheduler.pool.gang_measurements import Allocation, GangMeasurements
 from services.chassis.errors import already_exists, invalid_argument, not_found, stale_epoch
 
@@ -53,6 +53,7 @@ class StateTransaction:
         self._own_nodes: dict[str, Node] | None = None
         self._gangs = dict(state.gangs)
         self._runs = dict(state.runs)
+        self._tails = dict(state.tails)
         self._epoch = state.last_epoch
         self._arrival = state.last_arrival
         self._sequence = state.last_sequence
@@ -77,6 +78,7 @@ class StateTransaction:
             runs=dict(self._runs),
             lendings=dict(self._measured.lendings),
             balances=dict(self._measured.balances),
+            tails=dict(self._tails),
             last_epoch=self._epoch,
             last_arrival=self._arrival,
             last_sequence=self._sequence,
@@ -188,6 +190,8 @@ class StateTransaction:
         """
         if forecast is None:
             self._measured.end(key, batch)
+            if not batch:
+                self._tails.pop(key, None)
         gang = self._gangs.get(key)
         if gang is None or (gang.parked and forecast is not None):
             return
@@ -201,8 +205,9 @@ class StateTransaction:
             self._log(EventKind.KEPT, f"gang {gang.gang_id}: {decision.cause}", run_id=gang.run_id)
         self.replan("; ".join(filter(None, (f"gang {gang.gang_id} released", decision.cause))))
 
-    def log_tail(self, key: GangKey, tail: Tail, num_rollouts: int) -> None:
-        """Log when a gang begins with its next batch."""
+    def set_tail(self, key: GangKey, tail: Tail, num_rollouts: int) -> None:
+        """Note when a gang begins with its next batch."""
+        self._tails[key] = tail
         run_id, gang_id = key
         cause = (
             f"gang {gang_id}: begins when {tail.remaining} of {num_rollouts} rollouts remain, "

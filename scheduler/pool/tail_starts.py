@@ -4,8 +4,8 @@
     decode latency, slots           of the run's nodes, from their heartbeats
     seconds of a switch             of the gang's nodes
 
-Kept in memory: a scheduler that starts has no R_t until it has measured again, and then a gang
-begins when its batch is complete, as without it.
+The measurements are in memory. A scheduler that starts takes over the last decision of each gang
+and keeps to it until it has measured again.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from scheduler.model.records import ROLLOUT, Gang, GangKey, Node, State
+from scheduler.model.records import ROLLOUT, Gang, GangKey, Node, State, Tail
 from scheduler.policy.lending import round_trip_seconds
-from scheduler.policy.tail_migration import Engines, GangCosts, MeasuredBatch, Tail, best_tail
+from scheduler.policy.tail_migration import Engines, GangCosts, MeasuredBatch, best_tail
 from services.chassis import metrics
 from services.lib.decode_latency import MeasuredLatency
 
@@ -64,10 +64,6 @@ class TailStarts:
                 report.num_turns, report.max_running, report.tokens_per_second
             )
 
-    def newest(self, key: GangKey) -> Tail | None:
-        """The last decision; None if there is none yet."""
-        return self._gangs[key].tail if key in self._gangs else None
-
     def forget(self, key: GangKey) -> None:
         """The gang has released its nodes for good."""
         if self._gangs.pop(key, _Measured()).tail is not None:
@@ -76,7 +72,7 @@ class TailStarts:
 
     def num_nodes(self, key: GangKey, state: State) -> int:
         """m, if the tail lasts longer than nodes take to leave the run and return; else 0."""
-        tail = self.newest(key)
+        tail = state.tails.get(key)
         nodes = [node for node in state.nodes.values() if key[0] in node.runs_for(ROLLOUT)]
         if tail is None or tail.gang_seconds <= round_trip_seconds(nodes, ROLLOUT):
             return 0
@@ -97,10 +93,11 @@ class TailStarts:
         measured = self._gangs.setdefault(key, _Measured())
         gang = before.gangs.get(key)
         if gang is None or 0 < number == measured.number:
-            return measured.tail
+            return measured.tail or before.tails.get(key)
         measured.number = number
         measured.batches.append(batch)
-        measured.tail = await self._tail(before, after, gang, list(measured.batches))
+        computed = await self._tail(before, after, gang, list(measured.batches))
+        measured.tail = computed or before.tails.get(key)
         if measured.tail is not None:
             self._remaining.labels(*key).set(measured.tail.remaining)
             self._num_kept.labels(*key).set(measured.tail.num_kept)

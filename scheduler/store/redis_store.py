@@ -19,7 +19,15 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from scheduler.model.lending_state import LendingState
-from scheduler.model.records import AllocationEvent, Gang, GangKey, Node, RunPolicy, State
+from scheduler.model.records import (
+    AllocationEvent,
+    Gang,
+    GangKey,
+    Node,
+    RunPolicy,
+    State,
+    Tail,
+)
 from scheduler.model.stage_balance import StageBalance
 from services.chassis.redis.connect import store_errors
 from services.chassis.redis.pipeline import Pipelines
@@ -37,6 +45,8 @@ LENDINGS = "sf:scheduler:{pool}:lendings"
 """Hash: [run_id, gang_id] as JSON -> its lending measurements as JSON."""
 BALANCES = "sf:scheduler:{pool}:balances"
 """Hash: [run_id, gang_id] as JSON -> its stage times and advice as JSON."""
+TAILS = "sf:scheduler:{pool}:tails"
+"""Hash: [run_id, gang_id] as JSON -> when it begins with its next batch as JSON."""
 EVENTS = "sf:scheduler:{pool}:events"
 """Sorted set: JSON by sequence."""
 STORE = "sf:scheduler:{pool}:store"
@@ -44,9 +54,9 @@ STORE = "sf:scheduler:{pool}:store"
 
 
 _reader: Any = cache(TypeAdapter)
-Record = TypeVar("Record", Node, Gang, RunPolicy, LendingState, StageBalance, AllocationEvent)
+Record = TypeVar("Record", Node, Gang, RunPolicy, LendingState, StageBalance, Tail, AllocationEvent)
 _COUNTERS = ("last_epoch", "last_arrival", "last_sequence")
-_HASHES = (NODES, GANGS, RUNS, LENDINGS, BALANCES)
+_HASHES = (NODES, GANGS, RUNS, LENDINGS, BALANCES, TAILS)
 
 
 class SupersededError(Exception):
@@ -86,7 +96,7 @@ class RedisStore:
                 pipeline.hmget(COUNTERS, _COUNTERS)
                 for key in _HASHES:
                     pipeline.hgetall(key)
-                counters, nodes, gangs, runs, lendings, balances = await pipeline.execute()
+                counters, nodes, gangs, runs, lendings, balances, tails = await pipeline.execute()
         return State(
             nodes={name.decode(): decode(Node, node) for name, node in nodes.items()},
             gangs={decode_key(key): decode(Gang, gang) for key, gang in gangs.items()},
@@ -97,6 +107,7 @@ class RedisStore:
             balances={
                 decode_key(key): decode(StageBalance, balance) for key, balance in balances.items()
             },
+            tails={decode_key(key): decode(Tail, tail) for key, tail in tails.items()},
             **{name: int(value or 0) for name, value in zip(_COUNTERS, counters, strict=True)},
         )
 
@@ -146,6 +157,7 @@ def _changes(before: State, after: State, events: Sequence[AllocationEvent]) -> 
         _difference(before.runs, after.runs, str),
         _difference(before.lendings, after.lendings, encode_key),
         _difference(before.balances, after.balances, encode_key),
+        _difference(before.tails, after.tails, encode_key),
     ]
     changes = {"counters": list(counters), "events": list(logged), "hashes": hashes}
     return json.dumps(changes)
@@ -163,7 +175,9 @@ def _difference(
     return {"set": changed, "removed": [field(key) for key in before if key not in after]}
 
 
-def encode(record: Node | Gang | RunPolicy | LendingState | StageBalance | AllocationEvent) -> str:
+def encode(
+    record: Node | Gang | RunPolicy | LendingState | StageBalance | Tail | AllocationEvent,
+) -> str:
     """One line of JSON."""
     content = asdict(record)
     for node in (content, content.get("node") or {}):

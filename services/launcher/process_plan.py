@@ -37,6 +37,7 @@ from services.launcher.layout import (
     server_name,
 )
 from services.launcher.node_plan import NodePlan
+from services.launcher.report.mechanisms import ports_file
 from services.launcher.trainer_plan import trainers
 from services.lib.evaluation import EvaluationConfig
 
@@ -93,7 +94,9 @@ def plan(
     ]
     flags = flags_by_table(config.set)
     return {
-        each.name: _with_flags(_with_address(each, layout), flags.get(each.table, ()))
+        each.name: _with_flags(
+            _with_ports_file(_with_address(each, layout), layout), flags.get(each.table, ())
+        )
         for each in processes
     }
 
@@ -104,6 +107,14 @@ def _with_address(process: ProcessPlan, layout: Layout) -> ProcessPlan:
         return process
     host = LOOPBACK if process.table in _ON_LOOPBACK else layout.hosts[process.host]
     return replace(process, address=f"{host}:{port}")
+
+
+def _with_ports_file(process: ProcessPlan, layout: Layout) -> ProcessPlan:
+    """On this host, where the run's folder is."""
+    if process.host:
+        return process
+    file = str(ports_file(layout.logs(), process.name))
+    return replace(process, environment={**process.environment, "SEAMFLOW_PORT_FILE": file})
 
 
 def _with_flags(process: ProcessPlan, flags: tuple[str, ...]) -> ProcessPlan:

@@ -23,7 +23,7 @@ from services.chassis.errors import ConfigError, invalid_argument, stale_epoch
 from services.chassis.rpc.clients import channel
 from services.chassis.rpc.server import Service, run
 from services.scoring.config import ScoringConfig
-from services.scoring.node_request import NodeRequest
+from services.scoring.node_request import NodeRequest, ScoredRollouts
 from services.scoring.scorer import SCORERS, Scorer, make_scorer
 from services.scoring.scoring import Scoring
 
@@ -137,9 +137,10 @@ async def build(config: ScoringConfig) -> AsyncIterator[Service]:
         raise ConfigError("the built-in scorers need transformers: pip install 'seamflow[scoring]'")
     scorer = None if config.node_agent else await asyncio.to_thread(make_scorer, config)
     async with channel(config, config.trajectory_manager) as manager:
+        scored = ScoredRollouts()
         worker = ScoringWorker(
             lambda: make_scorer(config),
-            lambda loaded, stop: Scoring(config, manager, loaded).run(stop),
+            lambda loaded, stop: Scoring(config, manager, loaded, scored).run(stop),
             scorer,
         )
         served = [(add_WorkerServiceServicer_to_server, worker)]
@@ -147,5 +148,5 @@ async def build(config: ScoringConfig) -> AsyncIterator[Service]:
             yield Service(served, background=[worker.run])
             return
         async with channel(config, config.scheduler) as scheduler:
-            request = NodeRequest(config, manager, scheduler)
+            request = NodeRequest(config, manager, scheduler, scored)
             yield Service(served, background=[worker.run, request.run])

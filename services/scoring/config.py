@@ -59,6 +59,10 @@ class ScoringConfig(ServerConfig):
     request_samples: int = Field(64, ge=1)
     """Samples without the column that are worth a switch of the node; fewer are when no rollout
     runs any more."""
+    start_at_tail: bool = False
+    """Request the node when so few rollouts of a batch remain as the scheduler computes from
+    measured lengths and times (RLHFuse's R_t), and hold it until the batch is scored, instead of
+    `request_samples`. For nodes that also roll out."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -66,6 +70,11 @@ class ScoringConfig(ServerConfig):
             raise ValueError(
                 f"scheduler is {self.scheduler!r}, node_agent {self.node_agent} and node_id "
                 f"{self.node_id!r}: a node is requested for a service under a node agent; set both"
+            )
+        if self.start_at_tail and not self.scheduler:
+            raise ValueError(
+                "start_at_tail is true but scheduler is not set, which computes when the tail "
+                "begins: give its address, with node_agent and node_id, or remove start_at_tail"
             )
         if self.column in self.needs:
             raise ValueError(

@@ -37,6 +37,7 @@ from services.chassis import metrics
 from services.chassis.log import get_logger
 from services.chassis.rpc.clients import retry_forever
 from services.scoring.config import ScoringConfig
+from services.scoring.node_request import ScoredRollouts
 from services.scoring.scorer import Row, Scorer, prefix_batches
 
 _POLL_SECONDS = 20.0
@@ -66,13 +67,20 @@ class _Scored:
 class Scoring:
     """Scores the samples of one run for one column."""
 
-    def __init__(self, config: ScoringConfig, channel: grpc.aio.Channel, scorer: Scorer) -> None:
+    def __init__(
+        self,
+        config: ScoringConfig,
+        channel: grpc.aio.Channel,
+        scorer: Scorer,
+        scored: ScoredRollouts | None = None,
+    ) -> None:
         # The generated constructor is typed for blocking channels.
         self._stub = async_stub(pb_grpc.ColumnServiceStub, channel)
         self._config = config
         self._scorer = scorer
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._num_samples = config.max_samples
+        self._rollouts = ScoredRollouts() if scored is None else scored
         self._away = Backoff()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -143,7 +151,9 @@ class Scoring:
             else:
                 await self._score_batch(batch, scored)
         if values := scored.values:
-            _SECONDS.observe(time.monotonic() - began)
+            seconds = time.monotonic() - began
+            _SECONDS.observe(seconds)
+            self._rollouts.add([each for each in samples if each.sample_id in values], seconds)
             _SAMPLES.inc(len(values))
             _TOKENS.inc(sum(len(row.token_ids_T) for row in rows if row.sample_id in values))
         return scored

@@ -8,7 +8,8 @@ when a gradient is computed, never what it is: the tasks of a stage keep their o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import dropwhile
 from statistics import fmean
 
 from services.chassis.log import get_logger
@@ -117,6 +118,15 @@ def actions_of(orders: Orders, layout: Layout) -> list[tuple[Action, ...]]:
             actions.append((model, kind, number))
         found.append(tuple(actions))
     return found
+
+
+def num_interleaved(actions: Iterable[Sequence[Action]]) -> int:
+    """Tasks of critics that a rank carries out after it has begun with the policy: none if the
+    models are trained one after the other."""
+    return sum(
+        sum(model != POLICY for model, _, _ in dropwhile(lambda each: each[0] != POLICY, mine))
+        for mine in actions
+    )
 
 
 def _means(reports: Sequence[Sequence[Mapping[str, float]]]) -> dict[tuple[int, int, int], float]:

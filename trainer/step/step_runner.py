@@ -19,6 +19,7 @@ from trainer.config import TrainerConfig
 from trainer.data.gradient_chunks import GradientChunk
 from trainer.data.token_sequence import TokenSequence
 from trainer.object_path import Folder
+from trainer.pipeline.schedule import num_interleaved
 from trainer.publish.snapshot_weights import SnapshotWeights
 from trainer.ranks.command_channel import RankFailedError, RankLostError
 from trainer.ranks.rank_group import RankGroup
@@ -152,6 +153,7 @@ class StepRunner:
         commands = await self._commands(part)
         with part.record.phase("train"):
             self._chunks.report(await self._ranks.do_each(commands))
+        part.record.interleaved(num_interleaved(each.actions for each in commands))
 
     async def _tried(self, part: _Part) -> dict[str, float]:
         await self._ranks.do_each(await self._commands(part))

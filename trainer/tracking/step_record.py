@@ -86,6 +86,11 @@ class StepRecord:
         """Record how many groups were complete when the step requested its nodes."""
         self._numbers["num_groups_at_start"] = num_groups
 
+    def interleaved(self, number: int) -> None:
+        """Add tasks of a fused pipeline that filled idle times of another model."""
+        if number:
+            self._numbers["tasks_interleaved"] = self._numbers.get("tasks_interleaved", 0) + number
+
     def leased(self, max_staleness: int, base_weight_version: int | None = None) -> None:
         """Record that samples arrived, with their maximum staleness in versions.
 

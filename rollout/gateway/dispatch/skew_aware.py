@@ -22,6 +22,7 @@ from rollout.gateway.dispatch.policies import (
     TurnRequest,
     least_loaded,
 )
+from services.chassis import metrics
 from services.lib.decode_latency import DecodeLatency, MeasuredLatency
 
 LONG_SHARES = (0.2, 0.1, 0.05, 0.02, 0.01)
@@ -124,6 +125,9 @@ def quantile(ascending: Sequence[float], share: float) -> float:
 
 
 _RECENT = 4096
+_LONG_TURNS = metrics.counter(
+    "rollout_gateway", "long_turns_total", "Long turns placed on servers that are kept for them."
+)
 _CONSTANT = DecodeLatency.of({1: 1.0})
 """While nothing is measured."""
 
@@ -176,7 +180,10 @@ class SkewAware:
             own = [c for c in candidates if c.num_turns < self._split.turns_per_long_server]
             if not own:
                 return None
-        return least_loaded(own or candidates)
+        chosen = least_loaded(own or candidates)
+        if is_long and chosen.server_id in self._long_servers:
+            _LONG_TURNS.inc()
+        return chosen
 
 
 class _Recent:

@@ -19,6 +19,7 @@ from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
 from services.launcher.phases.training import Learned
 from services.launcher.phases.watch import Watch
+from services.launcher.report import mechanisms
 from services.launcher.report.notes import HealthNotes
 from services.launcher.report.occupancy import draw_run
 from services.launcher.report.summary import (
@@ -149,6 +150,7 @@ class RunSummary:
             **self._rollouts(stored, cut),
             "max_staleness_seen": max((step["max_staleness"] for step in steps), default=0),
             **await self._processes(before),
+            "mechanisms": await self._mechanisms(steps),
             "nodes": self.watch.occupancy.shares(),
             "cores_busy": f"{self.learned.cores_busy:.2f} of {os.cpu_count()}",
             "seconds_learning": round(seconds, 1),
@@ -185,14 +187,26 @@ class RunSummary:
     async def _processes(self, before: Sequence[Life]) -> dict[str, Any]:
         ranking = await self.services.ranker_status()
         return {
-            "node_lendings": self.watch.lendings.num_lent,
-            "node_returns": self.watch.lendings.num_returned,
+            "node_lendings": self.watch.moves.num_lent,
+            "node_returns": self.watch.moves.num_returned,
             "process_restarts": self.processes.num_restarts
             + sum(len(life.restarts) for life in before),
             "processes_given_up": ", ".join(self.processes.given_up),
             "ranker_turns_learned": ranking.num_turns if ranking else None,
             "ranker_recall": round(ranking.recall, 2) if ranking else None,
         }
+
+    async def _mechanisms(self, steps: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+        """How often each acted, if it did; counters of processes are those of this life."""
+        moves = self.watch.moves
+        found = {
+            **{f"switches_to_{tag or 'idle'}": number for tag, number in moves.switches.items()},
+            "tails_computed": moves.num_tails,
+            "trainer_resizes": moves.num_resizes,
+            **mechanisms.of_steps(steps),
+            **await mechanisms.of_processes(self.layout.logs()),
+        }
+        return {name: number for name, number in found.items() if number}
 
     async def _health(self) -> list[str]:
         ready = (await self.services.snapshot()).readiness

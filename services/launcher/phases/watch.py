@@ -21,6 +21,7 @@ from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from services.launcher.child_process import ProcessPlan
 from services.launcher.config import LauncherConfig
 from services.launcher.layout import Layout
+from services.launcher.report.mechanisms import NodeMoves
 from services.launcher.report.notes import (
     AlarmNotes,
     FailureNotes,
@@ -43,43 +44,15 @@ _STILL_SECONDS = 4.0
 _WAITING_SECONDS = 30.0
 
 
-async def follow_lendings(services: Services, lendings: Lendings) -> None:
+async def follow_nodes(services: Services, moves: NodeMoves) -> None:
     """Count what the scheduler's audit log says, until the scheduler ends or restarts."""
     request = scheduler_pb.WatchAllocationsRequest(
-        run_id=services.run_id, after_sequence=lendings.sequence
+        run_id=services.run_id, after_sequence=moves.sequence
     )
     with suppress(grpc.aio.AioRpcError):  # its log survives a restart
         async for response in services.scheduler.WatchAllocations(request):
             for event in response.events:
-                lendings.add(event)
-
-
-@dataclass(slots=True)
-class Lendings:
-    """How often a node that can train was lent to rollout, and how often it was returned.
-
-    A lending counts once the node reported itself active in it; its return, once the node has
-    taken up a later assignment.
-    """
-
-    num_lent: int = 0
-    num_returned: int = 0
-    sequence: int = 0
-    _lent: set[str] = field(default_factory=set)
-
-    def add(self, event: scheduler_pb.AllocationEvent) -> None:
-        """Count an event of the scheduler's audit log; they come in their order."""
-        if not event.HasField("node"):
-            return
-        self.sequence, node = event.sequence, event.node
-        if node.reported_epoch != node.assignment.epoch:
-            return
-        if node.assignment.lent and node.state == scheduler_pb.NODE_STATE_ACTIVE:
-            self.num_lent += node.node_id not in self._lent
-            self._lent.add(node.node_id)
-        elif not node.assignment.lent and node.node_id in self._lent:
-            self.num_returned += 1
-            self._lent.discard(node.node_id)
+                moves.add(event)
 
 
 @dataclass(slots=True)
@@ -90,7 +63,7 @@ class Watch:
     layout: Layout
     plans: Mapping[str, ProcessPlan]
     view: View
-    lendings: Lendings = field(default_factory=Lendings)
+    moves: NodeMoves = field(default_factory=NodeMoves)
     occupancy: Occupancy = field(default_factory=Occupancy)
     """What nodes were at work on while the run learned."""
     is_created: bool = False
@@ -102,10 +75,10 @@ class Watch:
     async def follow(self, processes: Supervisor, services: Services) -> None:
         """Show and count until cancelled."""
         look = self._look(processes, services)
-        follow = partial(follow_lendings, services, self.lendings)
+        follow = partial(follow_nodes, services, self.moves)
         async with asyncio.TaskGroup() as group:
             group.create_task(self.view.repeat("one look at the services", look, _LOOK_SECONDS))
-            group.create_task(self.view.repeat("following lent nodes", follow, _RETRY_SECONDS))
+            group.create_task(self.view.repeat("following the nodes", follow, _RETRY_SECONDS))
             judge = self._judge(services)
             group.create_task(self.view.repeat("judging the steps", judge, _JUDGE_SECONDS))
 

@@ -181,6 +181,8 @@ def show_summary(summary: Mapping[str, Any], folder: Path, console: Console | No
         if name not in _LEARNED
     }
     console.print(_table("services" + (", over all lives" if since else ""), counters))
+    if summary["mechanisms"]:
+        console.print(_table("how often mechanisms acted", summary["mechanisms"]))
     if summary["nodes"]:
         console.print(_nodes(summary["nodes"], since))
     console.print(f"summary, pictures and logs: {folder}", soft_wrap=True, highlight=False)

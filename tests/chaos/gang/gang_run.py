@@ -103,7 +103,7 @@ class GangRun(MixedRun):
         await self._within_bound("the last step", self._finished(processes, services))
 
     def _num_events(self) -> int:
-        return self.watch.lendings.num_lent + self.watch.lendings.num_returned + self.kills.total()
+        return self.watch.moves.num_lent + self.watch.moves.num_returned + self.kills.total()
 
     async def _look(self, services: Services) -> None:
         """Look at the nodes of the ranks in each training step; never returns.

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
+from redis.asyncio import Redis
 from seamflow.durations import to_duration
 from seamflow.scheduler.v1 import scheduler_service_pb2 as pb
 
 from scheduler.model.records import Assignment, NodeState, State
 from scheduler.policy.tail_migration import Engines, GangCosts, MeasuredBatch, best_tail
 from scheduler.pool.tail_starts import TailStarts, drawn
+from scheduler.store.redis_store import TAILS
 from services.lib.decode_latency import DecodeLatency
 from tests.lib.scheduler.support import (
     BOTH,
@@ -156,6 +158,43 @@ async def test_the_tail_follows_what_is_measured() -> None:
         assert remaining[0] < remaining[-1]
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_a_scheduler_that_starts_keeps_to_the_last_decision(
+    is_kept: bool, redis_url: str
+) -> None:
+    """Until it has measured again; as control, one whose store has no decision knows none."""
+    async with running_scheduler(lending="always", redis_url=redis_url) as (_, stub):
+        await begin(stub)
+        before = await stub.ReleaseNodes(released(2, groups()))
+        assert before.tail.remaining_rollouts > 0
+    if not is_kept:
+        store = Redis.from_url(redis_url)
+        await store.delete(TAILS)
+        await store.aclose()
+    async with running_scheduler(lending="always", redis_url=redis_url) as (_, stub):
+        await train(stub, 2)
+        after = await stub.ReleaseNodes(released(3, groups(5.0)))
+        assert after.HasField("tail") == is_kept
+        assert not is_kept or after.tail == before.tail
+        await stub.ReleaseNodes(pb.ReleaseNodesRequest(run_id=RUN, gang_id="g"))
+        await train(stub)
+        unknown = await stub.ReleaseNodes(released(1, groups()))
+        assert not unknown.HasField("tail"), "the gang had released its nodes for good"
+
+
+async def test_a_gang_without_a_forecast_may_begin_at_the_tail_too() -> None:
+    """Its nodes are free meanwhile, and rollout gets them."""
+    async with running_scheduler(lending="gated") as (_, stub):
+        await begin(stub)
+        forecast = released(2, groups()).forecast
+        request = pb.ReleaseNodesRequest(
+            run_id=RUN, gang_id="g", newest_batch=forecast.newest_batch
+        )
+        assert 0 < (await stub.ReleaseNodes(request)).tail.remaining_rollouts < 32
+        nodes = await list_nodes(stub)
+        assert {nodes[name].assignment.tag for name in "abc"} == {"rollout"}
+
+
 async def test_nodes_that_are_kept_need_no_tail_to_begin() -> None:
     """Nothing migrates, so the gang begins with the first group."""
     async with running_scheduler(lending="never") as (_, stub):
@@ -214,11 +253,11 @@ async def test_nodes_do_not_leave_for_less_time_than_they_need_to_return() -> No
     assert tail is not None
     for seconds, number in ((0.0, tail.num_kept), (tail.gang_seconds, 0)):
         slow = replace(generates, switch_seconds={"rollout": seconds})
-        assert tails.num_nodes((RUN, "g"), State(nodes={"a": slow})) == number
-    assert tails.num_nodes((RUN, "another"), after) == 0
-    tails.forget((RUN, "g"))
-    assert tails.newest((RUN, "g")) is None
-    tails.forget((RUN, "g"))
+        decided = State(nodes={"a": slow}, tails={(RUN, "g"): tail})
+        assert tails.num_nodes((RUN, "g"), decided) == number
+    assert tails.num_nodes((RUN, "another"), decided) == 0
+    for _ in range(2):
+        tails.forget((RUN, "g"))
 
 
 async def runs(stub: SchedulerServiceAsyncStub, names: str) -> Counter[str]:

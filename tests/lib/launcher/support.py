@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from seamflow.common.v1 import tokens_pb2
-from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.trajectory.v1 import trajectory_pb2
 
 from services.launcher.config import LauncherConfig
@@ -57,18 +56,3 @@ def make_trajectory(*turns: trajectory_pb2.Turn, **changes: object) -> trajector
         **changes,
     }
     return trajectory_pb2.Trajectory(turns=turns, **fields)  # type: ignore[arg-type]
-
-
-def make_event(
-    sequence: int, tag: str, *, lent: bool, taken_up: bool, node_id: str = "node-b"
-) -> scheduler_pb.AllocationEvent:
-    """An entry of the audit log: the node was given `tag`, and has taken it up or not."""
-    node = scheduler_pb.Node(
-        node_id=node_id,
-        assignment=scheduler_pb.Assignment(tag=tag, epoch=sequence, lent=lent),
-        reported_epoch=sequence if taken_up else sequence - 1,
-        state=scheduler_pb.NODE_STATE_ACTIVE if taken_up else scheduler_pb.NODE_STATE_DRAINING,
-    )
-    event = scheduler_pb.AllocationEvent(sequence=sequence, node=node)
-    event.event_time.FromSeconds(1000 + sequence)
-    return event

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -130,3 +131,50 @@ def test_a_rank_holds_back_what_changes_its_state(command: Command, events: list
     worker._loaded, worker._held = cast("Policy", Noting()), {}
     worker.do(command)
     assert happened == events
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
+def test_a_copy_on_the_cpu_is_none_of_the_live_weights(dtype: torch.dtype | None) -> None:
+    """An update, and the next copy, leave it as it was: a version is published from one step."""
+    live = torch.zeros(3)
+    copy = HostCopy(copy_stream("cpu"))
+    first = copy.start({"w": live}.items(), dtype)
+    live.add_(1)
+    second = copy.start({"w": live}.items(), dtype)
+    assert (first["w"].tolist(), second["w"].tolist()) == ([0.0] * 3, [1.0] * 3)
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_pinned_buffers_that_are_still_written_to_a_file_are_left_alone(
+    is_busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next snapshot of the weights takes others; as control, free ones are used again."""
+    streams: list[LateStream] = []
+
+    def stream(_: str) -> LateStream:
+        streams.append(LateStream())
+        return streams[-1]
+
+    monkeypatch.setattr("trainer.ranks.worker.copy_stream", stream)
+    worker, live = object.__new__(Worker), torch.zeros(3)
+    held: list[Any] = []
+    writer = SimpleNamespace(is_busy=is_busy, hold=held.append, forget=lambda: None)
+    backend = SimpleNamespace(
+        published_parts=lambda: iter({"w": live}.items()), checkpoint_tensors=None
+    )
+    given = {
+        "_config": SimpleNamespace(device="cuda", dtype="float32"),
+        "_published_copy": HostCopy(stream("cuda")),
+        "_bucket_writer": writer,
+        "_loaded": SimpleNamespace(backend=backend),
+        "_bucket_plan": object(),
+        "_held": {},
+    }
+    for name, value in given.items():
+        setattr(worker, name, value)
+    for _ in range(2):
+        worker._take_snapshot()
+        streams[-1].run()
+        live.add_(1)
+    found = [snapshot.parts["w"].tolist() for snapshot in held]
+    assert found == [[0.0] * 3 if is_busy else [1.0] * 3, [1.0] * 3]

@@ -564,6 +564,7 @@ class ReleaseNodesRequest(google.protobuf.message.Message):
     GANG_ID_FIELD_NUMBER: builtins.int
     FORECAST_FIELD_NUMBER: builtins.int
     BATCH_FIELD_NUMBER: builtins.int
+    NEWEST_BATCH_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Required. Training job."""
     gang_id: builtins.str
@@ -576,6 +577,10 @@ class ReleaseNodesRequest(google.protobuf.message.Message):
     def forecast(self) -> global___GenerationForecast:
         """Forecast of the generation left before the gang needs its nodes again; absent: unknown, lend."""
 
+    @property
+    def newest_batch(self) -> global___MeasuredBatch:
+        """As in GenerationForecast, for a gang that gives no forecast: its nodes are free until it requests them."""
+
     def __init__(
         self,
         *,
@@ -583,9 +588,10 @@ class ReleaseNodesRequest(google.protobuf.message.Message):
         gang_id: builtins.str = ...,
         forecast: global___GenerationForecast | None = ...,
         batch: builtins.int = ...,
+        newest_batch: global___MeasuredBatch | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["forecast", b"forecast"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "forecast", b"forecast", "gang_id", b"gang_id", "run_id", b"run_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["forecast", b"forecast", "newest_batch", b"newest_batch"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "forecast", b"forecast", "gang_id", b"gang_id", "newest_batch", b"newest_batch", "run_id", b"run_id"]) -> None: ...
 
 global___ReleaseNodesRequest = ReleaseNodesRequest
 

@@ -126,6 +126,16 @@ def test_a_split_follows_work_that_changes_in_the_middle() -> None:
     assert resized == ["gang g: 4 -> 3 training nodes", "gang g: 3 -> 2 training nodes"]
 
 
+@pytest.mark.parametrize(("first", "left"), [(4, 3), (3, 4)])
+def test_a_way_back_must_save_twice_as_much(first: int, left: int) -> None:
+    """Four training nodes would save 7 % as three: a gang that was never there leaves, and one that
+    left them for four stays."""
+    world = World(200, 200, first).train(20)
+    assert world.num_training == 4
+    world.generation, world.training = 300, 209
+    assert world.train(40).num_training == left
+
+
 def test_nothing_moves_unless_the_operator_allows_it_and_within_the_bounds() -> None:
     """Off by default; with bounds, up to them."""
     assert World(700, 100, 6, None).train(30).num_training == 6

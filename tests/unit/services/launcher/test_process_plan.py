@@ -24,7 +24,7 @@ from services.lib.evaluation import EvaluationConfig
 from services.ranker.config import RankerConfig
 from tests.lib.launcher.support import make_config, make_layout
 
-SKEW_AWARE = Path(__file__).parents[4] / "examples/quickstart/skew_aware.toml"
+SKEW_AWARE = Path(__file__).parents[4] / "examples/papers/skew_aware.toml"
 
 
 MODES = {

@@ -6,13 +6,12 @@ import pytest
 from seamflow.common.v1 import tokens_pb2
 from seamflow.trajectory.v1 import trajectory_pb2
 
-from services.launcher.phases.watch import Lendings
 from services.launcher.report.summary import (
     TrajectoryFigures,
     num_weight_updates,
     tail_ratio,
 )
-from tests.lib.launcher.support import make_event, make_trajectory, make_turn
+from tests.lib.launcher.support import make_trajectory, make_turn
 
 
 def test_a_turn_of_two_versions_or_two_servers_was_interrupted() -> None:
@@ -62,23 +61,6 @@ def test_tail_ratio_is_p99_over_median() -> None:
     """99 short outputs and some long ones."""
     assert tail_ratio([10] * 97 + [80] * 3) == pytest.approx(8.0)
     assert tail_ratio([]) == 0
-
-
-def test_lendings_and_returns_count_when_the_epoch_is_reported() -> None:
-    """An assignment that was not taken up is no lending."""
-    events = [
-        make_event(1, "rollout", lent=True, taken_up=False),
-        make_event(2, "rollout", lent=True, taken_up=True),
-        make_event(3, "train", lent=False, taken_up=False),
-        make_event(4, "train", lent=False, taken_up=True),
-        make_event(5, "rollout", lent=True, taken_up=True),
-    ]
-    counted = Lendings()
-    for event in events:
-        counted.add(event)
-    assert (counted.num_lent, counted.num_returned) == (2, 1)
-    counted.add(make_event(6, "", lent=False, taken_up=True))
-    assert (counted.num_lent, counted.num_returned) == (2, 2)
 
 
 def test_a_step_restored_from_a_checkpoint_has_no_version() -> None:

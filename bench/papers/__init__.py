@@ -1,0 +1,1 @@
+"""`make bench-papers`: the headlines of the three papers on real processes of this machine."""
