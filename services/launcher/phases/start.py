@@ -59,6 +59,9 @@ class Start:
     async def prepare(self) -> None:
         """Make model and tasks, unless an interrupted run has already done so.
 
+        What the module prints is for a terminal; elsewhere it goes to a log, as an output that is
+        closed or full would end the module.
+
         Raises:
             DependencyUnavailable: the module that makes them failed.
         """
@@ -68,14 +71,17 @@ class Start:
         self.view.phase(f"preparing: {self.config.prepare}")
         command = [sys.executable, "-m", "seamflow.user_code.user_modules", self.config.prepare]
         command += ["--out", str(marker.parent), "--seed", str(self.config.seed)]
-        child = await Child.start(command, child_environment({}))
+        log = None if sys.stdout.isatty() else self.layout.logs() / "prepare.log"
+        child = await Child.start(command, child_environment({}), log)
         try:
             code = await child.wait()
         except asyncio.CancelledError:
             await child.end(_PREPARE_END_SECONDS)
             raise
         if code != 0:
-            raise DependencyUnavailable("prepare", f"{self.config.prepare} exited with code {code}")
+            said = "" if log is None else f"; see {log}"
+            what = f"{self.config.prepare} exited with code {code}{said}"
+            raise DependencyUnavailable("prepare", what)
         marker.touch()
         note_beginning(self.config, self.layout)
 

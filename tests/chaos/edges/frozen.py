@@ -168,7 +168,7 @@ def fill_disk(folder: Path, settings: tuple[str, ...], told: Told) -> None:
     disk = folder / "disk"
     disk.mkdir()
     mounted = subprocess.run(
-        ("mount", "-t", "tmpfs", "-o", "size=192m", "tmpfs", str(disk)),
+        ("mount", "-t", "tmpfs", "-o", "size=1g", "tmpfs", str(disk)),
         check=False,
         capture_output=True,
     )
@@ -179,7 +179,11 @@ def fill_disk(folder: Path, settings: tuple[str, ...], told: Told) -> None:
         with Launched.start(folder / "full", *settings, runs=disk / "runs") as launched:
             launched.until(lambda: launched.step > 1, _START_SECONDS)
             _named(
-                launched, told, "disk.full", re.compile("disk_full"), lambda: _fill(disk / "rest")
+                launched,
+                told,
+                "disk.full",
+                re.compile("disk_full|the disk is full"),
+                lambda: _fill(disk / "rest"),
             )
             (disk / "rest").unlink()
             launched.until(launched.shows("no longer: The disk"), _WATCHED_SECONDS)
