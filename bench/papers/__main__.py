@@ -1,7 +1,7 @@
 """`make bench-papers`: each headline of the papers beside its best alternative, in one run.
 
-Every side is a run of `seamflow train` by a file of examples/papers, on the quickstart's task after
-its warm start. Sides of a round follow each other, in turn in either order.
+Every side is a run of `seamflow train` by a file of examples/papers, on the work of `workload.py`.
+Sides of a round follow each other, in turn in either order.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from rich.console import Console
 from seamflow.inspect.run_files import read_steps
 
 from bench.papers.headlines import HEADLINES, Headline, Side
+from bench.papers.workload import make_workload
 from bench.report import Report, ratios
 from tools.provenance import ROOT
 
-WARM_UP = 3
-"""Steps before the first that counts: what is measured at run time, such as R_t, is there then."""
+WARM_UP = 6
+"""Steps before the first that counts: until then gates and R_t are measured, and what lay ready when
+training began is used up."""
 _LOOK_SECONDS = 0.2
 _console = Console(stderr=True)
 
@@ -43,7 +45,8 @@ def main() -> None:
     seeds = list(range(given.seed, given.seed + given.rounds))
     raw: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="seamflow-bench-papers-") as folder:
-        prepared = _prepared(Path(folder), given.seed)
+        prepared = Path(folder)
+        make_workload(prepared, given.seed)
         for number, seed in enumerate(seeds):
             for name in given.only:
                 for side, found in _round(HEADLINES[name], prepared, seed, given.steps, number):
@@ -56,13 +59,6 @@ def main() -> None:
         report.publish()
     else:
         report.show()
-
-
-def _prepared(folder: Path, seed: int) -> Path:
-    """Folder of the model after its warm start, and of the tasks."""
-    command = [sys.executable, "-m", "examples.quickstart.prepare", "--out", str(folder / "start")]
-    subprocess.run([*command, "--seed", str(seed)], cwd=ROOT, check=True, stdout=sys.stderr)
-    return folder / "start"
 
 
 def _round(
@@ -83,8 +79,11 @@ def _measured(
         run = _trained(side, prepared, seed, WARM_UP + steps, Path(folder))
         lines = read_steps(run / "metrics.jsonl")[WARM_UP - 1 :]
         summary = json.loads((run / "summary.json").read_text())
+    counted = lines[1:]
     return {
         "rate": headline.rate(lines),
+        "train_share": sum(each["seconds"]["train"] for each in counted)
+        / (counted[-1]["time"] - lines[0]["time"]),
         "idle_share": _idle_share(summary),
         "tokens_lost": summary["tokens_lost"],
     }
@@ -95,9 +94,10 @@ def _trained(side: Side, prepared: Path, seed: int, num_steps: int, folder: Path
     flags = {
         "prepare": "",
         "model": prepared / "model",
-        "tasks": prepared / "tasks-train.jsonl",
+        "tasks": prepared / "tasks.jsonl",
         "heldout-tasks": "",
         "console": "false",
+        "concurrency": 24,
         "runs-folder": folder,
         "name": "run",
         "seed": seed,
@@ -106,7 +106,9 @@ def _trained(side: Side, prepared: Path, seed: int, num_steps: int, folder: Path
         *(sys.executable, "-m", "services.launcher"),
         *("--config", f"examples/papers/{side.example}.toml"),
         *(f"--{name}={value}" for name, value in flags.items()),
-        *(f"--set=trainer.num_steps={num_steps}", *side.flags),
+        # Few turns at once: so decoding takes longer than training, as on a GPU.
+        *(f"--set=trainer.num_steps={num_steps}", "--set=rollout_server.max_running=8"),
+        *side.flags,
     ]
     log = folder / "terminal.log"
     with log.open("wb") as output:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from statistics import fmean
 from typing import Any
 
 Step = Mapping[str, Any]
@@ -51,11 +49,6 @@ def trained_tokens_per_second(steps: Sequence[Step]) -> float:
     return float(sum(step["num_tokens"] for step in counted) / seconds)
 
 
-def seconds_of_steps(steps: Sequence[Step]) -> float:
-    """Mean seconds from one step to the next."""
-    return fmean(after["time"] - before["time"] for before, after in pairwise(steps))
-
-
 def _set(*settings: str) -> tuple[str, ...]:
     return tuple(f"--set={each}" for each in settings)
 
@@ -67,13 +60,20 @@ HEADLINES = {
     "multiplexing": Headline(
         paper="SeamlessFlow: 2.0 times the token throughput of verl, 1.55 times with agents",
         sides={
-            "multiplexed": Side(example="multiplexed", cores=_TWO_NODES),
-            "disaggregated": Side(example="disaggregated", cores=_TWO_NODES),
+            "multiplexed": Side(
+                example="multiplexed",
+                flags=("--max-staleness=1", *_set("scheduler.lending=gated")),
+                cores=_TWO_NODES,
+            ),
+            "disaggregated": Side(
+                example="disaggregated", flags=("--max-staleness=1",), cores=_TWO_NODES
+            ),
             "colocated": Side(
                 example="colocated",
                 flags=(
                     '--nodes=["node-a: rollout train", "node-b: rollout train"]',
                     "--trainer-nodes=2",
+                    "--max-staleness=1",
                 ),
                 cores={"node-a": 0, "node-b": 1},
             ),
