@@ -28,8 +28,8 @@ from bench.report import Report, ratios
 from tools.provenance import ROOT
 
 WARM_UP = 6
-"""Steps before the first that counts: until then gates and R_t are measured, and what lay ready when
-training began is used up."""
+"""Steps before the first that counts: until then gates and R_t are measured, and what lay ready
+when training began is used up."""
 _LOOK_SECONDS = 0.2
 _console = Console(stderr=True)
 

@@ -1,7 +1,7 @@
 """The work of all sides: the quickstart's task for an untrained model that keeps a core busy.
 
-The quickstart's own model is so small that services take as long as engines. An untrained model ends
-its answers by chance, so that a few are many times as long as the median one.
+The quickstart's own model is so small that services take as long as engines. An untrained model
+ends its answers by chance, so that a few are many times as long as the median one.
 """
 
 from __future__ import annotations

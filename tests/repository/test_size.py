@@ -10,12 +10,12 @@ from tools.size import sizes
 
 ROOT = next(each for each in Path(__file__).parents if (each / "pyproject.toml").exists())
 BOUNDS = {
-    "product_lines": 90_800,
+    "product_lines": 90_900,
     "product_files": 640,
-    "test_lines": 116_800,
+    "test_lines": 117_100,
     "settings": 412,
     "make_targets": 20,
-    "words_of_pages": 63_000,
+    "words_of_pages": 63_250,
 }
 """Raised only by what a new capability is granted, lowered by what is taken away."""
 
