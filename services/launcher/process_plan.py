@@ -113,7 +113,7 @@ def _with_ports_file(process: ProcessPlan, layout: Layout) -> ProcessPlan:
     """On this host, where the run's folder is."""
     if process.host:
         return process
-    file = str(ports_file(layout.logs(), process.name))
+    file = str(ports_file(layout.folder / "logs", process.name))
     return replace(process, environment={**process.environment, "SEAMFLOW_PORT_FILE": file})
 
 

@@ -39,7 +39,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         flags=(*HEALTHY[0].flags, "--nodes", "node-a: rollout,node-b: rollout train"),
     )
     folder = tmp_path_factory.mktemp("whole") / "run"
-    return Finished(terminal=run(way, folder), folder=folder / "runs" / "health")
+    return Finished(terminal=run(way, folder), folder=folder / "runs" / "run")
 
 
 def test_a_run_trains_and_lends_and_loses_nothing(finished: Finished) -> None:

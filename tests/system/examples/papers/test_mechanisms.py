@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from seamflow.inspect.run_files import read_steps
 
 from tests.lib.end_to_end.support import ROOT, child_environment
 
@@ -92,7 +93,15 @@ LINES: Mapping[str, Set[str]] = {
     "echo_sequential_pull": {"launcher.max_staleness", "rollout_gateway.max_version_lag"},
 }
 """In which an example differs from disaggregated.toml."""
-_STEPS = {"tail_start": 6, "skew_aware": 8, "elastic": 12, "inter_stage_fusion": 6}
+_STEPS = {
+    "tail_start": 6,
+    "skew_aware": 8,
+    "elastic": 8,
+    "inter_stage_fusion": 5,
+    "fused_pipeline": 2,
+}
+_FLAGS_OF = {"elastic": ("--set=scheduler.allocation.max_train_nodes=1",)}
+"""A unit that is one too many leaves at once, whatever is measured."""
 _WHOLE_BATCHES = ("tail_start", "skew_aware", "inter_stage_fusion")
 """They act on rates of nodes that generate, for which small batches are too short."""
 
@@ -142,7 +151,8 @@ def trained(example: str, folder: Path, *flags: str) -> Summary:
     command = [sys.executable, "-m", "services.launcher", "--config", str(PAPERS / example)]
     command[-1] += ".toml"
     command += [f"--{name}={value}" for name, value in _FLAGS.items()]
-    command += [f"--runs-folder={folder}", f"--set=trainer.num_steps={steps}", *sizes, *flags]
+    flags = (*sizes, *(flags or _FLAGS_OF.get(example, ())))
+    command += [f"--runs-folder={folder}", f"--set=trainer.num_steps={steps}", *flags]
     found = subprocess.run(
         command, cwd=ROOT, env=child_environment({}), capture_output=True, text=True, check=False
     )
@@ -185,6 +195,14 @@ def test_the_mechanism_acts(example: str, tmp_path: Path) -> None:
     """And no token is lost."""
     summary = trained(example, tmp_path)
     assert ACTS[example](summary), summary["mechanisms"]
+
+
+def test_a_critic_needs_no_groups_to_stream(tmp_path: Path) -> None:
+    """With groups of one a step begins with its first sample."""
+    flags = ("--group-size=1", "--groups-per-step=8", "--set=trainer.algorithm.name=ppo")
+    assert ACTS["streamed"](trained("streamed", tmp_path, *flags))
+    steps = read_steps(tmp_path / "run/metrics.jsonl")
+    assert {(step["num_groups"], step["num_rollouts"]) for step in steps} == {(8, 8)}
 
 
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda each: "_".join(each.without)[:30])

@@ -82,7 +82,7 @@ def test_a_mean_reward_is_no_percentage(metric: str, shown: str) -> None:
     log = [replace(each, pass_at={"1": 0.02}) for each in log]
     summary = {"run": "r", "lives": 2, "optimizer_steps": 9, "health": [], "failures": []}
     summary |= {**learned(STEPS, log, EvaluationConfig(), 10.0), "nodes": {}}
-    summary |= {"turns": 7, "cores_busy": "1 of 2", "weight_updates": 8}
+    summary |= {"mechanisms": {}, "turns": 7, "cores_busy": "1 of 2", "weight_updates": 8}
     console = Console(width=100, file=io.StringIO(), record=True)
     show_summary(summary, Path("/run"), console)
     text = console.export_text()
@@ -121,6 +121,7 @@ def test_the_first_table_is_of_learning_and_no_path_is_cut(tmp_path: Path) -> No
         "health": ["All rewards are 0. Check."],
         "failures": ["2 × failure"],
         "turns": 7,
+        "mechanisms": {"steps_begun_early": 3},
         "nodes": {"node-a": {"idle": 0.5, "rollout": 0.5, "switch_seconds": {"": 0.1}}},
     }
     console = Console(width=50, file=io.StringIO(), record=True)
@@ -129,4 +130,4 @@ def test_the_first_table_is_of_learning_and_no_path_is_cut(tmp_path: Path) -> No
     assert path in text
     assert "/runs" * 30 in text
     assert text.index("0.200 → 0.900") < text.index("health: All rewards") < text.index("turns")
-    assert "switch to none" not in text
+    assert "steps_begun_early" in text and "switch to none" not in text
