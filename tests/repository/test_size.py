@@ -12,10 +12,10 @@ ROOT = next(each for each in Path(__file__).parents if (each / "pyproject.toml")
 BOUNDS = {
     "product_lines": 90_900,
     "product_files": 640,
-    "test_lines": 117_100,
+    "test_lines": 117_150,
     "settings": 412,
     "make_targets": 20,
-    "words_of_pages": 63_250,
+    "words_of_pages": 63_300,
 }
 """Raised only by what a new capability is granted, lowered by what is taken away."""
 
