@@ -62,7 +62,7 @@ class ScoringConfig(ServerConfig):
     start_at_tail: bool = False
     """Request the node when so few rollouts of a batch remain as the scheduler computes from
     measured lengths and times (RLHFuse's R_t), and hold it until the batch is scored, instead of
-    `request_samples`. For nodes that also roll out."""
+    `request_samples`. For a column that one node computes, which also rolls out."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

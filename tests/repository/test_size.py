@@ -12,7 +12,7 @@ ROOT = next(each for each in Path(__file__).parents if (each / "pyproject.toml")
 BOUNDS = {
     "product_lines": 90_900,
     "product_files": 640,
-    "test_lines": 117_150,
+    "test_lines": 117_200,
     "settings": 412,
     "make_targets": 20,
     "words_of_pages": 63_300,
