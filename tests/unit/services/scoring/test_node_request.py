@@ -14,7 +14,7 @@ def sample(rollout_id: str, loss_mask: bytes) -> trajectory_pb2.Sample:
 
 
 def test_each_rollout_is_a_group_with_the_tokens_of_all_its_samples() -> None:
-    """Prompts are those that no rollout sampled, in the mean; one without sampled tokens has one."""
+    """Prompts are the mean of what was not sampled; a rollout without sampled tokens has one."""
     scored = ScoredRollouts()
     scored.add([sample("a", b"\0\1\1"), sample("b", b"\0\0")], 1.5)
     scored.add([sample("a", b"\0\1")], 0.5)
