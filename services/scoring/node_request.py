@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -118,13 +119,19 @@ class NodeRequest:
         return False
 
     async def _until_few(self) -> None:
-        """Wait until the node is worth more elsewhere: samples trickle in while others run."""
+        """Wait until the node is worth more elsewhere: samples trickle in while others run.
+
+        At the tail it waits for them, but not for long: perhaps no other node generates any more.
+        """
+        newest = time.monotonic()
         while True:
             backlog = await self._backlog(1, 0)
+            newest = time.monotonic() if backlog.num_samples else newest
             few = self._config.request_samples // _FEW if backlog.num_running_rollouts else 0
             if self._config.start_at_tail:
                 is_whole = 0 < self._batch_rollouts <= len(self._scored)
-                few = 0 if is_whole or not backlog.num_running_rollouts else -1
+                is_over = is_whole or not backlog.num_running_rollouts
+                few = 0 if is_over or time.monotonic() - newest > _WAIT_SECONDS else -1
             if backlog.num_samples <= few:
                 return
             await asyncio.sleep(_LOOK_SECONDS)
