@@ -150,7 +150,7 @@ async def drain_nodes(services: Services) -> None:
 
 async def _present(services: Services) -> list[scheduler_pb.Node]:
     """The nodes but those that are lost, such as those of a host that has left."""
-    nodes = (await services.snapshot()).nodes or ()
+    nodes = await services.nodes()
     return [node for node in nodes if node.state != scheduler_pb.NODE_STATE_LOST]
 
 

@@ -11,8 +11,11 @@ from seamflow.inspect.clients import RunClients
 from seamflow.inspect.endpoints import SERVICES, Endpoints
 from seamflow.inspect.processes import Process, look
 from seamflow.inspect.snapshot import Snapshot, gather
+from seamflow.pages import pages
 from seamflow.ranker.v1 import ranker_service_pb2 as ranker_pb
 from seamflow.ranker.v1.ranker_service_pb2_grpc import RankerServiceStub
+from seamflow.retry import retrying
+from seamflow.scheduler.v1 import scheduler_service_pb2 as scheduler_pb
 from seamflow.stubs import async_stub
 from seamflow.trainer.v1 import trainer_service_pb2 as trainer_pb
 
@@ -53,6 +56,15 @@ class Services(RunClients):
         return await gather(
             self.endpoints, progress_only=True, seconds=_TIMEOUT, processes=processes
         )
+
+    async def nodes(self) -> list[scheduler_pb.Node]:
+        """Those of the run, however long the scheduler takes to answer."""
+        request = scheduler_pb.ListNodesRequest(run_id=self.run_id)
+
+        async def listed(page: scheduler_pb.ListNodesRequest) -> scheduler_pb.ListNodesResponse:
+            return await retrying(lambda: self.scheduler.ListNodes(page))
+
+        return [node async for page in pages(listed, request) for node in page.nodes]
 
     async def look(self, processes: Sequence[Process]) -> Snapshot:
         """What the processes wait for, and nothing of the run."""

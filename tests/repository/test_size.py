@@ -10,9 +10,9 @@ from tools.size import sizes
 
 ROOT = next(each for each in Path(__file__).parents if (each / "pyproject.toml").exists())
 BOUNDS = {
-    "product_lines": 90_900,
+    "product_lines": 90_950,
     "product_files": 640,
-    "test_lines": 117_200,
+    "test_lines": 117_260,
     "settings": 412,
     "make_targets": 20,
     "words_of_pages": 63_300,

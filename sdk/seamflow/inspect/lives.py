@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from seamflow.inspect.run_files import json_lines, json_object
+from seamflow.inspect.run_files import json_lines, json_object, read_steps
 from seamflow.processes import procfs
 
 FILE = "lives.jsonl"
@@ -161,6 +161,23 @@ def note(
         if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
             text = b"\n" + text  # after a line that a full disk has cut
         file.write(text)
+
+
+def note_learning(folder: Path) -> float:
+    """Note that this life trains, and for how many seconds already.
+
+    It began with its first step, which a resumed run may have made before its launcher looked.
+    """
+    *_, life = lives(folder)
+    now = time.time()
+    begins = [
+        step["time"] - sum(step.get("seconds", {}).values())
+        for step in read_steps(folder / "metrics.jsonl")
+        if step["time"] > life.start
+    ]
+    begin = min(max(min(begins, default=now), life.start), now)
+    note(folder, LEARNING, when=begin)
+    return now - begin
 
 
 def _closed(life: Life, when: float) -> Life:

@@ -6,7 +6,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +180,9 @@ def check_prerequisites(config: LauncherConfig, layout: Layout) -> None:
         path = config.tasks
         if path is not None and ":" not in path:
             check_file(Path(layout.path(path)))
+    elif not (folder := Path(layout.path(config.model))).is_relative_to(layout.folder):
+        with _as_config_error():  # `prepare` does not make it
+            check_model_folder(folder)
     _check_space(config, layout)
 
 
@@ -197,7 +200,7 @@ def _check_space(config: LauncherConfig, layout: Layout) -> None:
 
 def _check_model(config: LauncherConfig, layout: Layout) -> None:
     folder = Path(layout.path(config.model))
-    try:
+    with _as_config_error():
         check_model_folder(folder)
         if not config.raw_tokens:
             check_chat_template(folder)
@@ -206,6 +209,12 @@ def _check_model(config: LauncherConfig, layout: Layout) -> None:
         if engine_of(config, layout) in (None, _EMBEDDED):
             check_attention(folder)
         _check_other_models(config, layout, folder)
+
+
+@contextmanager
+def _as_config_error() -> Iterator[None]:
+    try:
+        yield
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

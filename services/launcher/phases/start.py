@@ -135,7 +135,7 @@ class Start:
 
         A run that had ended has drained its nodes, and agents would leave it at once.
         """
-        for node in (await services.snapshot()).nodes or ():
+        for node in await services.nodes():
             request = scheduler_pb.DrainNodeRequest(node_id=node.node_id, drain=False)
             await retrying(lambda request=request: services.scheduler.DrainNode(request))  # type: ignore[misc]
         get = run_pb.GetRunRequest(run_id=self.layout.run_id)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from seamflow.common.v1 import tokens_pb2
-from seamflow.inspect.lives import LEARNED, LEARNING, note
+from seamflow.inspect.lives import LEARNED, note, note_learning
 from seamflow.inspect.snapshot import Snapshot
 from seamflow.retry import retrying
 from seamflow.rollout.v1 import rollout_server_service_pb2 as server_pb
@@ -176,8 +176,8 @@ async def learn(training: Training, plans: Mapping[str, ProcessPlan], watch: Wat
     await submit_tasks(training.processes, plans, watch)
     await training.begun()
     training.view.phase("training")
-    began, cores, watch.is_learning = time.monotonic(), CoresBusy(), True
-    note(training.layout.folder, LEARNING)
+    began = time.monotonic() - note_learning(training.layout.folder)
+    cores, watch.is_learning = CoresBusy(), True
     watch.occupancy.add(await training.services.snapshot())
     status = await training.finished()
     watch.occupancy.add(await training.services.snapshot())

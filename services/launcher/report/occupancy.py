@@ -233,7 +233,7 @@ def draw_timeline(file: Path, occupancy: Occupancy, steps: Sequence[dict[str, An
             axes.axvline(place, color="black", alpha=0.25, linewidth=0.6)
     axes.set_yticks(range(len(names)), [_row_name(name, shares[name]) for name in names])
     axes.set(xlabel="seconds of training since the last start (thin lines: optimizer steps)")
-    axes.set_title("Nodes during training: what each was at work on (waiting counts as idle)")
+    axes.set_title("Nodes during training, by a look a second (waiting counts as idle)")
     axes.set_xlim(0, max(end, 1))
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=6, frameon=False)
     _save(figure, file)

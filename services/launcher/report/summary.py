@@ -244,7 +244,8 @@ def _nodes(nodes: Mapping[str, Mapping[str, Any]], since: str) -> Table:
     activities = sorted({name for node in nodes.values() for name in node} - {"switch_seconds"})
     tags = sorted({tag for node in nodes.values() for tag in node["switch_seconds"]})
     table = Table(
-        title=f"nodes during training{since}: share of time at work (waiting counts as idle)"
+        title=f"nodes during training{since}, by a look a second: share of time at work (waiting "
+        "counts as idle)"
     )
     heads = (f"switch to {tag}, s" if tag else "release, s" for tag in tags)
     for column in ("node", *activities, *heads):
