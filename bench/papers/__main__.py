@@ -47,6 +47,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="seamflow-bench-papers-") as folder:
         prepared = Path(folder)
         make_workload(prepared, given.seed)
+        for name in given.only:
+            _console.print(f"{name}. {HEADLINES[name].paper}. Here: {HEADLINES[name].how}.")
         for number, seed in enumerate(seeds):
             for name in given.only:
                 for side, found in _round(HEADLINES[name], prepared, seed, given.steps, number):

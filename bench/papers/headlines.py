@@ -36,7 +36,8 @@ class Headline:
 
 
 def rollouts_per_second(steps: Sequence[Step]) -> float:
-    """Trained rollouts over the time from the end of the first step to that of the last."""
+    """The number of trained rollouts, divided by the seconds between the end of the first step and
+    the end of the last step."""
     first, *counted = steps
     seconds = counted[-1]["time"] - first["time"]
     return float(sum(step["num_rollouts"] for step in counted) / seconds)

@@ -168,14 +168,14 @@ def note_learning(folder: Path) -> float:
 
     It began with its first step, which a resumed run may have made before its launcher looked.
     """
-    *_, life = lives(folder)
     now = time.time()
+    start = max((life.start for life in lives(folder)), default=now)  # none: the disk refused it
     begins = [
         step["time"] - sum(step.get("seconds", {}).values())
         for step in read_steps(folder / "metrics.jsonl")
-        if step["time"] > life.start
+        if step["time"] > start
     ]
-    begin = min(max(min(begins, default=now), life.start), now)
+    begin = min(max(min(begins, default=now), start), now)
     note(folder, LEARNING, when=begin)
     return now - begin
 

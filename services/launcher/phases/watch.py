@@ -128,11 +128,11 @@ class Watch:
     def _settled(self) -> float:
         """When this life had made a step of its own, repeated ones aside; 0: it is the first."""
         folder = self.layout.folder
-        *before, last = lives(folder)
-        if not before:
+        found = lives(folder)
+        if len(found) < 2:
             return 0.0
         times = [step["time"] for step in read_steps(folder / "metrics.jsonl")]
-        return min((time for time in times if time > last.start), default=math.inf)
+        return min((time for time in times if time > found[-1].start), default=math.inf)
 
     def _note_restarts(self, processes: Supervisor) -> None:
         """Tell of each restart, and record it in the life."""

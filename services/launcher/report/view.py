@@ -41,7 +41,7 @@ class View:
         print(_indented(text), flush=True)
 
     async def repeat(self, what: str, act: Callable[[], Awaitable[None]], seconds: float) -> None:
-        """Call `act` every `seconds` until cancelled; each of its errors is told once."""
+        """Call `act` every `seconds` until cancelled; an error that repeats is shown once."""
         told = set[str]()
         while True:
             try:

@@ -33,6 +33,12 @@ def test_a_step_that_was_made_before_counts_with_its_seconds(tmp_path: Path) -> 
     assert ahead >= 10.0
 
 
+def test_a_disk_that_refuses_the_record_of_lives_ends_no_run(tmp_path: Path) -> None:
+    """Without a recorded life no step is of this one."""
+    (tmp_path / "metrics.jsonl").write_text(step(1, time.time() - 5.0))
+    assert note_learning(tmp_path) == 0.0
+
+
 def test_a_model_that_is_missing_where_nothing_prepares_it_is_named_at_once(tmp_path: Path) -> None:
     """What `prepare` makes lies in the run's folder, and is not there yet."""
     (tmp_path / "run").mkdir()

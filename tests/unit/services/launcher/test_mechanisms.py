@@ -60,7 +60,7 @@ def test_a_node_that_reports_again_has_not_switched_again() -> None:
 
 
 def test_decisions_about_gangs_count_without_a_node() -> None:
-    """And the newest sequence is kept, from which a broken stream goes on."""
+    """The newest sequence number is kept, after which a broken stream continues."""
     moves = counted(
         *(pb.AllocationEvent(sequence=n, kind=kind) for n, kind in ((7, "tail"), (8, "resized")))
     )
